@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.data.fusions import fusions
@@ -174,7 +176,7 @@ def test_tables_come_back(table: Table) -> None:
         lambda data: data["schedules"].__setitem__(0, {"generator": "cuda"}),
     ],
 )
-def test_a_spoiled_table_is_refused(table: Table, spoil) -> None:
+def test_a_spoiled_table_is_refused(table: Table, spoil: Callable[..., Any]) -> None:
     data = json.loads(Table(table.facts, table.cases[:3]).to_json())
     spoil(data)
     with pytest.raises(ArtifactError, match="malformed"):
@@ -260,7 +262,9 @@ def test_policies_are_cases_of_their_own(table: Table) -> None:
     assert Table.from_json(found.to_json()) == found
 
 
-def test_the_command_reads_a_database_and_leaves_it_alone(table: Table, tmp_path: Path, capsys) -> None:
+def test_the_command_reads_a_database_and_leaves_it_alone(
+    table: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cache, facts, recorded = tmp_path / "cache", tmp_path / "facts.json", tmp_path / "kernels.json"
     with Database.open(cache) as database:
         for case in table.cases[:4]:

@@ -124,7 +124,7 @@ def test_a_saved_plan_beside_a_torch_module(cache: Path, tmp_path: Path) -> None
 def test_the_first_layer_over_its_limit_is_named(run: Weft, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_steps = Executable.run_steps
 
-    def spoilt(self, before, *tensors):
+    def spoilt(self, before, *tensors) -> None:
         def after(number: int) -> None:
             if number == 2:  # the second step has run
                 self.stored(self.plan.steps[1].outputs[0]).mul_(1.01)

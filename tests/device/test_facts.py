@@ -289,7 +289,7 @@ def test_real_probes(tmp_path: Path) -> None:
     assert cpu_facts(tmp_path, compiler=found) == facts
 
 
-def test_the_cost_of_a_fork_is_known_in_time_on_a_busy_machine():
+def test_the_cost_of_a_fork_is_known_in_time_on_a_busy_machine() -> None:
     """With far more threads than cores each region takes a time slice: 10,000 of them took minutes."""
     compiler = find_compiler()
     assert not isinstance(compiler, Declined)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread() -> Iterator[None]:
     """Sizes are too small for more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -29,7 +30,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def test_an_image_is_learnt(capsys: pytest.CaptureFixture[str]):
+def test_an_image_is_learnt(capsys: pytest.CaptureFixture[str]) -> None:
     found = load("image_regression").main(["--device", "cpu", "--size", "16", "--steps", "80"])
     ways = [(name, way) for name in ("sines", "relu, frequencies") for way in ("modules", "FusedMLP")]
     assert [(name, way) for name, way, *_ in found] == ways
@@ -39,7 +40,7 @@ def test_an_image_is_learnt(capsys: pytest.CaptureFixture[str]):
     assert "not fused: the input is on cpu" in capsys.readouterr().out
 
 
-def test_a_step_that_could_be_recorded_is_the_step():
+def test_a_step_that_could_be_recorded_is_the_step() -> None:
     module = load("image_regression")
     x, wanted = module.positions(8), module.picture(8).reshape(-1, 3)
     found = []
@@ -49,12 +50,12 @@ def test_a_step_that_could_be_recorded_is_the_step():
     assert found[0] == found[1]
 
 
-def test_a_picture_has_colours_between_0_and_1():
+def test_a_picture_has_colours_between_0_and_1() -> None:
     picture = load("image_regression").picture(16)
     assert picture.shape == (16, 16, 3) and 0 <= float(picture.min()) < float(picture.max()) <= 1
 
 
-def test_a_distance_is_learnt(capsys: pytest.CaptureFixture[str]):
+def test_a_distance_is_learnt(capsys: pytest.CaptureFixture[str]) -> None:
     module = load("signed_distance")
     plain, fused = module.main(["--device", "cpu", "--points", "256", "--steps", "60"])
     assert fused[1:3] == pytest.approx(plain[1:3], abs=1e-6)

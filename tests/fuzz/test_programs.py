@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_a_failing_program_shrinks_to_the_line_that_fails() -> None:
         (lambda y: y * torch.where(y > 1, torch.inf, 1.0), "outside"),
     ],
 )
-def test_the_judge_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch, change, said: str) -> None:
+def test_the_judge_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any], said: str) -> None:
     program = plain(Line("torch.exp", (Ref(-1),)), Line("torch.add", (Ref(0), Ref(-2))), outputs=(Ref(1), Ref(0)))
     given = programs.draw(program)
     right = programs.run(program, given)

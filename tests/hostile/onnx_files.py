@@ -17,7 +17,7 @@ def value(name, shape=(2,), kind=FLOAT):
     return helper.make_tensor_value_info(name, kind, list(shape))
 
 
-def model(nodes, *, inputs=None, outputs=None, initialisers=(), opset=17, functions=(), imports=None):
+def model(nodes, *, inputs=None, outputs=None, initialisers=(), opset: int = 17, functions=(), imports=None):
     graph = helper.make_graph(
         list(nodes),
         "g",
@@ -48,14 +48,14 @@ def add_weight(weight, **kw):
     return model([helper.make_node("Add", ["x", weight.name], ["y"])], initialisers=[weight], **kw)
 
 
-def tensor(name="w", dims=(2,), data=b"\0" * 8, kind=FLOAT):
+def tensor(name: str = "w", dims=(2,), data=b"\0" * 8, kind=FLOAT):
     t = TensorProto(name=name, data_type=kind, dims=list(dims))
     if data is not None:
         t.raw_data = data
     return t
 
 
-def external(entries, dims=(2,), name="w"):
+def external(entries, dims=(2,), name: str = "w"):
     t = TensorProto(name=name, data_type=FLOAT, dims=list(dims), data_location=TensorProto.EXTERNAL)
     for key, v in entries:
         t.external_data.add(key=key, value=v)
@@ -81,7 +81,7 @@ def _leaf(k):
     return helper.make_graph([helper.make_node("Relu", ["x"], [f"e{k}"])], "e", [], [value(f"e{k}")])
 
 
-def function(name, calls, *, domain="local"):
+def function(name, calls, *, domain: str = "local"):
     """A function that applies the operators `calls`, one after the other."""
     nodes, last = [], "a"
     for k, (op, in_domain) in enumerate(calls):
@@ -357,7 +357,7 @@ def _entries_on_raw():
     return add_weight(t)
 
 
-def data(path: Path, size=8) -> Path:
+def data(path: Path, size: int = 8) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(size))
     return path

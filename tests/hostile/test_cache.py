@@ -30,7 +30,7 @@ TEXT = 'extern "C" int answer() { return 42; }'
 
 
 @pytest.fixture
-def cache(tmp_path):
+def cache(tmp_path: Path):
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700)
     return folder
@@ -44,7 +44,7 @@ def compiler():
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o707, 0o702, 0o770])
-def test_a_directory_that_others_write(cache, mode, monkeypatch):
+def test_a_directory_that_others_write(cache, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "_own_group", lambda gid: False)
     assert weakness(cache) == weakness(cache / "not" / "made") == ""
     cache.chmod(mode)
@@ -52,7 +52,7 @@ def test_a_directory_that_others_write(cache, mode, monkeypatch):
         assert f"mode {mode:04o}" in weakness(path) and str(cache) in weakness(path)
 
 
-def test_every_level_counts(cache):
+def test_every_level_counts(cache) -> None:
     deep = cache / "a" / "b"
     deep.mkdir(parents=True)
     cache.chmod(0o777)
@@ -63,7 +63,7 @@ def test_every_level_counts(cache):
     assert str(deep.parent) in weakness(deep)
 
 
-def test_files_count_too(cache):
+def test_files_count_too(cache) -> None:
     file = cache / "plan.json"
     file.write_text("{}")
     assert weakness(file) == ""
@@ -73,7 +73,7 @@ def test_files_count_too(cache):
     assert weakness(file)
 
 
-def test_links_are_followed_and_checked_themselves(cache, tmp_path):
+def test_links_are_followed_and_checked_themselves(cache, tmp_path: Path) -> None:
     open_folder = tmp_path / "open"
     open_folder.mkdir()
     open_folder.chmod(0o777)
@@ -83,7 +83,7 @@ def test_links_are_followed_and_checked_themselves(cache, tmp_path):
     assert str(open_folder) in weakness(open_folder / "link"), "whoever writes there may turn the link"
 
 
-def test_other_owners(cache, monkeypatch):
+def test_other_owners(cache, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = cache.stat().st_uid
     if owner == 0:
         os.chown(cache, 12345, -1)
@@ -92,7 +92,7 @@ def test_other_owners(cache, monkeypatch):
     assert "belongs to another user" in weakness(cache)
 
 
-def test_the_private_group_of_a_user_is_no_stranger(cache, monkeypatch):
+def test_the_private_group_of_a_user_is_no_stranger(cache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.chmod(0o770)
     monkeypatch.setattr(private, "_own_group", lambda gid: True)
     assert weakness(cache) == ""
@@ -100,7 +100,7 @@ def test_the_private_group_of_a_user_is_no_stranger(cache, monkeypatch):
     assert weakness(cache)
 
 
-def test_the_options_give_no_such_cache_and_say_so_once(cache):
+def test_the_options_give_no_such_cache_and_say_so_once(cache) -> None:
     assert weft.Options(cache_dir=cache).cache == cache
     cache.chmod(0o777)
     with warnings.catch_warnings(record=True, action="always") as told:
@@ -110,7 +110,7 @@ def test_the_options_give_no_such_cache_and_say_so_once(cache):
     assert "nothing is kept" in str(warning.message) and "chmod go-w" in str(warning.message)
 
 
-def test_no_home(monkeypatch):
+def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_cache_dir({}) is None
     assert default_cache_dir({"HOME": "/home/x"}) == Path("/home/x/.cache/weft")
     for name in ("HOME", "WEFT_CACHE_DIR", "XDG_CACHE_HOME"):
@@ -131,7 +131,7 @@ def planted(cache, compiler, mode):
     return home
 
 
-def test_a_planted_object_is_not_taken(cache, compiler):
+def test_a_planted_object_is_not_taken(cache, compiler) -> None:
     home = planted(cache, compiler, 0o600)
     assert compiler.compile(TEXT, cache_dir=cache).path == home  # its owner's own
     home.chmod(0o666)
@@ -140,7 +140,7 @@ def test_a_planted_object_is_not_taken(cache, compiler):
     assert made.path.read_bytes() != b"evil"
 
 
-def test_neither_is_one_in_a_folder_that_others_write(cache, compiler):
+def test_neither_is_one_in_a_folder_that_others_write(cache, compiler) -> None:
     home = planted(cache, compiler, 0o600)
     home.parent.chmod(0o777)
     with pytest.warns(UserWarning, match="0777"):
@@ -148,7 +148,7 @@ def test_neither_is_one_in_a_folder_that_others_write(cache, compiler):
     assert made.path != home and home.read_bytes() == b"evil"
 
 
-def test_facts_plans_trust_and_measurements_are_not_read(cache):
+def test_facts_plans_trust_and_measurements_are_not_read(cache) -> None:
     facts = cache / "facts" / "a.json"
     stored.keep(facts, "text")
     assert stored.load(facts) == "text"
@@ -185,7 +185,7 @@ def compiled_right(options):
     return [str(w.message) for w in told if str(w.message).startswith("Weft goes on without its cache")]
 
 
-def test_a_compilation_with_an_open_cache(cache):
+def test_a_compilation_with_an_open_cache(cache) -> None:
     cache.chmod(0o777)
     (line,) = compiled_right(weft.Options(cache_dir=cache, budget_s=0))
     assert str(cache) in line
@@ -193,8 +193,8 @@ def test_a_compilation_with_an_open_cache(cache):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
-def test_a_compilation_with_a_disk_that_keeps_nothing(cache, monkeypatch, code):
-    def fail(site, path=None):
+def test_a_compilation_with_a_disk_that_keeps_nothing(cache, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fail(site, path=None) -> None:
         if path is None or path.is_relative_to(cache):
             raise OSError(code, os.strerror(code))
 
@@ -205,8 +205,8 @@ def test_a_compilation_with_a_disk_that_keeps_nothing(cache, monkeypatch, code):
     assert not list(cache.iterdir())
 
 
-def test_a_full_disk_for_temporary_files_is_named(compiler, monkeypatch):
-    def full(prefix):
+def test_a_full_disk_for_temporary_files_is_named(compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(prefix) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(toolchain.tempfile, "TemporaryDirectory", full)
@@ -215,7 +215,7 @@ def test_a_full_disk_for_temporary_files_is_named(compiler, monkeypatch):
     assert "No space left" in caught.value.__notes__[0]
 
 
-def test_orphaned_folders_are_swept(tmp_path):
+def test_orphaned_folders_are_swept(tmp_path: Path) -> None:
     old, new, foreign = (tmp_path / name for name in ("weft-cc-old", "weft-cc-new", "other-cc-old"))
     for folder in (old, new, foreign):
         (folder / "inside").mkdir(parents=True)
@@ -231,7 +231,7 @@ def test_orphaned_folders_are_swept(tmp_path):
     assert (foreign / "inside" / "k.s").exists()
 
 
-def test_folders_of_others_are_left(tmp_path, monkeypatch):
+def test_folders_of_others_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "weft-cc-theirs"
     folder.mkdir()
     os.utime(folder, (0, 0))
@@ -240,7 +240,7 @@ def test_folders_of_others_are_left(tmp_path, monkeypatch):
     assert folder.exists()
 
 
-def test_the_command_says_it_on_one_line(cache, tmp_path):
+def test_the_command_says_it_on_one_line(cache, tmp_path: Path) -> None:
     cache.chmod(0o777)
     done = subprocess.run(
         [sys.executable, "-m", "weft", "db", "stats"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -37,7 +38,7 @@ def branch(nodes, initialisers=()):
     return helper.make_graph(nodes, "then", [], [value("b")], list(initialisers))
 
 
-def switched(then, *, functions=(), swap=False):
+def switched(then, *, functions=(), swap: bool = False):
     """A branch that is taken or not at run time: ONNX Runtime gets it whole."""
     other = helper.make_graph([helper.make_node("Relu", ["x"], ["e"])], "else", [], [value("e")])
     branches = {"then_branch": other, "else_branch": then} if swap else {"then_branch": then, "else_branch": other}
@@ -116,7 +117,7 @@ def raw(model):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A working directory with a secret, and the model's folder in it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "secret.bin").write_bytes(SECRET.tobytes())
@@ -126,7 +127,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_file_of_the_working_directory_is_not_read(here, place):
+def test_a_file_of_the_working_directory_is_not_read(here, place: str) -> None:
     with pytest.raises(ModelError, match="W113") as caught:
         import_onnx(raw(PLACES[place](outside("secret.bin"))))
     assert "secret.bin" in str(caught.value)
@@ -140,7 +141,7 @@ def test_a_file_of_the_working_directory_is_not_read(here, place):
     ("location", "code"),
     [("../secret.bin", "W113"), ("/etc/hostname", "W113"), ("link.bin", "W113"), ("short.bin", "W112")],
 )
-def test_every_rule_of_external_data_holds_inside(here, place, location, code):
+def test_every_rule_of_external_data_holds_inside(here, place: str, location: str, code: str) -> None:
     (here / "link.bin").symlink_to("../secret.bin")
     (here / "short.bin").write_bytes(b"\0" * 4)
     (here / "m.onnx").write_bytes(raw(PLACES[place](outside(location))))
@@ -155,7 +156,7 @@ def run(imported, *inputs):
 
 
 @pytest.mark.parametrize("place", RUN_BY_RUNTIME)
-def test_data_beside_the_model_work(here, place):
+def test_data_beside_the_model_work(here, place: str) -> None:
     """And the plan needs neither the file nor the folder afterwards."""
     (here / "sub").mkdir()
     data = here / "sub" / "w.bin"
@@ -171,14 +172,14 @@ def test_data_beside_the_model_work(here, place):
     assert run(imported, np.array(swapped), X) == [1.0, 2.0]
 
 
-def test_the_runtime_refuses_a_payload_that_names_a_file(here):
+def test_the_runtime_refuses_a_payload_that_names_a_file(here) -> None:
     """Whoever made it: a stored plan, or a parsing process that was taken over."""
     model = raw(PLACES["Constant in a branch"](outside("secret.bin")))
     with pytest.raises(ArtifactError, match="names a file"):
         run_onnx(json.dumps({"model": base64.b64encode(model).decode()}), [np.array(True), X])
 
 
-def test_weights_inside_of_an_operator_are_bounded(monkeypatch):
+def test_weights_inside_of_an_operator_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opaque, "_CARRIED_BYTES", 7)
     from weft.frontends.onnx.read import read_model
 
@@ -203,7 +204,7 @@ def leads_to_tensors():
     return found, every["TensorProto"].fields_by_name
 
 
-def test_the_wire_table_is_that_of_onnx():
+def test_the_wire_table_is_that_of_onnx() -> None:
     found, tensor = leads_to_tensors()
     assert found == {name: dict(fields) for name, fields in onnx_wire.FIELDS.items()}
     assert tensor["external_data"].number == onnx_wire.EXTERNAL_DATA
@@ -211,7 +212,7 @@ def test_the_wire_table_is_that_of_onnx():
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_wire_form_shows_every_place(place):
+def test_the_wire_form_shows_every_place(place: str) -> None:
     assert not carries_its_data(raw(PLACES[place](outside("w.bin"))))
     assert not carries_its_data(raw(PLACES[place](outside("w.bin", data_location=TensorProto.DEFAULT))))
     here = files.tensor()
@@ -219,7 +220,7 @@ def test_the_wire_form_shows_every_place(place):
     assert carries_its_data(raw(PLACES[place](here)))
 
 
-def test_bytes_that_are_no_model_carry_nothing():
+def test_bytes_that_are_no_model_carry_nothing() -> None:
     good = raw(switched(branch([ADD], [files.tensor()])))
     assert carries_its_data(good)
     assert not carries_its_data(good[:-1])

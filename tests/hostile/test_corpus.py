@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 from tests.hostile.corpus import QUICK, corpus
@@ -13,7 +14,7 @@ import weft
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_hostile_file_is_refused_by_name(name, tmp_path):
+def test_a_hostile_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
     root = tmp_path / "model"
     root.mkdir()
     (tmp_path / "secret.bin").write_bytes(b"\0" * 8)
@@ -27,5 +28,5 @@ def test_a_hostile_file_is_refused_by_name(name, tmp_path):
     assert not (tmp_path / "cache").exists(), "nothing was computed"
 
 
-def test_there_are_two_hundred_files():
+def test_there_are_two_hundred_files() -> None:
     assert len(corpus()) >= 200

@@ -23,7 +23,7 @@ def array(name, values, dtype=np.int64):
     return numpy_helper.from_array(np.array(values, dtype), name)
 
 
-def one(op, inputs, *, given=None, constants=(), out=("y", (None,), TensorProto.FLOAT), opset=17, **attributes):
+def one(op, inputs, *, given=None, constants=(), out=("y", (None,), TensorProto.FLOAT), opset: int = 17, **attributes):
     """One operator by the name 'bad'."""
     node = helper.make_node(op, inputs, ["y"], name="bad", **attributes)
     return files.model(
@@ -84,7 +84,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_operator_is_named(name):
+def test_the_operator_is_named(name: str) -> None:
     make, told = FAULTS[name]
     with pytest.raises(ModelError) as caught:
         read_model(files.raw(make()))
@@ -94,7 +94,7 @@ def test_the_operator_is_named(name):
 
 
 @pytest.mark.parametrize("kind", ["input", "Reshape", "Unsqueeze"])
-def test_rank_is_bounded(kind):
+def test_rank_is_bounded(kind: str) -> None:
     many = 5000
     if kind == "input":
         m = files.model([files.relu()], inputs=[value("x", (1,) * many)])
@@ -106,7 +106,7 @@ def test_rank_is_bounded(kind):
         read_model(files.raw(m))
 
 
-def test_long_chains_are_refused_before_they_take_minutes():
+def test_long_chains_are_refused_before_they_take_minutes() -> None:
     ops = [helper.make_node("Sin", [f"v{k}" if k else "x"], [f"v{k + 1}"]) for k in range(200)]
     m = files.raw(files.model(ops, outputs=[value("v200")]))
     assert import_onnx(m).operators == 200
@@ -123,14 +123,14 @@ def test_long_chains_are_refused_before_they_take_minutes():
         weft.compile(Long(), (torch.ones(2),), options=weft.Options(budget_s=0, max_primitives=20))
 
 
-def test_shapes_that_are_folded_do_not_count():
+def test_shapes_that_are_folded_do_not_count() -> None:
     nodes = [helper.make_node("Add", [f"s{k}" if k else "s", "s"], [f"s{k + 1}"]) for k in range(50)]
     nodes.append(helper.make_node("Expand", ["x", "s50"], ["y"]))
     m = files.model(nodes, outputs=[value("y", (None,))], initialisers=[array("s", [0])], inputs=[value("x", (1,))])
     assert import_onnx(files.raw(m), limits=Limits(primitives=5)).graph.outputs
 
 
-def test_a_long_range_is_counted_not_stored():
+def test_a_long_range_is_counted_not_stored() -> None:
     m = counted(3, 3 + 7 * 200_000, 7)
     graph = import_onnx(files.raw(m)).graph
     assert sum(x.nbytes for x in graph.constants.values()) < 100
@@ -141,7 +141,7 @@ def test_a_long_range_is_counted_not_stored():
     np.testing.assert_array_equal(z, expected)
 
 
-def test_folding_makes_no_large_values():
+def test_folding_makes_no_large_values() -> None:
     """The operands are small, and so is the result; what lies between is not."""
     node = helper.make_node("Einsum", ["w", "w", "w"], ["y"], equation="a,b,c->", name="bad")
     m = files.model([node], inputs=[], outputs=[value("y", ())], initialisers=[array("w", np.ones(2000), np.float32)])
@@ -151,7 +151,7 @@ def test_folding_makes_no_large_values():
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8])
 @pytest.mark.parametrize(("lambd", "bias"), [(0.5, 0.0), (1.5, 1.5), (2.0, 0.7), (1.5, -1.5)])
-def test_shrink_of_integers(dtype, lambd, bias):
+def test_shrink_of_integers(dtype: type[np.generic], lambd: float, bias: float) -> None:
     ort = pytest.importorskip("onnxruntime")
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     x = (
@@ -169,7 +169,7 @@ def test_shrink_of_integers(dtype, lambd, bias):
     np.testing.assert_array_equal(mine, wanted)
 
 
-def test_what_the_runtime_refuses_is_the_models_fault(monkeypatch):
+def test_what_the_runtime_refuses_is_the_models_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator whose inputs are wrong only when they are seen; with its place where the graph is known."""
     m = one(
         "TopK", ["x", "k"], given=[value("x", (5,))], constants=[array("k", [3])], out=("y", (3,)), opset=11, sorted=1
@@ -177,7 +177,7 @@ def test_what_the_runtime_refuses_is_the_models_fault(monkeypatch):
     m.graph.node[0].output.append("i")
 
     class Refuses:
-        def run(self, *_):
+        def run(self, *_) -> None:
             raise RuntimeError(
                 "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Non-zero status code returned while running TopK node."
                 " Name:'' Status Message: topk.cc:12 Compute k is \x1b[31mwrong"
@@ -190,13 +190,13 @@ def test_what_the_runtime_refuses_is_the_models_fault(monkeypatch):
     assert text.startswith("node 'bad' (TopK): ONNX Runtime refuses to run TopK: k is ?[31mwrong"), text
 
 
-def test_an_operator_that_the_runtime_lacks_is_unsupported():
+def test_an_operator_that_the_runtime_lacks_is_unsupported() -> None:
     error = RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Foo(1)")
     found = opaque_onnx._refused(error, "")
     assert isinstance(found, UnsupportedError) and "Could not find" in str(found)
 
 
-def unsorted(inner=False):
+def unsorted(inner: bool = False):
     nodes = [helper.make_node("Neg", ["b"], ["y"]), helper.make_node("Relu", ["x"], ["b"])]
     if not inner:
         return files.model(nodes)
@@ -208,26 +208,26 @@ def unsorted(inner=False):
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_nodes_that_are_not_sorted_are_sorted(inner):
+def test_nodes_that_are_not_sorted_are_sorted(inner: bool) -> None:
     imported = import_onnx(files.raw(unsorted(inner)))
     assert "not sorted" in imported.notes[0]
     (y,) = evaluate(imported.graph, [np.array([-3, 5], np.float32)])
     assert y.tolist() == [0, -5]
 
 
-def test_the_order_of_the_file_stays_where_it_is_one():
+def test_the_order_of_the_file_stays_where_it_is_one() -> None:
     assert not import_onnx(files.raw(files.model([files.relu()]))).notes
 
 
 @pytest.mark.parametrize("declared", [(3,), (2, 1), ()])
-def test_a_declared_shape_that_does_not_hold_is_a_warning(declared):
+def test_a_declared_shape_that_does_not_hold_is_a_warning(declared: tuple[int, ...]) -> None:
     m = files.raw(files.model([files.relu()], outputs=[value("y", declared)]))
     with pytest.warns(UserWarning, match=r"output 'y' has shape \[2\], not .* as the model declares"):
         compiled = weft.compile(m, options=weft.Options(budget_s=0))
     assert compiled(torch.tensor([-1.0, 2.0])).tolist() == [0, 2]
 
 
-def test_sizes_that_nobody_gave_are_told_in_one_line():
+def test_sizes_that_nobody_gave_are_told_in_one_line() -> None:
     m = files.model([files.relu()], inputs=[value("x", ("N", "M", None))], outputs=[value("y", ("N", "M", None))])
     (note,) = import_onnx(files.raw(m)).notes
     assert "'N'" in note and "'M'" in note and "unnamed" in note and "set to 1" in note

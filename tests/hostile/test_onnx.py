@@ -26,7 +26,7 @@ def raw(model):
     return model if isinstance(model, bytes) else model.SerializeToString()
 
 
-def check_message(error):
+def check_message(error) -> None:
     """One line that says where and what, one that says what to do; no control characters."""
     text = str(error)
     lines = text.splitlines()
@@ -39,7 +39,7 @@ def check_message(error):
 
 
 @pytest.mark.parametrize("name", files.MODELS)
-def test_refused_in_process(name):
+def test_refused_in_process(name: str) -> None:
     code, make = files.MODELS[name]
     start = time.monotonic()
     with pytest.raises((ModelError, UnsupportedError)) as caught:
@@ -56,7 +56,7 @@ ISOLATED = (
 
 
 @pytest.mark.parametrize("name", ISOLATED)
-def test_refused_across_processes(name):
+def test_refused_across_processes(name: str) -> None:
     code, make = files.MODELS[name]
     with pytest.raises((ModelError, UnsupportedError)) as caught:
         import_onnx(raw(make()), limits=QUICK)
@@ -65,7 +65,7 @@ def test_refused_across_processes(name):
 
 
 @pytest.mark.parametrize("name", files.EXTERNAL)
-def test_external_data_refused(name, tmp_path):
+def test_external_data_refused(name: str, tmp_path: Path) -> None:
     code, prepare, make = files.EXTERNAL[name]
     root = tmp_path / "model"
     root.mkdir()
@@ -78,7 +78,7 @@ def test_external_data_refused(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["symbolic link", "FIFO", "absolute", "unknown key", "offset past the end"])
-def test_external_data_refused_across_processes(name, tmp_path):
+def test_external_data_refused_across_processes(name: str, tmp_path: Path) -> None:
     code, prepare, make = files.EXTERNAL[name]
     root = tmp_path / "model"
     root.mkdir()
@@ -89,7 +89,7 @@ def test_external_data_refused_across_processes(name, tmp_path):
     assert caught.value.code == code, str(caught.value)
 
 
-def test_external_data_accepted(tmp_path):
+def test_external_data_accepted(tmp_path: Path) -> None:
     values = np.arange(2, dtype=np.float32)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "w.bin").write_bytes(b"\0" * 16 + values.tobytes())
@@ -98,7 +98,7 @@ def test_external_data_accepted(tmp_path):
     assert [v.tolist() for v in graph.constants.values()] == [[0.0, 1.0]]
 
 
-def test_links_beneath_the_root(tmp_path):
+def test_links_beneath_the_root(tmp_path: Path) -> None:
     """Model hubs keep snapshots as links into a folder of blobs."""
     (tmp_path / "blobs").mkdir()
     (tmp_path / "snapshot").mkdir()
@@ -115,14 +115,14 @@ def test_links_beneath_the_root(tmp_path):
         import_onnx(model, limits=Limits(model_root=str(tmp_path / "snapshot")))
 
 
-def test_hard_links_can_be_allowed(tmp_path):
+def test_hard_links_can_be_allowed(tmp_path: Path) -> None:
     os.link(files.data(tmp_path / "first.bin"), tmp_path / "w.bin")
     (tmp_path / "m.onnx").write_bytes(raw(files.at("w.bin")))
     assert len(import_onnx(tmp_path / "m.onnx", limits=Limits(allow_hardlinks=True)).graph.constants) == 1
 
 
 @pytest.mark.parametrize("name", files.NAMES)
-def test_names_are_data(name):
+def test_names_are_data(name: str) -> None:
     """The graph of a hostile name is that of a harmless one; a message shows it on one printable line."""
     hostile, plain = read_model(raw(files.named(files.NAMES[name])))[0], read_model(raw(files.named("plain")))[0]
     assert hostile.graph.nodes == plain.graph.nodes
@@ -133,12 +133,12 @@ def test_names_are_data(name):
     check_message(caught.value)
 
 
-def test_long_names_stay_distinct():
+def test_long_names_stay_distinct() -> None:
     a, b = (read_model(raw(files.named("n" * 5000 + tail)))[0].graph.input_names for tail in "ab")
     assert a != b
 
 
-def test_model_paths(tmp_path):
+def test_model_paths(tmp_path: Path) -> None:
     fifo = tmp_path / "m.onnx"
     os.mkfifo(fifo)
     for path in (fifo, tmp_path, tmp_path / "none.onnx", Path("/dev/zero")):
@@ -146,7 +146,7 @@ def test_model_paths(tmp_path):
             import_onnx(path)
 
 
-def test_size_limits(tmp_path):
+def test_size_limits(tmp_path: Path) -> None:
     good = raw(files.model([files.relu()]))
     (tmp_path / "m.onnx").write_bytes(good)
     with pytest.raises(LimitError, match="--max-model-bytes"):
@@ -166,14 +166,14 @@ def test_size_limits(tmp_path):
     assert import_onnx(good).operators == 1
 
 
-def test_a_dying_parser_is_an_error():
+def test_a_dying_parser_is_an_error() -> None:
     """Too little memory for the parser itself: the caller gets an error, not a crash."""
     with pytest.raises((ParserDiedError, LimitError)) as caught:
         import_onnx(raw(files.model([files.relu()])), limits=Limits(parse_memory_bytes=1 << 20))
     check_message(caught.value)
 
 
-def test_processor_time_is_bounded():
+def test_processor_time_is_bounded() -> None:
     """A small file that asks for much folding ends at the limit, by name."""
     levels = files.doubling(40)
     start = time.monotonic()
@@ -182,7 +182,7 @@ def test_processor_time_is_bounded():
     assert time.monotonic() - start < 20
 
 
-def test_confinement():
+def test_confinement() -> None:
     """Inside the parsing process: no network, no new program, no file outside the model's directory."""
     code = """
 import os, socket, subprocess, sys
@@ -216,7 +216,7 @@ print(",".join(done), fails(lambda: socket.socket()), fails(lambda: os.execv("/b
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_mutants(seed):
+def test_mutants(seed: int) -> None:
     """Bytes flipped, cut and doubled at random: an import or a named refusal, never another exception."""
     rng = np.random.default_rng(seed)
     seeds = [
@@ -248,7 +248,7 @@ def test_mutants(seed):
     assert len(outcomes) >= 3
 
 
-def test_specialising_on_large_inputs_is_refused():
+def test_specialising_on_large_inputs_is_refused() -> None:
     example = [ExampleInput(DType.F32, (4,), None), ExampleInput(DType.I64, (2,), None)]
     with pytest.raises(UnsupportedError, match="W202"):
         read_model(raw(files.shape_from_input()), examples=example)

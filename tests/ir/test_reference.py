@@ -21,7 +21,9 @@ from weft.ir.types import DType, TensorType, round_bf16
 NAN, INF = math.nan, math.inf
 
 
-def run(prim: Prim, *operands: np.ndarray, attrs: a.Attrs = a.NO_ATTRS, dtype: DType | None = None, precise=False):
+def run(
+    prim: Prim, *operands: np.ndarray, attrs: a.Attrs = a.NO_ATTRS, dtype: DType | None = None, precise: bool = False
+):
     b = GraphBuilder()
     types = [TensorType(dtype or DType.from_numpy(x.dtype), x.shape) for x in operands]
     node = b.add(prim, *(b.input(t) for t in types), attrs=attrs)

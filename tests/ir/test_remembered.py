@@ -9,7 +9,7 @@ class Key:
     pass
 
 
-def test_computed_once_for_each_object():
+def test_computed_once_for_each_object() -> None:
     calls: list[Key] = []
 
     @while_it_lives

@@ -75,7 +75,7 @@ def launches() -> list[str]:
 
 
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.SiLU()], ids=repr)
-def test_steps_are_right_and_launch_six_kernels_at_most(act: nn.Module):
+def test_steps_are_right_and_launch_six_kernels_at_most(act: nn.Module) -> None:
     net = network(act)
     x, dy = inputs()
     assert net.why_not(x) is None and net.why_no_fused_backward(x) is None
@@ -88,7 +88,7 @@ def test_steps_are_right_and_launch_six_kernels_at_most(act: nn.Module):
         assert launches() == ["pack", "run", "pack", "chain", "sums", "finish"]
 
 
-def test_what_a_silent_optimizer_writes_is_read():
+def test_what_a_silent_optimizer_writes_is_read() -> None:
     net, (x, dy) = network(), inputs()
     for factor in (2.0, -1.0, 0.5):
         versions = [p._version for p in net.parameters()]
@@ -98,7 +98,7 @@ def test_what_a_silent_optimizer_writes_is_read():
         assert all(near(a, b) for a, b in zip(step(net, x, dy), exact(net, x, dy), strict=True))
 
 
-def test_parameters_that_lie_elsewhere_are_read_there():
+def test_parameters_that_lie_elsewhere_are_read_there() -> None:
     net, (x, dy) = network(), inputs()
     step(net, x, dy)
     for p in net.parameters():
@@ -119,7 +119,7 @@ def test_parameters_that_lie_elsewhere_are_read_there():
     assert all(near(a, b) for a, b in zip(step(net, x, dy), exact(net, x, dy), strict=True))
 
 
-def test_backward_passes_take_the_parameters_of_their_forward_pass():
+def test_backward_passes_take_the_parameters_of_their_forward_pass() -> None:
     net, (x, dy) = network(), inputs()
     step(net, x, dy)
     first, wanted = [net[0].weight, net[0].bias], exact(net, x, dy)
@@ -136,7 +136,7 @@ def test_backward_passes_take_the_parameters_of_their_forward_pass():
     assert all(near(a, b) for a, b in zip(torch.autograd.grad(two, list(net.parameters()), dy), other[2:], strict=True))
 
 
-def test_parameters_that_nobody_trains_are_read_when_they_change():
+def test_parameters_that_nobody_trains_are_read_when_they_change() -> None:
     net, (x, dy) = network().requires_grad_(requires_grad=False), inputs()
     assert near(net(x), exact(net.requires_grad_(), x, dy)[0])
     net.requires_grad_(requires_grad=False)
@@ -153,7 +153,7 @@ def test_parameters_that_nobody_trains_are_read_when_they_change():
     assert not torch.equal(net(x), found)
 
 
-def test_what_a_call_was_judged_by_is_looked_at_every_time():
+def test_what_a_call_was_judged_by_is_looked_at_every_time() -> None:
     net, (x, dy) = network(), inputs()
     assert near(net(x), exact(net, x, dy)[0])
     for act in (nn.LeakyReLU(0.1), nn.ReLU()):
@@ -183,7 +183,7 @@ def test_what_a_call_was_judged_by_is_looked_at_every_time():
     assert net.double()(x.double()).dtype is torch.float64
 
 
-def test_shapes_and_memory_of_inputs():
+def test_shapes_and_memory_of_inputs() -> None:
     net, (x, dy) = network(), inputs(8)
     wanted = exact(net, x, dy)[0]
     assert near(net(x.view(2, 4, 5)).view(8, 3), wanted) and net(x.view(2, 4, 5)).shape == (2, 4, 3)
@@ -196,7 +196,7 @@ def test_shapes_and_memory_of_inputs():
     assert net(x[:0]).shape == (0, 3)
 
 
-def test_threads_take_turns():
+def test_threads_take_turns() -> None:
     net, failures = network(), []
     cases = {rows: (inputs(rows), exact(net, *inputs(rows))) for rows in (8, ROWS)}
     for (x, dy), _ in cases.values():
@@ -220,7 +220,7 @@ def test_threads_take_turns():
     assert not failures
 
 
-def test_rows_in_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch):
+def test_rows_in_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     net, (x, dy) = network(), inputs()
     whole = step(net, x, dy)
     (run,) = [r for r in net._images._runs.values() if isinstance(r, fused_mlp._Run)]
@@ -237,7 +237,7 @@ def test_rows_in_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch):
         assert near(a, b.detach().double())
 
 
-def test_calls_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch):
+def test_calls_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_mlp, "KEPT_CALLS", 1)
     net = network()
     for rows in (8, ROWS, 8):
@@ -247,7 +247,7 @@ def test_calls_that_are_kept_are_few(monkeypatch: pytest.MonkeyPatch):
     assert len(net._images.calls) == len(run._calls) == len(run._backs) == 1
 
 
-def test_what_is_refused_later_is_asked_for_again(monkeypatch: pytest.MonkeyPatch):
+def test_what_is_refused_later_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     emulation.install(monkeypatch, emulation.judge(emulation.Worker(_finish="half")))
     net, (x, dy) = network(), inputs()
     net(x)
@@ -262,7 +262,7 @@ def test_what_is_refused_later_is_asked_for_again(monkeypatch: pytest.MonkeyPatc
     assert not launches()
 
 
-def test_the_stand_in_has_the_network():
+def test_the_stand_in_has_the_network() -> None:
     known = network()._known()
     assert not isinstance(known, fused_mlp.Declined) and isinstance(known.layers, Layers)
     assert known.layers.widths == (5, 24, 16, 3) and DType.BF16 in kernels.DTYPES.values()

@@ -59,7 +59,7 @@ class ByTorch:
         return self.layers.composite(x, parameters, torch.float64)
 
 
-def test_a_drop_in():
+def test_a_drop_in() -> None:
     plain = nn.Sequential()
     plain.add_module("first", nn.Linear(3, 8))
     plain.add_module("act", nn.ReLU())
@@ -82,12 +82,12 @@ def test_a_drop_in():
     assert net(x.double()).dtype is torch.float64
 
 
-def test_only_a_sequence_is_wrapped():
+def test_only_a_sequence_is_wrapped() -> None:
     with pytest.raises(TypeError, match="not a Linear"):
         FusedMLP(nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
-def test_a_part_of_it_is_one_too():
+def test_a_part_of_it_is_one_too() -> None:
     net = FusedMLP(small(nn.ReLU()))
     part = net[:3]
     assert isinstance(part, FusedMLP) and part[0] is net[0] and len(part) == 3
@@ -95,7 +95,7 @@ def test_a_part_of_it_is_one_too():
     assert torch.equal(net[3:](part(x)), net(x))
 
 
-def test_torch_compile_sees_the_modules():
+def test_torch_compile_sees_the_modules() -> None:
     net = FusedMLP(small(nn.SiLU()))
     x = torch.randn(4, 3)
     seen: list[torch.fx.GraphModule] = []
@@ -109,7 +109,7 @@ def test_torch_compile_sees_the_modules():
     assert len(seen) == 1
 
 
-def test_why_not_says_the_device():
+def test_why_not_says_the_device() -> None:
     assert FusedMLP(small(nn.ReLU())).why_not(torch.randn(4, 3)) == "the input is on cpu; kernels are for CUDA devices"
 
 
@@ -127,7 +127,7 @@ class Snake(nn.Module):
         return x + torch.sin(self.frequency * x) ** 2 / self.frequency
 
 
-def test_an_expression_of_the_users_is_an_activation():
+def test_an_expression_of_the_users_is_an_activation() -> None:
     net = FusedMLP(nn.Sequential(nn.Linear(3, 4), Snake(2.0), nn.Dropout(0.5), nn.Linear(4, 2), nn.Mish()).eval())
 
     def layers() -> Layers:
@@ -173,13 +173,13 @@ class _InPlace(nn.Module):
         ),
     ],
 )
-def test_what_the_kernels_do_not_know_is_said(make: Callable[[], list[nn.Module]], part: str):
+def test_what_the_kernels_do_not_know_is_said(make: Callable[[], list[nn.Module]], part: str) -> None:
     found = layers_of(make())
     assert isinstance(found, Declined)
     assert part in found.reason
 
 
-def test_types_that_the_kernels_do_not_know_are_said(monkeypatch: pytest.MonkeyPatch):
+def test_types_that_the_kernels_do_not_know_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     net = FusedMLP(small(nn.ReLU()))
 
     def why(x: torch.Tensor) -> object:
@@ -197,7 +197,7 @@ def test_types_that_the_kernels_do_not_know_are_said(monkeypatch: pytest.MonkeyP
     assert "autocast to torch.float32" in str(why(x))
 
 
-def test_nested_tensors_go_through_the_modules():
+def test_nested_tensors_go_through_the_modules() -> None:
     net = FusedMLP(small(nn.ReLU()))
     rows = [torch.randn(4, 3), torch.randn(2, 3)]
     for layout in (torch.jagged, torch.strided):
@@ -208,14 +208,14 @@ def test_nested_tensors_go_through_the_modules():
             torch.testing.assert_close(y, net(x))
 
 
-def test_hooks_of_a_layer_are_not_passed_over():
+def test_hooks_of_a_layer_are_not_passed_over() -> None:
     net = FusedMLP(small(nn.ReLU()))
     net[2].register_forward_hook(lambda *a: None)
     found = net._layers()
     assert isinstance(found, Declined) and found.reason == "module 2 has hooks"
 
 
-def test_a_layer_that_stands_twice_is_twice_in_the_network():
+def test_a_layer_that_stands_twice_is_twice_in_the_network() -> None:
     shared = nn.Linear(4, 4)
     net = FusedMLP(nn.Sequential(shared, nn.ReLU(), shared))
     known = net._known()
@@ -225,7 +225,7 @@ def test_a_layer_that_stands_twice_is_twice_in_the_network():
 
 
 @pytest.mark.parametrize("act", ACTIVATIONS, ids=repr)
-def test_the_composite_is_the_module(act: nn.Module):
+def test_the_composite_is_the_module(act: nn.Module) -> None:
     net = small(act, bias=False).double()
     layers = layers_of(list(net))
     assert isinstance(layers, Layers)
@@ -233,14 +233,14 @@ def test_the_composite_is_the_module(act: nn.Module):
     assert torch.equal(layers.composite(x, list(net.parameters()), torch.float64), net(x))
 
 
-def test_gradients_of_the_fallback():
+def test_gradients_of_the_fallback() -> None:
     net = FusedMLP(small(nn.Tanh()).double())
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(net, (x,))
     assert torch.autograd.gradgradcheck(net, (x,))
 
 
-def test_first_and_second_gradients_of_the_function():
+def test_first_and_second_gradients_of_the_function() -> None:
     net = small(nn.SiLU()).double()
     layers = layers_of(list(net))
     assert isinstance(layers, Layers)
@@ -254,7 +254,7 @@ def test_first_and_second_gradients_of_the_function():
     assert torch.autograd.gradgradcheck(call, inputs)
 
 
-def test_only_gradients_that_are_needed_are_asked_for():
+def test_only_gradients_that_are_needed_are_asked_for() -> None:
     net = small(nn.ReLU()).double()
     layers = layers_of(list(net))
     assert isinstance(layers, Layers)
@@ -266,7 +266,7 @@ def test_only_gradients_that_are_needed_are_asked_for():
     assert engine.asked == [(False, *(True,) * 6), (True, *(False,) * 6)]
 
 
-def test_a_slope_alone_needs_no_gradients_of_parameters():
+def test_a_slope_alone_needs_no_gradients_of_parameters() -> None:
     net = small(nn.SiLU()).double()
     layers = layers_of(list(net))
     assert isinstance(layers, Layers)
@@ -283,7 +283,7 @@ def test_a_slope_alone_needs_no_gradients_of_parameters():
     ]
 
 
-def test_a_loss_of_gradients_has_gradients():
+def test_a_loss_of_gradients_has_gradients() -> None:
     net = small(Sine(2.0)).double()
     layers = layers_of(list(net))
     assert isinstance(layers, Layers)
@@ -299,7 +299,7 @@ def test_a_loss_of_gradients_has_gradients():
         torch.testing.assert_close(a, b)
 
 
-def test_what_changes_in_a_module_is_seen():
+def test_what_changes_in_a_module_is_seen() -> None:
     net = FusedMLP(nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.1), nn.Linear(4, 2)))
 
     def layers() -> Layers:
@@ -320,7 +320,7 @@ def test_what_changes_in_a_module_is_seen():
     assert isinstance(net._known(), Declined)
 
 
-def test_parameters_are_found_by_name_and_have_the_sizes_of_their_layer():
+def test_parameters_are_found_by_name_and_have_the_sizes_of_their_layer() -> None:
     net = FusedMLP(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
     prune.remove(prune.l1_unstructured(net[0], "weight", 0.5), "weight")
     assert list(net[0]._parameters) == ["bias", "weight"]
@@ -359,7 +359,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> _Run:
     return _Run(_Kernels(), layers, torch.float32)  # type: ignore[arg-type]
 
 
-def test_parameters_in_training_are_read_every_time_others_when_their_version_changes(reader: _Run):
+def test_parameters_in_training_are_read_every_time_others_when_their_version_changes(reader: _Run) -> None:
     parameters = [torch.ones(3, 2), torch.ones(2)]
 
     def changed() -> bool:
@@ -382,7 +382,7 @@ def test_parameters_in_training_are_read_every_time_others_when_their_version_ch
     assert changed() and not changed()
 
 
-def test_parameters_of_other_types_and_views_are_copied(reader: _Run):
+def test_parameters_of_other_types_and_views_are_copied(reader: _Run) -> None:
     parameters = [torch.arange(6.0).view(2, 3).t(), torch.ones(2, dtype=torch.float64)]
     addresses = reader.reads(parameters)
     assert all(a != p.data_ptr() for a, p in zip(addresses, parameters, strict=True))

@@ -73,7 +73,7 @@ def parts_of(module: nn.Module, *widths: int) -> Traced:
     return found
 
 
-def test_a_radiance_field_is_layers_with_skips():
+def test_a_radiance_field_is_layers_with_skips() -> None:
     found = parts_of(Field(), 15, 9)
     layers = found.layers
     assert layers.widths == (15, 24, 24, 24, 24, 24, 24, 3)
@@ -82,19 +82,19 @@ def test_a_radiance_field_is_layers_with_skips():
     assert [x.kind for x in layers.acts] == ["silu"] * 4 + ["identity", "silu", "sigmoid"]
 
 
-def test_columns_of_one_input_stay_where_they_are():
+def test_columns_of_one_input_stay_where_they_are() -> None:
     found = parts_of(Columns(), 24)
     assert found.layers.parts == ((0, 15), (15, 9)) and found.layers.row == 24 and found.whole
 
 
-def test_residuals_are_added_in_front_of_an_activation_or_behind():
+def test_residuals_are_added_in_front_of_an_activation_or_behind() -> None:
     found = parts_of(Residual(), 5).layers
     assert found.added == (None, None, Added(1, True), None, Added(3, True), None)
     assert [x.kind for x in found.acts] == ["tanh", "tanh", "identity", "tanh", "silu", "identity"]
     assert not found.parts and found.columns == 5
 
 
-def test_a_sequence_is_plain():
+def test_a_sequence_is_plain() -> None:
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
     assert not parts_of(net, 3).layers.sources
     assert isinstance(FusedMLP.from_module(net), FusedMLP)
@@ -152,7 +152,7 @@ def before(h: torch.Tensor, f: Callable[[torch.Tensor], object]) -> torch.Tensor
         (lambda m, x: m.b(x.add_(m.a(x))), "an addition to an input in place"),
     ],
 )
-def test_what_is_no_chain_says_why(f: object, part: str):
+def test_what_is_no_chain_says_why(f: object, part: str) -> None:
     module = _Changed(f)
     found = traced(module, (6,), 2)
     assert isinstance(found, Declined) and part in found.reason
@@ -170,7 +170,7 @@ def test_what_is_no_chain_says_why(f: object, part: str):
         lambda m, x: m.same(m.b(torch.relu(m.drop(m.a(x))))),
     ],
 )
-def test_identities_and_what_is_done_in_place_are_layers_where_nobody_sees_it(f: object):
+def test_identities_and_what_is_done_in_place_are_layers_where_nobody_sees_it(f: object) -> None:
     module = _Changed(f)
     found = FusedNetwork(module)._trace((6,), 2)
     assert not isinstance(found, Declined), found.reason
@@ -204,7 +204,7 @@ def into_input(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_layers_that_are_not_the_module_are_not_used(f: object, part: str, dtype: torch.dtype):
+def test_layers_that_are_not_the_module_are_not_used(f: object, part: str, dtype: torch.dtype) -> None:
     module = _Changed(f).to(dtype)
     kept = {k: p.data_ptr() for k, p in module.named_parameters()}
     state = torch.get_rng_state()
@@ -216,7 +216,7 @@ def test_layers_that_are_not_the_module_are_not_used(f: object, part: str, dtype
 
 @pytest.mark.parametrize("dims", [1, 2, 3, 4])
 @pytest.mark.parametrize("kinds", [("float",), ("double",), ("half",), ("bfloat16", "float")])
-def test_layers_that_are_the_module_are_used(dims: int, kinds: tuple[str, ...]):
+def test_layers_that_are_the_module_are_used(dims: int, kinds: tuple[str, ...]) -> None:
     module = Field()
     for kind, part in zip(kinds, (module, module.color), strict=False):
         getattr(part, kind)()
@@ -224,7 +224,7 @@ def test_layers_that_are_the_module_are_used(dims: int, kinds: tuple[str, ...]):
     assert not isinstance(found, Declined), found.reason
 
 
-def test_comparison_waits_while_a_graph_is_captured(gpu: None, monkeypatch: pytest.MonkeyPatch):
+def test_comparison_waits_while_a_graph_is_captured(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     net = FusedNetwork(_Changed(in_place))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert not isinstance(net._trace((6,), 2), Declined)
@@ -234,7 +234,7 @@ def test_comparison_waits_while_a_graph_is_captured(gpu: None, monkeypatch: pyte
     assert not isinstance(nowhere._trace((5,), 2), Declined) and not nowhere._traces[(5,), 2].compared
 
 
-def test_nothing_is_traced_or_copied_for_inputs_that_are_not_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+def test_nothing_is_traced_or_copied_for_inputs_that_are_not_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     net = FusedNetwork(Field())
     monkeypatch.setattr(Traced, "joined", lambda *a: pytest.fail("copied"))
     x, d = torch.randn(4, 15), torch.randn(4, 9)
@@ -242,7 +242,7 @@ def test_nothing_is_traced_or_copied_for_inputs_that_are_not_on_a_gpu(monkeypatc
     assert torch.equal(net(x, d), net._inner(x, d)) and not net._traces
 
 
-def test_one_thread_traces_at_a_time():
+def test_one_thread_traces_at_a_time() -> None:
     inside, most, lock = 0, 0, threading.Lock()
 
     def slow(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -260,7 +260,7 @@ def test_one_thread_traces_at_a_time():
     assert most == 1 and all(isinstance(x, Traced) for x in found)
 
 
-def test_a_drop_in():
+def test_a_drop_in() -> None:
     plain = Field()
     net = FusedNetwork(plain)
     assert list(net.state_dict()) == list(plain.state_dict())
@@ -289,7 +289,7 @@ class Scaled(Residual):
         return self.last(self.blocks[1](h) + h if self.second else self.blocks[0](h))
 
 
-def test_a_copy_has_the_hooks():
+def test_a_copy_has_the_hooks() -> None:
     net, x = FusedNetwork(nn.Sequential(nn.Linear(6, 5), nn.Tanh())).eval(), torch.randn(4, 6)
     net.register_forward_hook(lambda module, inputs, result: result + module.shift)
     net.shift = torch.ones(5)
@@ -304,7 +304,7 @@ def test_a_copy_has_the_hooks():
     assert not copied.training
 
 
-def test_what_is_changed_is_seen():
+def test_what_is_changed_is_seen() -> None:
     net = FusedNetwork(Scaled())
     x = torch.randn(3, 5)
     both = [net._trace((5,), 2)]
@@ -338,7 +338,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("make", [Field, Columns, Residual])
-def test_forward_and_gradients_by_kernels(make: type[nn.Module], gpu: None, monkeypatch: pytest.MonkeyPatch):
+def test_forward_and_gradients_by_kernels(make: type[nn.Module], gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # what lies between the inputs in one matrix is nobody's
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda x, size, dtype: torch.full(size, float("nan"), dtype=dtype))
     torch.manual_seed(0)
@@ -366,7 +366,7 @@ def test_forward_and_gradients_by_kernels(make: type[nn.Module], gpu: None, monk
     assert [a.dtype for a in found] == [x.dtype for x in leaves]
 
 
-def test_second_derivatives_by_torch(gpu: None):
+def test_second_derivatives_by_torch(gpu: None) -> None:
     torch.manual_seed(0)
     net = FusedNetwork(Residual(16))
     x = torch.randn(9, 5).requires_grad_()
@@ -391,7 +391,7 @@ class Beside(nn.Module):
         return self.last(torch.tanh(self.first(torch.cat([a, b], -1))))
 
 
-def test_inputs_of_other_columns_that_join_to_as_many_are_not_taken_for_each_other(gpu: None):
+def test_inputs_of_other_columns_that_join_to_as_many_are_not_taken_for_each_other(gpu: None) -> None:
     torch.manual_seed(0)
     net = FusedNetwork(Beside())
     for widths in ((3, 5), (5, 3), (3, 5)):
@@ -403,7 +403,7 @@ def test_inputs_of_other_columns_that_join_to_as_many_are_not_taken_for_each_oth
     assert len(net._images.calls) == 2
 
 
-def test_inputs_of_other_types_have_a_result_type_of_their_own(gpu: None, monkeypatch: pytest.MonkeyPatch):
+def test_inputs_of_other_types_have_a_result_type_of_their_own(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FusedNetwork, "_end", lambda net, run, inputs: inputs[0].dtype)
     net = FusedNetwork(Beside())
     for dtype in (torch.float32, torch.bfloat16, torch.float32):
@@ -412,7 +412,7 @@ def test_inputs_of_other_types_have_a_result_type_of_their_own(gpu: None, monkey
         assert net(*inputs).dtype is dtype
 
 
-def test_layers_with_other_parameters_go_through_the_module(monkeypatch: pytest.MonkeyPatch):
+def test_layers_with_other_parameters_go_through_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "on_gpu", lambda x: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     module = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -75,7 +75,7 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     )
 
 
-def test_a_replay_is_a_step(graphs: list[recording.Graph]):
+def test_a_replay_is_a_step(graphs: list[recording.Graph]) -> None:
     net, plain = network(), network()
     step = GraphedStep(loss_of(net), optimizer_of(net), warmup=2)
     given = [*batches(4), *batches(4, 7), *batches(1)]
@@ -89,7 +89,7 @@ def test_a_replay_is_a_step(graphs: list[recording.Graph]):
     assert [g.replays for g in graphs] == [3, 2]
 
 
-def test_inputs_stay_where_they_are_read(graphs: list[recording.Graph]):
+def test_inputs_stay_where_they_are_read(graphs: list[recording.Graph]) -> None:
     net, plain = network(), network()
     step = GraphedStep(loss_of(net), optimizer_of(net), warmup=1)
     with pytest.raises(ValueError, match="there is none yet"):
@@ -106,7 +106,7 @@ def test_inputs_stay_where_they_are_read(graphs: list[recording.Graph]):
     assert same(net, plain) and [t.data_ptr() for t in step.inputs] == places
 
 
-def test_a_rate_that_is_a_tensor_may_change_and_one_that_is_a_number_may_not(graphs: list[recording.Graph]):
+def test_a_rate_that_is_a_tensor_may_change_and_one_that_is_a_number_may_not(graphs: list[recording.Graph]) -> None:
     net, plain = network(), network()
     given = batches(6)
     rate = torch.tensor(0.05)
@@ -138,7 +138,7 @@ def test_a_rate_that_is_a_tensor_may_change_and_one_that_is_a_number_may_not(gra
 
 def test_the_value_of_a_rate_on_the_host_is_part_of_a_recording(
     graphs: list[recording.Graph], monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     net, given, rate = network(), batches(3), torch.tensor(0.25)
     step = GraphedStep(loss_of(net), Descent(net, rate), warmup=1)
     monkeypatch.setattr(graphed, "on_gpu", lambda x: x.dim() > 0)
@@ -149,7 +149,7 @@ def test_the_value_of_a_rate_on_the_host_is_part_of_a_recording(
         step(*given[2])
 
 
-def test_what_lies_elsewhere_is_an_error(graphs: list[recording.Graph]):
+def test_what_lies_elsewhere_is_an_error(graphs: list[recording.Graph]) -> None:
     net, given = network(), batches(3)
     optimizer = optimizer_of(net)
     step = GraphedStep(loss_of(net), optimizer, warmup=1)
@@ -186,7 +186,7 @@ def unchanged(net: nn.Module, step: GraphedStep, message: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-def test_a_state_that_was_replaced_is_an_error(graphs: list[recording.Graph]):
+def test_a_state_that_was_replaced_is_an_error(graphs: list[recording.Graph]) -> None:
     net = network()
     optimizer = optimizer_of(net)
     step = recorded(net, optimizer)
@@ -203,7 +203,7 @@ def test_a_state_that_was_replaced_is_an_error(graphs: list[recording.Graph]):
     unchanged(net, step, "the optimizer's state was replaced")
 
 
-def test_parameters_that_come_later_are_trained_or_an_error(graphs: list[recording.Graph]):
+def test_parameters_that_come_later_are_trained_or_an_error(graphs: list[recording.Graph]) -> None:
     net, plain = network(), network()
     given = batches(4)
     optimizer = torch.optim.SGD(net[0].parameters(), lr=0.05, momentum=0.9)
@@ -222,7 +222,7 @@ def test_parameters_that_come_later_are_trained_or_an_error(graphs: list[recordi
     unchanged(net, step, "the optimizer has other parameters")
 
 
-def test_parameters_that_are_frozen_later_are_an_error(graphs: list[recording.Graph]):
+def test_parameters_that_are_frozen_later_are_an_error(graphs: list[recording.Graph]) -> None:
     net = network()
     step = recorded(net, optimizer_of(net))
     net[0].requires_grad_(False)
@@ -231,7 +231,7 @@ def test_parameters_that_are_frozen_later_are_an_error(graphs: list[recording.Gr
     step(*batches(1)[0])
 
 
-def test_groups_that_cannot_be_recorded_are_refused_when_they_come_later(graphs: list[recording.Graph]):
+def test_groups_that_cannot_be_recorded_are_refused_when_they_come_later(graphs: list[recording.Graph]) -> None:
     net = network()
     optimizer = optimizer_of(net)
     step = GraphedStep(loss_of(net), optimizer, warmup=1)
@@ -251,7 +251,7 @@ class Counting(torch.optim.SGD):
                 p.data.sub_(p.grad, alpha=group["lr"] / count)
 
 
-def test_an_optimizer_that_counts_on_the_host_is_refused(graphs: list[recording.Graph]):
+def test_an_optimizer_that_counts_on_the_host_is_refused(graphs: list[recording.Graph]) -> None:
     net = network()
     step = GraphedStep(loss_of(net), Counting(net.parameters(), lr=0.1), warmup=1)
     step(*batches(1)[0])
@@ -261,7 +261,7 @@ def test_an_optimizer_that_counts_on_the_host_is_refused(graphs: list[recording.
     assert not step.recorded and all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-def test_numbers_of_a_scaler_are_part_of_a_recording(graphs: list[recording.Graph]):
+def test_numbers_of_a_scaler_are_part_of_a_recording(graphs: list[recording.Graph]) -> None:
     net = network()
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, fused=True)
@@ -272,7 +272,7 @@ def test_numbers_of_a_scaler_are_part_of_a_recording(graphs: list[recording.Grap
     unchanged(net, step, r"the scaler's growth factor was 2\.0 when the step was recorded")
 
 
-def test_an_average_that_replays_make_is_read(monkeypatch: pytest.MonkeyPatch):
+def test_an_average_that_replays_make_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Averages of parameters: torch says nothing of what a replay writes to them."""
     emulation.install(monkeypatch)
     recording.install(monkeypatch)
@@ -297,7 +297,7 @@ def test_an_average_that_replays_make_is_read(monkeypatch: pytest.MonkeyPatch):
     assert average.module.why_not(batches(1)[0][0].half()) is None
 
 
-def test_a_step_that_waits_for_the_device_is_not_recorded(graphs: list[recording.Graph]):
+def test_a_step_that_waits_for_the_device_is_not_recorded(graphs: list[recording.Graph]) -> None:
     net, given = network(), batches(2)
     step = GraphedStep(lambda x, y: loss_of(net)(x, y) * float(x.sum().item() > -1e9), optimizer_of(net), warmup=1)
     step(*given[0])
@@ -308,7 +308,7 @@ def test_a_step_that_waits_for_the_device_is_not_recorded(graphs: list[recording
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-def test_optimizers_that_cannot_be_recorded_are_refused(graphs: list[recording.Graph]):
+def test_optimizers_that_cannot_be_recorded_are_refused(graphs: list[recording.Graph]) -> None:
     net = network()
     with pytest.raises(ValueError, match="group 0 of Adam cannot be recorded: make the optimizer with capturable=True"):
         GraphedStep(loss_of(net), torch.optim.Adam(net.parameters()))
@@ -320,7 +320,7 @@ def test_optimizers_that_cannot_be_recorded_are_refused(graphs: list[recording.G
     GraphedStep(loss_of(net), optimizer_of(net), scaler=torch.amp.GradScaler("cpu", enabled=False))
 
 
-def test_few_shapes_are_recorded(graphs: list[recording.Graph], monkeypatch: pytest.MonkeyPatch):
+def test_few_shapes_are_recorded(graphs: list[recording.Graph], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphed, "KEPT_GRAPHS", 1)
     net, plain = network(), network()
     given = [b for _ in range(3) for rows in (4, 6) for b in batches(1, rows)]
@@ -332,7 +332,7 @@ def test_few_shapes_are_recorded(graphs: list[recording.Graph], monkeypatch: pyt
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_on_a_host_it_is_the_step(scaled: bool):
+def test_on_a_host_it_is_the_step(scaled: bool) -> None:
     net, plain, given = network(), network(), batches(6)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
@@ -350,7 +350,7 @@ def test_on_a_host_it_is_the_step(scaled: bool):
         torch.testing.assert_close(a, b)
 
 
-def test_a_network_in_kernels_is_recorded(monkeypatch: pytest.MonkeyPatch):
+def test_a_network_in_kernels_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     emulation.install(monkeypatch)
     recording.install(monkeypatch)
     net = FusedMLP(network().half())
@@ -371,7 +371,7 @@ def test_a_network_in_kernels_is_recorded(monkeypatch: pytest.MonkeyPatch):
     assert torch.isfinite(recorded) and torch.isfinite(again).all()
 
 
-def test_a_loss_of_slopes_is_recorded(monkeypatch: pytest.MonkeyPatch):
+def test_a_loss_of_slopes_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     emulation.install(monkeypatch)
     recording.install(monkeypatch)
     base = nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, 1)).half()

@@ -20,7 +20,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     emulation.install(monkeypatch)
 
 
-def test_weights_of_a_functional_call_are_let_go(device: None):
+def test_weights_of_a_functional_call_are_let_go(device: None) -> None:
     net = FusedMLP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)).half()).requires_grad_(False)
     x = torch.randn(5, 8).half()
     for trained in (False, True):
@@ -38,7 +38,7 @@ def test_weights_of_a_functional_call_are_let_go(device: None):
     torch.testing.assert_close(net(x), nn.Sequential(*net)(x), rtol=1e-2, atol=2e-2)
 
 
-def test_other_weights_at_the_same_places_are_read(device: None):
+def test_other_weights_at_the_same_places_are_read(device: None) -> None:
     """A tensor that is gone may have left its address, and its version, to another one."""
     net = FusedMLP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)).half()).requires_grad_(False)
     x, memory = torch.randn(5, 8).half(), {k: p.clone() for k, p in net.named_parameters()}
@@ -52,7 +52,7 @@ def test_other_weights_at_the_same_places_are_read(device: None):
             m.data.mul_(-0.5)
 
 
-def test_memory_that_is_kept_is_known_to_every_stream(device: None, monkeypatch: pytest.MonkeyPatch):
+def test_memory_that_is_kept_is_known_to_every_stream(device: None, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stream(SimpleNamespace):
         def wait_stream(self, other: Stream) -> None:
             waits.append((self.cuda_stream, other.cuda_stream))

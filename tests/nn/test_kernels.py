@@ -19,13 +19,13 @@ from weft.nn.timing import near, normal_like
 NET = Network((4, 8, 2), (Activation("relu"), Activation()), (True, True), DType.BF16, DType.BF16)
 
 
-def test_what_cannot_be_compared_is_taken():
+def test_what_cannot_be_compared_is_taken() -> None:
     one = torch.ones(4)
     assert near(one, torch.full((4,), float("inf")), 0.1)
     assert near(torch.zeros(4), torch.zeros(4), 0.1) and not near(one, torch.zeros(4), 0.1)
 
 
-def test_trials_are_the_same_each_time_and_leave_the_generator_alone():
+def test_trials_are_the_same_each_time_and_leave_the_generator_alone() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     x = torch.empty(5, 2, dtype=torch.float16)
@@ -33,7 +33,7 @@ def test_trials_are_the_same_each_time_and_leave_the_generator_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_rows_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch):
+def test_rows_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     asked: Callable[[Network], Kernels] = lambda net: Kernels(  # noqa: E731
         net, profile("h200"), cast("Nvrtc", None), cast("Judge", None)

@@ -53,7 +53,7 @@ def _gradients(y: torch.Tensor, x: torch.Tensor, net: nn.Module, dy: torch.Tenso
 )
 def test_gradients_of_wide_layers(
     emulated: None, monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...], act: nn.Module, masters: bool
-):
+) -> None:
     if max(widths) < 300:
         monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
     torch.manual_seed(1)
@@ -97,7 +97,7 @@ def test_gradients_of_wide_layers(
 @pytest.mark.parametrize("masters", [False, True])
 def test_every_kernel_of_a_step_by_layers_passes_the_gate(
     emulated: None, monkeypatch: pytest.MonkeyPatch, masters: bool
-):
+) -> None:
     """Products, with sums of columns where one leaves them, and what stands beside them, under poison and guards."""
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
     worker = Worker()
@@ -126,7 +126,7 @@ def test_every_kernel_of_a_step_by_layers_passes_the_gate(
 @pytest.mark.parametrize("part", ["_pack", "_columns", "_ending"])
 def test_a_kernel_beside_products_that_fails_in_the_worker_is_not_launched(
     emulated: None, monkeypatch: pytest.MonkeyPatch, part: str
-):
+) -> None:
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
     net = Network((8, 16, 3), (Activation("relu"), Activation()), (True, True), DType.F16, DType.F16)
     layers = kernels_made(net, judge(Worker(**{part: "dies"}))).by_layers()
@@ -204,7 +204,7 @@ class Linearly(nn.Module):
 @pytest.mark.parametrize("inputs", [True, False])
 def test_gradients_of_skips_by_layers(
     emulated: None, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], widths: tuple[int, ...], inputs: bool
-):
+) -> None:
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
     monkeypatch.setattr(torch, "empty_like", lambda x, **o: torch.full_like(x, torch.nan, **o))  # as memory may be
     torch.manual_seed(2)
@@ -231,7 +231,7 @@ def test_gradients_of_skips_by_layers(
         assert float((a.double() - b).norm()) < 4e-3 * float(b.norm()) + 1e-6
 
 
-def test_wrong_gradients_and_slow_passes_are_refused(emulated: None, monkeypatch: pytest.MonkeyPatch):
+def test_wrong_gradients_and_slow_passes_are_refused(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
     net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half()
     x = torch.randn(9, 16).half().requires_grad_()
@@ -254,7 +254,7 @@ def test_wrong_gradients_and_slow_passes_are_refused(emulated: None, monkeypatch
 )
 def test_the_fastest_way_to_train_is_taken(
     emulated: None, monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], best: str
-):
+) -> None:
     monkeypatch.setattr(kernels, "CONTESTED", 16)
     monkeypatch.setattr(fused_mlp, "CONTESTED_ROWS", 8)
     net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
@@ -288,7 +288,7 @@ def test_the_fastest_way_to_train_is_taken(
     assert not products and launched[-1].endswith("_finish")
 
 
-def test_a_kernel_that_is_sure_to_lose_is_not_compiled(emulated: None, monkeypatch: pytest.MonkeyPatch):
+def test_a_kernel_that_is_sure_to_lose_is_not_compiled(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def sure(width: int, rows: int, facts: Any = None) -> bool:
         acts = (*(Activation("relu"),) * 3, Activation())
         net = Network((width,) * 5, acts, (True,) * 4, DType.BF16, DType.F32, DType.F32)
@@ -312,7 +312,7 @@ def test_a_kernel_that_is_sure_to_lose_is_not_compiled(emulated: None, monkeypat
     assert run.kernels.times == {(9, False, True): (2.0, float("inf"), 3.0)}
 
 
-def test_layers_that_are_wrong_lose_the_contest(emulated: None, monkeypatch: pytest.MonkeyPatch):
+def test_layers_that_are_wrong_lose_the_contest(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "CONTESTED", 16)
     monkeypatch.setattr(fused_mlp, "CONTESTED_ROWS", 8)
     net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
@@ -327,7 +327,9 @@ def test_layers_that_are_wrong_lose_the_contest(emulated: None, monkeypatch: pyt
     assert any(e.endswith("_chain") for e in launched) and net.why_no_fused_backward(x) is None
 
 
-def test_layers_are_taken_where_no_kernel_of_all_layers_is_right(emulated: None, monkeypatch: pytest.MonkeyPatch):
+def test_layers_are_taken_where_no_kernel_of_all_layers_is_right(
+    emulated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernels, "CONTESTED", 16)
     monkeypatch.setattr(kernels.Kernels, "_built", lambda *a: Declined("wrong"))
     net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
@@ -346,7 +348,7 @@ def test_layers_are_taken_where_no_kernel_of_all_layers_is_right(emulated: None,
     assert products and net.why_no_fused_backward(x) is None
 
 
-def test_no_contest_is_begun_while_a_graph_is_captured(emulated: None, monkeypatch: pytest.MonkeyPatch):
+def test_no_contest_is_begun_while_a_graph_is_captured(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "CONTESTED", 16)
     monkeypatch.setattr(fused_mlp, "CONTESTED_ROWS", 8)
     net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
@@ -361,7 +363,7 @@ def test_no_contest_is_begun_while_a_graph_is_captured(emulated: None, monkeypat
     assert launched and not run.kernels.ways
 
 
-def test_what_is_not_trained_by_layers_says_why(monkeypatch: pytest.MonkeyPatch):
+def test_what_is_not_trained_by_layers_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
     def kernels_of(widths: tuple[int, ...], capability: int = 90) -> kernels.Kernels:
@@ -379,7 +381,7 @@ def test_what_is_not_trained_by_layers_says_why(monkeypatch: pytest.MonkeyPatch)
     assert many is not None and "too many to be trained at once" in many.reason
 
 
-def test_what_captures_and_full_memory_are_answered(emulated: None, monkeypatch: pytest.MonkeyPatch):
+def test_what_captures_and_full_memory_are_answered(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
     net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half()
     x = torch.randn(9, 16).half()
@@ -404,7 +406,7 @@ def test_what_captures_and_full_memory_are_answered(emulated: None, monkeypatch:
     assert "no kernel for a product of layer 0 was found right: oom: RuntimeError: CUDA out of memory" in refused.reason
 
 
-def test_why_gradients_are_not_fused_says_what_was_found(emulated: None, monkeypatch: pytest.MonkeyPatch):
+def test_why_gradients_are_not_fused_says_what_was_found(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
     monkeypatch.setattr(fused_mlp, "kernels_of", lambda net, device: kernels_made(net))
     module = fused_mlp.FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
@@ -424,7 +426,7 @@ def test_why_gradients_are_not_fused_says_what_was_found(emulated: None, monkeyp
         assert module.why_not(x) is None
 
 
-def test_rows_whose_refusal_was_forgotten_are_judged_again(emulated: None, monkeypatch: pytest.MonkeyPatch):
+def test_rows_whose_refusal_was_forgotten_are_judged_again(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else gradients that were seen to be wrong would be used once enough other numbers of rows had come."""
     monkeypatch.setattr(layered, "_KEPT_PRODUCTS", 2)
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
@@ -447,7 +449,7 @@ def test_rows_whose_refusal_was_forgotten_are_judged_again(emulated: None, monke
     assert unknown(9) and not unknown(8)
 
 
-def test_states_go_with_their_kernels_unless_a_graph_was_captured(monkeypatch: pytest.MonkeyPatch):
+def test_states_go_with_their_kernels_unless_a_graph_was_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     capturing = False
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
@@ -468,7 +470,7 @@ def test_states_go_with_their_kernels_unless_a_graph_was_captured(monkeypatch: p
     assert len(memory._states) == 1
 
 
-def test_threads_with_two_modules_of_one_network_take_turns(emulated: None, monkeypatch: pytest.MonkeyPatch):
+def test_threads_with_two_modules_of_one_network_take_turns(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
     net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half()
     first = _run(net, torch.float16, torch.float16, masters=False)

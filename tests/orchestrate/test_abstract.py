@@ -43,24 +43,24 @@ def everything(dag: Dag, admit=linear_alone, reentry: Reentry | None = None) -> 
     return set(found)
 
 
-def test_s1_is_the_papers_list():
+def test_s1_is_the_papers_list() -> None:
     assert names(everything(FIG4)) == PAPER
 
 
-def test_s1_korchs_own_count():
+def test_s1_korchs_own_count() -> None:
     count = census(FIG4, linear_alone)
     assert (count.states, count.pairs, count.raw) == (26, 256, 57)
     assert names(set(count.unique)) == PAPER
 
 
-def test_s1_reentrant_adds_one():
+def test_s1_reentrant_adds_one() -> None:
     reduction = mask_of((10,))
     restricted = Reentry.of(FIG4, LINEAR | reduction, forbidden=LINEAR)
     assert names(everything(FIG4, reentry=restricted)) - PAPER == {(10, 12)}
     assert names(everything(FIG4, reentry=Reentry.of(FIG4, (1 << 12) - 1))) - PAPER == {(10, 12)}
 
 
-def test_s1_without_linear_alone():
+def test_s1_without_linear_alone() -> None:
     assert len(everything(FIG4, anything)) == 122
     assert len(everything(FIG4, anything, Reentry.of(FIG4, (1 << 12) - 1))) == 211
 
@@ -80,7 +80,7 @@ def chained(blocks: int) -> tuple[Dag, Mask]:
     return Dag.of(producers), linear
 
 
-def test_960_primitives_in_a_second():
+def test_960_primitives_in_a_second() -> None:
     dag, linear = chained(80)
 
     def admit(members: Mask) -> str:
@@ -101,7 +101,7 @@ def decode_head(width: int, depth: int) -> Dag:
     return Dag.of(producers)
 
 
-def test_segformer_head():
+def test_segformer_head() -> None:
     dag = decode_head(4, 4)
     assert len(everything(dag, anything)) == 665
     count = census(dag, anything)
@@ -109,11 +109,11 @@ def test_segformer_head():
 
 
 @pytest.mark.parametrize(("w", "d"), [(1, 1), (2, 3), (3, 3), (5, 4)])
-def test_wide_joins_by_formula(w, d):
+def test_wide_joins_by_formula(w: int, d: int) -> None:
     assert len(everything(decode_head(w, d), anything)) == w * d * (d + 1) // 2 + (d + 1) ** w
 
 
-def test_cap_keeps_the_maximal_set():
+def test_cap_keeps_the_maximal_set() -> None:
     dag = decode_head(8, 4)  # 5^8 = 390 625 sets of the last sink
     grown = grow(dag, 32, anything, cap=64)
     assert len(grown.sets) == 64
@@ -122,7 +122,7 @@ def test_cap_keeps_the_maximal_set():
     assert grown.sets[0] == 1 << 32
 
 
-def test_cap_not_reached_is_complete():
+def test_cap_not_reached_is_complete() -> None:
     grown = grow(FIG4, 11, linear_alone, cap=1000)
     assert not grown.capped
     assert set(grown.sets) == set(grow(FIG4, 11, linear_alone).sets)
@@ -134,7 +134,7 @@ def random_dag(rng: random.Random, n: int) -> Dag:
     )  # fmt: skip
 
 
-def test_500_random_graphs_against_brute_force():
+def test_500_random_graphs_against_brute_force() -> None:
     rng = random.Random(4)
     for _ in range(500):
         dag = random_dag(rng, rng.randint(1, 8))
@@ -153,7 +153,7 @@ def test_500_random_graphs_against_brute_force():
         assert everything(dag, admit, Reentry.of(dag, (1 << n) - 1)) == rooted
 
 
-def test_reentry_restrictions_only_remove():
+def test_reentry_restrictions_only_remove() -> None:
     rng = random.Random(5)
     for _ in range(300):
         dag = random_dag(rng, rng.randint(3, 8))
@@ -169,7 +169,7 @@ def test_reentry_restrictions_only_remove():
             assert missing & barrier, "a path that returns holds a barrier"
 
 
-def test_convexity_helpers():
+def test_convexity_helpers() -> None:
     dag = dag_of((), (0,), (0, 1))
     assert dag.missing(0b101) == 0b010
     assert dag.missing(0b111) == 0
@@ -178,12 +178,12 @@ def test_convexity_helpers():
     assert dag.written(0b111, results=0b100) == 0b100
 
 
-def test_a_consumer_before_its_producer_is_refused():
+def test_a_consumer_before_its_producer_is_refused() -> None:
     with pytest.raises(ValueError, match="does not stand before"):
         Dag.of([0b10, 0])
 
 
-def test_reasons_are_counted():
+def test_reasons_are_counted() -> None:
     rejected: Counter[str] = Counter()
     grow(FIG4, 5, linear_alone, rejected=rejected)
     assert rejected == {"linear with others": 1}

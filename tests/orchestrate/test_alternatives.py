@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def qkv() -> tuple[Net, list[NodeId]]:
     return net, [net.relu(net.linear(x, n)) for n in (16, 16, 8)]
 
 
-def test_products_of_one_operand_merge_with_their_biases():
+def test_products_of_one_operand_merge_with_their_biases() -> None:
     net, outputs = qkv()
     found = alternatives_of(*outputs, net=net)
     assert [p for p in prims(found) if p not in ("constant", "broadcast", "reshape")] == ["matmul", "add"] + [
@@ -91,7 +92,7 @@ def linear_of_rows(net: Net, rows: NodeId, shape: tuple[int, ...], columns: int)
     return net.b.apply(Prim.ADD, net.b.reshape(product, (*shape, columns)), net.weight(columns))
 
 
-def test_biases_behind_reshapes_of_rows_are_merged_too():
+def test_biases_behind_reshapes_of_rows_are_merged_too() -> None:
     net = Net()
     rows = net.b.reshape(net.input(2, 3, 32), (6, 32))
     found = alternatives_of(*(net.relu(linear_of_rows(net, rows, (2, 3), n)) for n in (16, 8)), net=net)
@@ -101,7 +102,7 @@ def test_biases_behind_reshapes_of_rows_are_merged_too():
     verify_graph(found.graph)
 
 
-def test_biases_of_unlike_rows_stay_outside():
+def test_biases_of_unlike_rows_stay_outside() -> None:
     net = Net()
     rows = net.b.reshape(net.input(2, 3, 32), (6, 32))
     outputs = [net.relu(linear_of_rows(net, rows, shape, 8)) for shape in ((2, 3), (3, 2))]
@@ -110,7 +111,7 @@ def test_biases_of_unlike_rows_stay_outside():
     check_values(found)
 
 
-def test_a_bias_that_others_cannot_share_stays_outside():
+def test_a_bias_that_others_cannot_share_stays_outside() -> None:
     net = Net()
     x = net.input(4, 32)
     y = net.linear(x, 8)
@@ -121,7 +122,7 @@ def test_a_bias_that_others_cannot_share_stays_outside():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_convolutions_of_one_image_merge(bias):
+def test_convolutions_of_one_image_merge(bias: bool) -> None:
     net = Net()
     x = net.input(1, 4, 6, 6)
     found = alternatives_of(*(net.relu(net.conv(x, n, 1, bias=bias)) for n in (8, 24)), net=net)
@@ -129,7 +130,7 @@ def test_convolutions_of_one_image_merge(bias):
     check_values(found)
 
 
-def test_convolutions_that_differ_do_not_merge():
+def test_convolutions_that_differ_do_not_merge() -> None:
     net = Net()
     x = net.input(1, 4, 6, 6)
     found = alternatives_of(net.conv(x, 8, 1), net.conv(x, 8, 3), net.conv(x, 8, 1, stride=2), net=net)
@@ -137,7 +138,7 @@ def test_convolutions_that_differ_do_not_merge():
     assert len(found.graph) == len(net.b)
 
 
-def test_division_moves_behind_the_product():
+def test_division_moves_behind_the_product() -> None:
     graph = transformer(1)
     found = find_alternatives(graph)
     moved = [e for e, o in found.classes.items() if found.graph.nodes[e].prim is Prim.DIV]
@@ -145,13 +146,15 @@ def test_division_moves_behind_the_product():
     check_values(found)
 
 
-def test_sum_of_a_left_operand_becomes_a_product_with_ones():
+def test_sum_of_a_left_operand_becomes_a_product_with_ones() -> None:
     found = find_alternatives(transformer(1))
     sums = [o for o in found.classes.values() if found.graph.nodes[o].prim is Prim.REDUCE_SUM]
     assert len(sums) == 1, "the softmax; norms feed no product with their operand"
 
 
-def attention(*, queries=6, keys=5, width=8, batch=(2,), shift=None, over=None) -> tuple[Net, list[NodeId]]:
+def attention(
+    *, queries: int = 6, keys: int = 5, width: int = 8, batch=(2,), shift=None, over=None
+) -> tuple[Net, list[NodeId]]:
     """exp(q) over the sum of its rows, times v."""
     net = Net()
     b = net.b
@@ -176,7 +179,7 @@ def quotients_of_one_product(found: Alternatives) -> list[NodeId]:
 
 
 @pytest.mark.parametrize(("width", "columns"), [(8, 16), (7, 8), (15, 16), (23, 24), (32, 40)])
-def test_a_column_of_ones_gives_the_sum(width, columns):
+def test_a_column_of_ones_gives_the_sum(width: int, columns: int) -> None:
     net, outputs = attention(width=width)
     found = alternatives_of(*outputs, net=net)
     assert len(quotients_of_one_product(found)) == (columns <= 1.5 * width)
@@ -187,7 +190,7 @@ def test_a_column_of_ones_gives_the_sum(width, columns):
     check_values(found)
 
 
-def test_a_column_of_ones_without_a_quotient():
+def test_a_column_of_ones_without_a_quotient() -> None:
     """Linear attention: numerator and denominator are products of the same operand already."""
     net = Net()
     b = net.b
@@ -208,14 +211,14 @@ def test_a_column_of_ones_without_a_quotient():
     ],
     ids=["a sum that is shifted", "a sum of something else", "few columns"],
 )
-def test_no_column_of_ones_where_it_gives_something_else(changed):
+def test_no_column_of_ones_where_it_gives_something_else(changed: dict[str, Any]) -> None:
     net, outputs = attention(**{"width": 32} | changed)
     found = alternatives_of(*outputs, net=net)
     assert not quotients_of_one_product(found)
     assert not any(found.graph.nodes[i].prim is Prim.PAD and changed != {"shift": 1e-6} for i in bits(found.extra))
 
 
-def test_no_column_of_ones_for_a_sum_over_another_axis():
+def test_no_column_of_ones_for_a_sum_over_another_axis() -> None:
     net = Net()
     b = net.b
     e, v = net.input(5, 5), net.input(5, 16)
@@ -223,7 +226,7 @@ def test_no_column_of_ones_for_a_sum_over_another_axis():
     assert not found.classes
 
 
-def test_no_column_of_ones_for_values_of_fewer_batches():
+def test_no_column_of_ones_for_values_of_fewer_batches() -> None:
     net = Net()
     b = net.b
     e, v = net.input(3, 6, 5), net.input(5, 16)
@@ -231,7 +234,7 @@ def test_no_column_of_ones_for_values_of_fewer_batches():
     assert Prim.PAD.value not in prims(found)
 
 
-def test_a_sum_that_its_values_are_made_of_closes_no_cycle():
+def test_a_sum_that_its_values_are_made_of_closes_no_cycle() -> None:
     """v needs the sum of e, so the sum must not come from e @ [v | 1]; the rest is offered all the same."""
     net = Net()
     b = net.b
@@ -246,7 +249,7 @@ def test_a_sum_that_its_values_are_made_of_closes_no_cycle():
     check_values(found)
 
 
-def test_scale_folds_where_others_read_the_product():
+def test_scale_folds_where_others_read_the_product() -> None:
     net = Net()
     conv = net.conv(net.input(1, 4, 6, 6), 8, bias=False)
     y = net.batch_norm(conv)
@@ -255,13 +258,13 @@ def test_scale_folds_where_others_read_the_product():
     check_values(found)
 
 
-def test_scale_of_a_product_alone_is_the_clean_ups_business():
+def test_scale_of_a_product_alone_is_the_clean_ups_business() -> None:
     net = Net()
     y = net.batch_norm(net.conv(net.input(1, 4, 6, 6), 8, bias=False))
     assert not alternatives_of(net.relu(y), net=net).classes
 
 
-def test_scale_that_overflows_is_not_folded():
+def test_scale_that_overflows_is_not_folded() -> None:
     net = Net()
     conv = net.conv(net.input(1, 4, 6, 6), 8, bias=False)
     big = net.b.constant(np.full((8, 1, 1), 3e38, np.float32))
@@ -269,14 +272,14 @@ def test_scale_that_overflows_is_not_folded():
     assert not alternatives_of(y, net.b.apply(Prim.EXP, conv), net=net).classes
 
 
-def test_strict_has_none():
+def test_strict_has_none() -> None:
     graph = transformer(1)
     assert find_alternatives(graph).classes
     assert not find_alternatives(graph, strict=True).classes
     assert find_alternatives(graph, strict=True).graph is graph
 
 
-def test_originals_keep_their_ids_and_never_read_extras():
+def test_originals_keep_their_ids_and_never_read_extras() -> None:
     graph = transformer(2)
     found = find_alternatives(graph)
     old = len(graph)
@@ -287,7 +290,7 @@ def test_originals_keep_their_ids_and_never_read_extras():
     assert set(found.classes) <= set(bits(found.extra))
 
 
-def test_candidates_without_extras_are_those_of_the_graph():
+def test_candidates_without_extras_are_those_of_the_graph() -> None:
     graph = transformer(1)
     found = find_alternatives(graph)
     plain = {(c.members, c.outputs) for c in enumerate_candidates(graph).candidates if c.members}
@@ -301,7 +304,7 @@ def test_candidates_without_extras_are_those_of_the_graph():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_plans_with_alternatives_compute_the_graph(seed):
+def test_plans_with_alternatives_compute_the_graph(seed: int) -> None:
     rng = random.Random(seed)
     if seed % 3 == 0:
         net, outputs = qkv()
@@ -325,7 +328,7 @@ def unavoidable_kinds(found: Alternatives) -> set[Prim]:
     return {found.graph.nodes[v].prim for v in unavoidable if v < len(found.graph)}
 
 
-def test_cover_cuts_ask_only_for_the_unavoidable():
+def test_cover_cuts_ask_only_for_the_unavoidable() -> None:
     net, outputs = qkv()
     found = alternatives_of(*outputs, net=net)
     kinds = unavoidable_kinds(found)
@@ -360,7 +363,7 @@ def bases_needed(found: Alternatives, targets: Collection[NodeId]) -> set[int]:
 @pytest.mark.parametrize(
     "graph", [transformer(1), residual_net(1), merged_products()], ids=["attention", "conv", "products"]
 )
-def test_needs_against_leaving_out(graph):
+def test_needs_against_leaving_out(graph: Graph) -> None:
     found = find_alternatives(graph)
     stored = Stored.of(found.graph)
     needs = Needs.of(stored, found)
@@ -380,7 +383,7 @@ def test_needs_against_leaving_out(graph):
         assert way.needs == (bases_needed(found, reads) & known | {n + v}) - every
 
 
-def test_the_subtlety_of_cover_cuts_costs_the_optimum():
+def test_the_subtlety_of_cover_cuts_costs_the_optimum() -> None:
     """With a cut for every original primitive the merged product could never replace the three."""
     net, outputs = qkv()
     found = alternatives_of(*outputs, net=net)
@@ -394,7 +397,7 @@ def test_the_subtlety_of_cover_cuts_costs_the_optimum():
     assert solution.cost_us <= sum(instance.price(k) for k in heuristic(found.graph, priced, alternatives=found)) + 1e-6
 
 
-def test_types_of_a_class_must_agree():
+def test_types_of_a_class_must_agree() -> None:
     net = Net()
     x = net.input(4, 8)
     y, z = net.relu(x), net.b.reduce(Prim.REDUCE_SUM, x, (1,))
@@ -402,7 +405,7 @@ def test_types_of_a_class_must_agree():
         Alternatives(net.build(y, z), {z: y})
 
 
-def test_cycles_are_refused():
+def test_cycles_are_refused() -> None:
     net = Net()
     b = net.b
     x = net.input(4, 8)
@@ -413,7 +416,7 @@ def test_cycles_are_refused():
         Alternatives(net.build(z), {w: y}, 1 << w).ranks()
 
 
-def test_library_choice_runs_in_the_union():
+def test_library_choice_runs_in_the_union() -> None:
     net, outputs = qkv()
     found = alternatives_of(*outputs, net=net)
     priced = priced_of(found, random.Random(0))

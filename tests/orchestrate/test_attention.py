@@ -27,7 +27,7 @@ def prims(graph: Graph, c: Candidate) -> Counter[Prim]:
     return Counter(graph.nodes[m].prim for m in bits(c.members))
 
 
-def test_the_core_with_index_maps_with_biases():
+def test_the_core_with_index_maps_with_biases() -> None:
     graph = block(Block(1, 16, 16, 2, 8, dtype=BF16)).graph
     core, maps, cheap = fused(graph)
     softmax = Counter(
@@ -43,20 +43,20 @@ def test_the_core_with_index_maps_with_biases():
     assert set(cheap.inputs) == set(graph.inputs)
 
 
-def test_every_candidate_is_a_problem_of_its_own():
+def test_every_candidate_is_a_problem_of_its_own() -> None:
     graph = block(Block(2, 16, 16, 2, 8)).graph
     keys = {extract(graph, c, (ROW,) * len(c.inputs), (ROW,)).problem.key for c in fused(graph)}
     assert len(keys) == 3
 
 
-def test_a_mask_is_computed_inside():
+def test_a_mask_is_computed_inside() -> None:
     graph = plain((1, 2), 16, 16, 8, causal=True).graph
     found = fused(graph)
     assert found
     assert all(prims(graph, c)[Prim.LE] == 1 for c in found)
 
 
-def test_not_without_the_limit_or_without_a_softmax():
+def test_not_without_the_limit_or_without_a_softmax() -> None:
     graph = block(Block(1, 16, 16, 2, 8)).graph
     assert fused(graph, EnumerationLimits()) == []
     b = GraphBuilder()
@@ -65,18 +65,18 @@ def test_not_without_the_limit_or_without_a_softmax():
     assert fused(twice) == []
 
 
-def test_too_many_inputs_are_counted():
+def test_too_many_inputs_are_counted() -> None:
     graph = block(Block(1, 16, 16, 2, 8)).graph
     found = enumerate_candidates(graph, EnumerationLimits(attention=True, max_inputs=3))
     assert found.rejected["too many inputs"]
 
 
-def test_every_layer_of_a_network():
+def test_every_layer_of_a_network() -> None:
     graph = transformer(3)
     assert len({c.outputs for c in fused(graph)}) == 3
 
 
-def test_linear_attention_with_all_around_it():
+def test_linear_attention_with_all_around_it() -> None:
     graph = linear(Heads(1, (1, 1), 8, 4, 4)).graph
     found = fused(graph)
     with_concat, without = sorted(found, key=lambda c: -c.members.bit_count())
@@ -90,11 +90,11 @@ def test_linear_attention_with_all_around_it():
     assert all(c.outputs == (graph.outputs[0],) for c in found)
 
 
-def test_large_products_are_no_linear_attention():
+def test_large_products_are_no_linear_attention() -> None:
     assert fused(linear(Heads(1, (1,), 64, 4, 4)).graph) == []
 
 
-def test_a_first_product_that_others_read_is_no_linear_attention():
+def test_a_first_product_that_others_read_is_no_linear_attention() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (2, 8, 8)))
     first = b.add(Prim.MATMUL, x, x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def best_plan(graph: Graph, *, reentrant: bool, row_kernels: bool) -> tuple[list
 
 
 @pytest.mark.parametrize(("channels", "size"), SHAPES)
-def test_s2_convex_kernels_as_the_paper(channels, size):
+def test_s2_convex_kernels_as_the_paper(channels: int, size: int) -> None:
     graph = instance_norm_relu_pad(channels, size)
     chosen, moved = best_plan(graph, reentrant=False, row_kernels=False)
     assert len(chosen) == 4
@@ -77,14 +78,14 @@ def test_s2_convex_kernels_as_the_paper(channels, size):
 
 
 @pytest.mark.parametrize(("channels", "size"), SHAPES)
-def test_s2_reentrant_kernels_save_a_third(channels, size):
+def test_s2_reentrant_kernels_save_a_third(channels: int, size: int) -> None:
     chosen, moved = best_plan(instance_norm_relu_pad(channels, size), reentrant=True, row_kernels=False)
     assert len(chosen) == 3
     assert moved == 4
 
 
 @pytest.mark.parametrize(("channels", "size"), SHAPES)
-def test_s2_row_kernels_need_one(channels, size):
+def test_s2_row_kernels_need_one(channels: int, size: int) -> None:
     chosen, moved = best_plan(instance_norm_relu_pad(channels, size), reentrant=True, row_kernels=True)
     assert len(chosen) == 1
     assert moved == 2
@@ -140,7 +141,7 @@ def prims(graph: Graph, chosen: list[Candidate]) -> list[Prim]:
     return [graph.nodes[m].prim for c in chosen for m in bits(c.members)]
 
 
-def test_s3_the_sum_may_become_a_product():
+def test_s3_the_sum_may_become_a_product() -> None:
     graph, total = linear_attention()
     found = find_alternatives(graph)
     assert total in found.classes.values()
@@ -154,11 +155,11 @@ def test_s3_the_sum_may_become_a_product():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_s3_plan_is_the_exhaustive_optimum(seed):
+def test_s3_plan_is_the_exhaustive_optimum(seed: int) -> None:
     check_optimum(find_alternatives(linear_attention()[0]), seed)
 
 
-def test_s3_the_sum_disappears_where_products_are_cheap():
+def test_s3_the_sum_disappears_where_products_are_cheap() -> None:
     graph, _ = linear_attention()
     found = find_alternatives(graph)
     priced = [
@@ -174,7 +175,7 @@ def uses(found: Alternatives, p: Priced) -> bool:
     return bool(p.candidate.members & found.extra)
 
 
-def test_s3_cheap_layout_is_computed_several_times():
+def test_s3_cheap_layout_is_computed_several_times() -> None:
     """The transpose of k runs in each kernel that reads it when storing it costs more."""
     net = Net()
     b = net.b
@@ -190,7 +191,7 @@ def test_s3_cheap_layout_is_computed_several_times():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_s4_plan_is_the_exhaustive_optimum(seed):
+def test_s4_plan_is_the_exhaustive_optimum(seed: int) -> None:
     graph = softmax_attention()
     found = find_alternatives(graph)
     assert {found.graph.nodes[o].prim for o in found.classes.values()} == {Prim.MATMUL, Prim.REDUCE_SUM}
@@ -217,13 +218,13 @@ def decode_head(batch: int, branches: int = 4, depth: int = 4) -> Graph:
     return net.build(b.add(Prim.CONCAT, *parts, attrs=a.ConcatAttrs(1)))
 
 
-def test_s5_665_candidates():
+def test_s5_665_candidates() -> None:
     found = enumerate_candidates(decode_head(1), complete())
     assert sum(c.kind in (Kind.GROUP, Kind.SINGLE) for c in found.candidates) == 665
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-def test_s5_decision_is_the_optimum_at_each_batch(batch):
+def test_s5_decision_is_the_optimum_at_each_batch(batch: int) -> None:
     """Invented costs: a launch each, traffic by bytes, and a penalty for wide kernels that grows with the data."""
     graph = decode_head(batch, branches=3, depth=3)
     found = enumerate_candidates(graph, complete()).candidates
@@ -239,7 +240,7 @@ def test_s5_decision_is_the_optimum_at_each_batch(batch):
     assert len(solution.chosen) == (1 if batch == 1 else 4), "with these costs the decision flips"
 
 
-def test_attention_plan(golden):
+def test_attention_plan(golden: Callable[[str], None]) -> None:
     """The plan of one block by estimates: a change of estimates or enumeration shows here."""
     graph = transformer(1, s=128, c=256, heads=4)
     found = find_alternatives(graph)

@@ -10,6 +10,7 @@ from tests.ir.random_graphs import random_inputs
 from tests.orchestrate.graphs import Net
 
 from weft.ir import attrs as a
+from weft.ir.attrs import ConvAttrs
 from weft.ir.graph import Graph, NodeId, bits
 from weft.ir.passes import clean_up
 from weft.ir.prims import Prim
@@ -96,7 +97,7 @@ def found_in(net: Net, *outputs: NodeId, strict: bool = False) -> Alternatives:
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("project", [True, False], ids=["projections", "maps"])
-def test_decode_head_runs_at_low_resolution(batch, project):
+def test_decode_head_runs_at_low_resolution(batch: int, project: bool) -> None:
     net, fused = decode_head(batch, project=project)
     found = found_in(net, net.relu(fused))
     graph = found.graph
@@ -110,7 +111,7 @@ def test_decode_head_runs_at_low_resolution(batch, project):
     check_values(found)
 
 
-def test_projections_and_their_biases_are_multiplied_in_advance():
+def test_projections_and_their_biases_are_multiplied_in_advance() -> None:
     net, fused = decode_head()
     found = found_in(net, fused)
     graph = found.graph
@@ -120,7 +121,7 @@ def test_projections_and_their_biases_are_multiplied_in_advance():
     assert sorted(graph.type_of(graph.nodes[i].inputs[1]).shape for i in products) == [(c, 24) for c in (4, 8, 12, 16)]
 
 
-def test_the_count_of_segformer_b0():
+def test_the_count_of_segformer_b0() -> None:
     """Shapes of the real head: 9.11 GFLOP become 0.59, of which 0.52 are products."""
     graph = real_head()
     found = find_alternatives(graph)
@@ -140,7 +141,7 @@ def real_head() -> Graph:
     return clean_up(net.build(net.conv(concat(net, *parts[::-1]), 256, 1, bias=False))).graph
 
 
-def test_nearest_resize_of_one_of_two_maps():
+def test_nearest_resize_of_one_of_two_maps() -> None:
     """A feature pyramid: the upsampled half of the product runs before the resize."""
     net = Net()
     low, high = net.input(1, 16, 4, 4), net.input(1, 8, 8, 8)
@@ -150,18 +151,18 @@ def test_nearest_resize_of_one_of_two_maps():
     check_values(found)
 
 
-def test_strict_has_none():
+def test_strict_has_none() -> None:
     net, fused = decode_head()
     assert not found_in(net, fused, strict=True).classes
 
 
-def test_a_concatenation_alone_saves_no_operations():
+def test_a_concatenation_alone_saves_no_operations() -> None:
     net = Net()
     x, y = net.input(1, 8, 6, 6), net.input(1, 8, 6, 6)
     assert not found_in(net, net.conv(concat(net, x, y), 8, 1)).classes
 
 
-def test_what_others_read_is_not_saved():
+def test_what_others_read_is_not_saved() -> None:
     """The resizes of the maps are saved only if nobody else reads the concatenation."""
     net = Net()
     x = net.input(1, 3, 8, 8)
@@ -219,7 +220,7 @@ BARRIERS = {
 
 
 @pytest.mark.parametrize("name", BARRIERS)
-def test_barriers_stop_the_product(name, monkeypatch):
+def test_barriers_stop_the_product(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may pass the resize, which stands after the barrier, but reads the barrier itself."""
     monkeypatch.setattr(channels, "WORTH", 1e9)
     net, x = candidate()
@@ -252,7 +253,7 @@ COMMUTES = {
 
 
 @pytest.mark.parametrize("name", COMMUTES)
-def test_linear_primitives_let_it_pass(name, monkeypatch):
+def test_linear_primitives_let_it_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "WORTH", 1e9)
     net, x = candidate()
     found = found_in(net, net.conv(upsample(net, COMMUTES[name](net, x), 2), 6, 1))
@@ -262,7 +263,7 @@ def test_linear_primitives_let_it_pass(name, monkeypatch):
     assert [graph.nodes[i].inputs[0] for i in products] == list(graph.inputs)
 
 
-def test_a_slice_goes_first_where_it_leaves_less():
+def test_a_slice_goes_first_where_it_leaves_less() -> None:
     net, x = candidate()
     found = found_in(net, net.conv(upsample(net, sliced(net, x, rows=(1, 2, 1)), 2), 6, 1))
     products = [n for n in found.graph.nodes[len(found.graph) // 2 :] if n.prim is Prim.CONV]
@@ -280,7 +281,7 @@ def test_a_slice_goes_first_where_it_leaves_less():
     ],
     ids=["stride", "padding", "groups", "transposed"],
 )
-def test_products_that_do_more_than_mix_channels_stay(attrs):
+def test_products_that_do_more_than_mix_channels_stay(attrs: ConvAttrs) -> None:
     net, x = candidate()
     weight = net.weight(12, 12 // attrs.groups, 1, 1)
     image = upsample(net, x, 2)
@@ -291,19 +292,19 @@ def test_products_that_do_more_than_mix_channels_stay(attrs):
     assert bool(found.classes) == attrs.transposed
 
 
-def test_a_kernel_of_three_by_three_stays():
+def test_a_kernel_of_three_by_three_stays() -> None:
     net, x = candidate()
     assert not found_in(net, net.conv(upsample(net, x, 2), 6, 3)).classes
 
 
-def test_weights_known_at_run_time_only_stay():
+def test_weights_known_at_run_time_only_stay() -> None:
     net, x = candidate()
     weight = net.b.input(TensorType(DType.F32, (6, 12, 1, 1)))
     y = net.b.add(Prim.CONV, upsample(net, x, 2), weight, attrs=a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1)))
     assert not found_in(net, y).classes
 
 
-def test_a_weight_that_overflows_is_not_multiplied_in_advance():
+def test_a_weight_that_overflows_is_not_multiplied_in_advance() -> None:
     net, x = candidate()
     huge = net.b.constant(np.full((12, 12, 1, 1), 1e30, np.float32))
     plain = a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1))
@@ -318,7 +319,7 @@ def test_a_weight_that_overflows_is_not_multiplied_in_advance():
     assert all(np.isfinite(data).all() for data in graph.constants.values())
 
 
-def test_a_weight_that_is_not_finite_stays():
+def test_a_weight_that_is_not_finite_stays() -> None:
     net, x = candidate()
     weight = np.ones((6, 12, 1, 1), np.float32)
     weight[0, 0] = np.inf
@@ -327,7 +328,7 @@ def test_a_weight_that_is_not_finite_stays():
     assert not find_alternatives(net.build(y)).classes
 
 
-def test_half_precision_stays():
+def test_half_precision_stays() -> None:
     net = Net()
     x = net.b.input(TensorType(DType.F16, (1, 12, 4, 4)))
     index = net.b.constant(np.arange(8) // 2)
@@ -337,7 +338,7 @@ def test_half_precision_stays():
     assert not find_alternatives(net.build(z)).classes
 
 
-def test_two_products_in_a_row_become_one():
+def test_two_products_in_a_row_become_one() -> None:
     """A5 with constants: (x @ A + a) @ B costs less as x @ (A @ B) + a @ B."""
     net = Net()
     x = net.input(32, 8)
@@ -347,7 +348,7 @@ def test_two_products_in_a_row_become_one():
     check_values(found)
 
 
-def test_two_products_stay_where_the_middle_is_narrow():
+def test_two_products_stay_where_the_middle_is_narrow() -> None:
     net = Net()
     x = net.input(32, 64)
     assert not found_in(net, net.linear(net.linear(x, 8), 64)).classes
@@ -381,7 +382,7 @@ def random_net(seed: int) -> Graph:
     return clean_up(net.build(*outputs)).graph
 
 
-def test_200_random_nets_keep_their_values():
+def test_200_random_nets_keep_their_values() -> None:
     offers = 0
     for seed in range(200):
         found = find_alternatives(random_net(seed))

@@ -60,13 +60,13 @@ def check_candidates(graph: Graph, found) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_graphs_keep_the_contract(seed):
+def test_random_graphs_keep_the_contract(seed: int) -> None:
     graph = random_graph(seed)
     check_candidates(graph, enumerate_candidates(graph))
     check_candidates(graph, enumerate_candidates(graph, COMPLETE))
 
 
-def test_complete_mode_against_brute_force():
+def test_complete_mode_against_brute_force() -> None:
     done = 0
     for seed in range(400):
         graph = random_graph(seed)
@@ -92,7 +92,7 @@ def test_complete_mode_against_brute_force():
     assert done > 50
 
 
-def test_admit_is_monotone():
+def test_admit_is_monotone() -> None:
     rng = random.Random(1)
     for seed in range(60):
         graph = random_graph(seed)
@@ -106,7 +106,7 @@ def test_admit_is_monotone():
                 assert legality.admit(larger)
 
 
-def test_free_primitives_are_nobodys_kernel():
+def test_free_primitives_are_nobodys_kernel() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (4, 6)))
     y = b.apply(Prim.EXP, x)
@@ -117,7 +117,7 @@ def test_free_primitives_are_nobodys_kernel():
     assert {c.inputs for c in found.candidates} == {(x,), (y,)}
 
 
-def test_small_constants_are_inside_and_large_ones_are_inputs():
+def test_small_constants_are_inside_and_large_ones_are_inputs() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (2, 17)))
     small = b.constant(np.ones((16,), np.float32))
@@ -128,7 +128,7 @@ def test_small_constants_are_inside_and_large_ones_are_inputs():
     assert {i for c in found.candidates for i in c.inputs} & {small, large} == {large}
 
 
-def test_a_contraction_takes_epilogue_and_index_only_prologue():
+def test_a_contraction_takes_epilogue_and_index_only_prologue() -> None:
     net = Net()
     b = net.b
     x = net.input(1, 4, 6, 6)
@@ -146,7 +146,7 @@ def test_a_contraction_takes_epilogue_and_index_only_prologue():
     assert found.rejected["neither prologue nor epilogue of its contraction"] > 0
 
 
-def test_two_contractions_never_share_a_kernel():
+def test_two_contractions_never_share_a_kernel() -> None:
     graph = transformer(1)
     for c in enumerate_candidates(graph).candidates:
         p = prims_of(graph, c)
@@ -158,7 +158,7 @@ def opaque(b: GraphBuilder, x: int, result: int) -> int:
     return b.add(Prim.OPAQUE, x, attrs=a.OpaqueAttrs("aten", "aten.topk.default", "[2]", result, types, "no rule"))
 
 
-def test_results_of_an_opaque_call_stand_together_and_alone():
+def test_results_of_an_opaque_call_stand_together_and_alone() -> None:
     b = GraphBuilder()
     x = b.apply(Prim.EXP, b.input(TensorType(DType.F32, (4, 6))))
     values, indices = opaque(b, x, 0), opaque(b, x, 1)
@@ -170,7 +170,7 @@ def test_results_of_an_opaque_call_stand_together_and_alone():
     assert found.rejected["an opaque call or wide concat stands alone"] > 0
 
 
-def test_operators_get_their_own_candidate():
+def test_operators_get_their_own_candidate() -> None:
     """softmax(q kᵀ) v under one origin is more than growth allows: two contractions."""
     net = Net()
     b = net.b
@@ -189,7 +189,7 @@ def test_operators_get_their_own_candidate():
 
 
 @pytest.mark.parametrize("broken", ["inner value read", "result gone", "operand gone", "returns its operand"])
-def test_operators_that_are_no_longer_whole_get_none(broken):
+def test_operators_that_are_no_longer_whole_get_none(broken: str) -> None:
     net = Net()
     b = net.b
     x = net.input(4, 8)
@@ -202,7 +202,7 @@ def test_operators_that_are_no_longer_whole_get_none(broken):
     assert not any(c.kind is Kind.ORIGIN for c in enumerate_candidates(graph).candidates)
 
 
-def test_store_through_writes_the_residual_and_its_norm():
+def test_store_through_writes_the_residual_and_its_norm() -> None:
     net = Net()
     x, y = net.input(4, 32), net.input(4, 32)
     residual = net.b.apply(Prim.ADD, x, y)
@@ -214,7 +214,7 @@ def test_store_through_writes_the_residual_and_its_norm():
     assert all(len(c.outputs) == 1 for c in single.candidates)
 
 
-def test_siblings_share_a_pass():
+def test_siblings_share_a_pass() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (4, 32)))
     total = b.reduce(Prim.REDUCE_SUM, x, (1,))
@@ -224,7 +224,7 @@ def test_siblings_share_a_pass():
     assert any(c.outputs == (total, squares) and c.inputs == (x,) for c in found.candidates)
 
 
-def test_reentrant_norm_recomputes_the_difference():
+def test_reentrant_norm_recomputes_the_difference() -> None:
     """{x - mean, ... · r} with r stored: not convex, 4 volumes instead of 6 (S2)."""
     graph = instance_norm_relu_pad()
     limits = EnumerationLimits(max_reductions=1)
@@ -237,7 +237,7 @@ def test_reentrant_norm_recomputes_the_difference():
     assert not any(stored.dag.missing(c.members) for c in without)
 
 
-def test_caps_are_reported():
+def test_caps_are_reported() -> None:
     net = Net()
     b = net.b
     parts = []
@@ -259,7 +259,7 @@ def test_caps_are_reported():
     assert sum(c.kind is not Kind.CONVERT for c in few.candidates) == 50
 
 
-def test_wide_concats_stand_alone():
+def test_wide_concats_stand_alone() -> None:
     b = GraphBuilder()
     xs = [b.apply(Prim.EXP, b.input(TensorType(DType.F32, (4, 3)))) for _ in range(9)]
     graph = b.build([b.add(Prim.CONCAT, *xs, attrs=a.ConcatAttrs(1))])
@@ -268,7 +268,7 @@ def test_wide_concats_stand_alone():
     assert any(c.kind is Kind.GROUP for c in wide.candidates)
 
 
-def test_sensible_cuts_only_remove_and_keep_whole_operators():
+def test_sensible_cuts_only_remove_and_keep_whole_operators() -> None:
     graph = transformer(1)
     few = enumerate_candidates(graph, EnumerationLimits(per_sink=0))
     all_ = enumerate_candidates(graph, EnumerationLimits(per_sink=0, every_cut=True))
@@ -277,14 +277,14 @@ def test_sensible_cuts_only_remove_and_keep_whole_operators():
     assert has(graph, few, Prim.ADD, Prim.MUL, Prim.ERF, Prim.ADD, Prim.MUL, Prim.MUL), "bias and gelu"
 
 
-def test_repeated_blocks_scale_linearly_and_fast():
+def test_repeated_blocks_scale_linearly_and_fast() -> None:
     two, six = (enumerate_candidates(transformer(n)) for n in (2, 6))
     assert len(six.candidates) < 3.3 * len(two.candidates)
     assert six.seconds < 1.0
     assert not six.capped
 
 
-def test_conversions_exist_for_images_only():
+def test_conversions_exist_for_images_only() -> None:
     graph = residual_net(1)
     found = enumerate_candidates(graph)
     convert = {c.outputs[0] for c in found.candidates if c.kind is Kind.CONVERT}
@@ -293,7 +293,7 @@ def test_conversions_exist_for_images_only():
     assert graph.inputs[0] in convert
 
 
-def test_outputs_behind_views_ask_for_their_root():
+def test_outputs_behind_views_ask_for_their_root() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (4, 6)))
     y = b.apply(Prim.EXP, x)
@@ -303,14 +303,14 @@ def test_outputs_behind_views_ask_for_their_root():
     assert [c.outputs for c in enumerate_candidates(graph).candidates] == [(y,)]
 
 
-def test_graph_without_work():
+def test_graph_without_work() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (4, 6)))
     found = enumerate_candidates(b.build([x]))
     assert found.candidates == ()
 
 
-def test_a_block_of_attention_has_its_classics():
+def test_a_block_of_attention_has_its_classics() -> None:
     net = Net()
     x = net.input(1, 8, 32)
     graph = net.build(attention_block(net, x, 2))
@@ -322,7 +322,7 @@ def test_a_block_of_attention_has_its_classics():
     assert has(graph, found, Prim.MATMUL, Prim.ADD, Prim.ADD), "with bias and residual"
 
 
-def test_attention_keeps_its_operands_through_the_clean_up():
+def test_attention_keeps_its_operands_through_the_clean_up() -> None:
     """The head split of k must not melt into the operator's own transpose: the library call needs k as it was."""
     net = Net()
     b = net.b

@@ -50,14 +50,14 @@ def image(c: int = 64, size: int = 56) -> tuple[Net, int]:
     return net, net.input(1, c, size, size)
 
 
-def test_pointwise_counts_every_byte_once():
+def test_pointwise_counts_every_byte_once() -> None:
     net, x = image()
     work = compulsory_work(problem_of(net.build(net.b.apply(Prim.MUL, x, net.relu(x)))))
     assert work.read_bytes == work.written_bytes == 64 * 56 * 56 * 4
     assert work.contraction_flops == 0
 
 
-def test_matmul_counts_its_products():
+def test_matmul_counts_its_products() -> None:
     net = Net()
     x = net.input(128, 64)
     work = compulsory_work(problem_of(net.build(net.b.add(Prim.MATMUL, x, net.weight(64, 32)))))
@@ -65,7 +65,7 @@ def test_matmul_counts_its_products():
     assert work.read_bytes == 4 * (128 * 64 + 64 * 32)
 
 
-def test_convolutions_may_be_winograd_and_skip_padding():
+def test_convolutions_may_be_winograd_and_skip_padding() -> None:
     net, x = image(8, 6)
     y = net.b.add(Prim.CONV, x, net.weight(8, 8, 3, 3), attrs=a.ConvAttrs((1, 1), (1, 1), (1, 1), (1, 1)))
     work = compulsory_work(problem_of(net.build(y)))
@@ -74,7 +74,7 @@ def test_convolutions_may_be_winograd_and_skip_padding():
 
 
 @pytest.mark.parametrize("kind", ["slice", "gather", "select", "stride", "slice after exp"])
-def test_what_may_be_skipped_is_not_counted(kind):
+def test_what_may_be_skipped_is_not_counted(kind: str) -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (1, 4, 32, 32)))
     if kind == "slice":
@@ -93,14 +93,14 @@ def test_what_may_be_skipped_is_not_counted(kind):
 
 
 @pytest.mark.parametrize(("kernel", "stride", "size", "needed"), [(3, 2, 7, True), (3, 2, 8, False), (2, 2, 8, True)])
-def test_windows_that_cover_their_input(kernel, stride, size, needed):
+def test_windows_that_cover_their_input(kernel: int, stride: int, size: int, needed: bool) -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (1, 1, size)))
     y = b.add(Prim.WINDOW_MAX, x, attrs=a.WindowAttrs((kernel,), (stride,), (0,), (0,), (1,)))
     assert compulsory_work(problem_of(b.build([y]))).read_bytes == (4 * size if needed else 0)
 
 
-def test_bound_follows_the_roofs():
+def test_bound_follows_the_roofs() -> None:
     net = Net()
     x = net.input(1, 1 << 26)  # 256 MiB in, 256 MiB out; 34 MiB of caches
     bound = lower_bound_us(problem_of(net.build(net.relu(x))), FACTS)
@@ -112,14 +112,14 @@ def test_bound_follows_the_roofs():
     assert bound == pytest.approx(2 * 1024**3 / 3.84e11 / 1.1 * 1e6)
 
 
-def test_cached_bytes_cost_only_the_best_bandwidth():
+def test_cached_bytes_cost_only_the_best_bandwidth() -> None:
     net = Net()
     x = net.input(1, 1 << 20)
     assert lower_bound_us(problem_of(net.build(net.relu(x))), FACTS) == pytest.approx(2 * (1 << 22) / 330.0 / 1e3)
 
 
 @pytest.mark.parametrize("guessed", ["bandwidth", "read_bandwidth", "peak_flops_f32"])
-def test_what_was_not_probed_bounds_nothing(guessed: str):
+def test_what_was_not_probed_bounds_nothing(guessed: str) -> None:
     """Defaults are below what machines do: right kernels would be called impossible, library calls too."""
     facts = replace(FACTS, provenance=tuple(p for p in FACTS.provenance if p[0] != guessed))
     net = Net()
@@ -128,7 +128,7 @@ def test_what_was_not_probed_bounds_nothing(guessed: str):
     assert lower_bound_us(product, facts) == lower_bound_us(product, CpuFacts()) == 0.0 < lower_bound_us(product, FACTS)
 
 
-def test_narrow_products_have_no_bound():
+def test_narrow_products_have_no_bound() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.BF16, (512, 512)))
     y = b.input(TensorType(DType.BF16, (512, 512)))
@@ -137,14 +137,14 @@ def test_narrow_products_have_no_bound():
 
 
 @pytest.mark.parametrize("graph", [transformer(1, s=64, c=128), residual_net(2, 32, 28)], ids=["attention", "conv"])
-def test_estimates_respect_their_bounds(graph):
+def test_estimates_respect_their_bounds(graph: Graph) -> None:
     for c in enumerate_candidates(graph).candidates:
         for f in format_choices(graph, c):
             problem = extract(graph, c, f.inputs, f.outputs).problem
             assert 0 <= lower_bound_us(problem, FACTS) <= estimate_us(problem, FACTS)
 
 
-def test_estimate_ranks_fusion_before_parts():
+def test_estimate_ranks_fusion_before_parts() -> None:
     net = Net()
     x = net.input(512, 1024)
     graph = net.build(net.layer_norm(net.relu(x)))
@@ -155,7 +155,7 @@ def test_estimate_ranks_fusion_before_parts():
     assert cost[everything] < singles / 3
 
 
-def test_estimate_charges_changes_of_order():
+def test_estimate_charges_changes_of_order() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (1, 64, 56, 56)))
     graph = b.build([b.apply(Prim.EXP, x)])

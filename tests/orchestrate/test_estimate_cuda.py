@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.orchestrate.graphs import Net, residual_net, transformer
@@ -63,7 +65,7 @@ def test_the_type_of_the_facts_decides() -> None:
 
 @pytest.mark.parametrize("name", ["h200", "h100", "a100"])
 @pytest.mark.parametrize("net", [residual_net, transformer])
-def test_no_estimate_is_below_its_bound(net, name: str) -> None:
+def test_no_estimate_is_below_its_bound(net: Callable[..., Any], name: str) -> None:
     graph, facts, seen = net(1), profile(name), 0
     for candidate in enumerate_candidates(graph).candidates[:400]:
         for choice in format_choices(graph, candidate)[:2]:

@@ -49,18 +49,18 @@ def check_values(graph: Graph, candidates) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_problems_compute_what_they_were_cut_from(seed):
+def test_problems_compute_what_they_were_cut_from(seed: int) -> None:
     graph = random_graph(seed)
     check_values(graph, enumerate_candidates(graph, EnumerationLimits.complete()).candidates)
 
 
-def test_problems_of_networks_compute_what_they_were_cut_from():
+def test_problems_of_networks_compute_what_they_were_cut_from() -> None:
     for graph in (transformer(1), residual_net(1)):
         check_values(graph, enumerate_candidates(graph).candidates)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_equal_text_means_equal_problem(seed):
+def test_equal_text_means_equal_problem(seed: int) -> None:
     graph = random_graph(seed)
     problems: dict[str, Extracted] = {}
     for c in enumerate_candidates(graph, EnumerationLimits.complete()).candidates:
@@ -75,11 +75,11 @@ def distinct(graph: Graph) -> int:
     return len({rows(graph, c).problem.key for c in enumerate_candidates(graph).candidates})
 
 
-def test_repeated_blocks_cost_nothing():
+def test_repeated_blocks_cost_nothing() -> None:
     assert distinct(transformer(2)) == distinct(transformer(6)) < len(enumerate_candidates(transformer(2)).candidates)
 
 
-def test_golden_text():
+def test_golden_text() -> None:
     net = Net()
     x = net.input(2, 32)
     y = net.linear(x, 4)
@@ -114,7 +114,7 @@ def two(b: GraphBuilder, dtype=DType.F32):
     return b.input(TensorType(dtype, (4, 8)), "secret name"), b.input(TensorType(dtype, (4, 8)))
 
 
-def test_commuted_operands_have_one_text():
+def test_commuted_operands_have_one_text() -> None:
     def make(flip):
         def f(b):
             x, y = two(b)
@@ -127,7 +127,7 @@ def test_commuted_operands_have_one_text():
     assert key_of(make(False)) == key_of(make(True))
 
 
-def test_subtraction_does_not_commute():
+def test_subtraction_does_not_commute() -> None:
     def make(flip):
         def f(b):
             x, y = two(b)
@@ -139,7 +139,7 @@ def test_subtraction_does_not_commute():
     assert key_of(make(False)) != key_of(make(True))
 
 
-def test_aliasing_is_part_of_the_text():
+def test_aliasing_is_part_of_the_text() -> None:
     def apart(b):
         x, y = two(b)
         return [b.apply(Prim.MUL, x, y)]
@@ -151,8 +151,8 @@ def test_aliasing_is_part_of_the_text():
     assert key_of(apart) != key_of(same)
 
 
-def test_scalars_count_by_value_and_names_not_at_all():
-    def make(value, name=""):
+def test_scalars_count_by_value_and_names_not_at_all() -> None:
+    def make(value, name: str = ""):
         def f(b):
             x = b.input(TensorType(DType.F32, (4, 8)), name)
             return [b.apply(Prim.MUL, x, value)]
@@ -163,7 +163,7 @@ def test_scalars_count_by_value_and_names_not_at_all():
     assert key_of(make(2.0)) != key_of(make(3.0))
 
 
-def test_weights_count_by_type():
+def test_weights_count_by_type() -> None:
     def key(seed):
         net = Net(seed)
         x = net.input(2, 32)
@@ -174,7 +174,7 @@ def test_weights_count_by_type():
     assert key(1) == key(2)
 
 
-def test_order_of_outputs_is_canonical():
+def test_order_of_outputs_is_canonical() -> None:
     def make(flip):
         def f(b):
             x = b.input(TensorType(DType.F32, (4, 8)))
@@ -187,8 +187,8 @@ def test_order_of_outputs_is_canonical():
     assert key_of(make(False)) == key_of(make(True))
 
 
-def test_the_reason_of_an_opaque_operator_is_no_part_of_it():
-    def make(reason, op="aten.sort.default"):
+def test_the_reason_of_an_opaque_operator_is_no_part_of_it() -> None:
+    def make(reason, op: str = "aten.sort.default"):
         def f(b):
             x = b.input(TensorType(DType.F32, (4, 8)))
             attrs = a.OpaqueAttrs("aten", op, "[]\n%9 = exp(%0)", 0, (TensorType(DType.F32, (4, 8)),), reason)
@@ -201,7 +201,7 @@ def test_the_reason_of_an_opaque_operator_is_no_part_of_it():
     assert len(key_of(make("a")).splitlines()) == 3, "a line break in a payload forges no line"
 
 
-def test_origin_of_exact_members_is_named():
+def test_origin_of_exact_members_is_named() -> None:
     net = Net()
     x = net.input(2, 32)
     y = net.linear(x, 48)
@@ -224,7 +224,7 @@ def test_origin_of_exact_members_is_named():
     assert "as softmax(%1; axis=2)" in softmax.key
 
 
-def test_absent_operands_stay_absent():
+def test_absent_operands_stay_absent() -> None:
     net = Net()
     b = net.b
     x, w = net.input(2, 32), net.weight(32, 8)
@@ -237,7 +237,7 @@ def test_absent_operands_stay_absent():
     assert e.problem.key.endswith("as gemm(%0, %1, none; )")
 
 
-def test_formats_of_a_convolution_net():
+def test_formats_of_a_convolution_net() -> None:
     graph = residual_net(1)
     found = enumerate_candidates(graph)
     for c in found.candidates:
@@ -256,14 +256,14 @@ def test_formats_of_a_convolution_net():
             assert len(choices) == 2
 
 
-def test_formats_are_part_of_the_text():
+def test_formats_are_part_of_the_text() -> None:
     graph = residual_net(1)
     for c in enumerate_candidates(graph).candidates:
         keys = [extract(graph, c, f.inputs, f.outputs).problem.key for f in format_choices(graph, c)]
         assert len(set(keys)) == len(keys)
 
 
-def test_opaque_calls_have_one_format():
+def test_opaque_calls_have_one_format() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (1, 4, 6, 6)))
     attrs = a.OpaqueAttrs("aten", "aten.sort.default", "[]", 0, (TensorType(DType.F32, (1, 4, 6, 6)),))
@@ -271,7 +271,7 @@ def test_opaque_calls_have_one_format():
     assert len(format_choices(b.build([y]), Candidate(1 << y, (x,), (y,)))) == 1
 
 
-def test_a_conversion_is_a_copy_of_one_value():
+def test_a_conversion_is_a_copy_of_one_value() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (1, 4, 6, 6)))
     graph = b.build([b.apply(Prim.EXP, x)])
@@ -280,7 +280,7 @@ def test_a_conversion_is_a_copy_of_one_value():
     assert e.inputs == e.outputs == (x,)
 
 
-def test_bfloat16_constants_survive():
+def test_bfloat16_constants_survive() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.BF16, (4, 8)))
     graph = b.build([b.apply(Prim.MUL, x, 0.1)])
@@ -294,7 +294,7 @@ def test_bfloat16_constants_survive():
     ("inputs", "formats", "message"),
     [((), 0, "neither member nor input"), ((0, 1), 2, "no member reads"), ((0,), 0, "one format per input")],
 )
-def test_a_candidate_that_is_off_is_refused(inputs, formats, message):
+def test_a_candidate_that_is_off_is_refused(inputs: tuple[int, ...], formats: int, message: str) -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (4,)))
     b.input(TensorType(DType.F32, (4,)))

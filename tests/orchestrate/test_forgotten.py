@@ -31,7 +31,7 @@ def compiled() -> tuple[weakref.ref[Graph], weakref.ref[Alternatives]]:
     return weakref.ref(found.graph), weakref.ref(found)
 
 
-def test_nothing_is_left():
+def test_nothing_is_left() -> None:
     graph, alternatives = compiled()
     gc.collect()
     assert graph() is None and alternatives() is None

@@ -109,7 +109,7 @@ def returning(graph: Graph, outputs: tuple[NodeId, ...]) -> Graph:
     return replace(graph, outputs=outputs, output_names=("",) * len(outputs))
 
 
-def test_products_of_one_depth_are_candidates_together():
+def test_products_of_one_depth_are_candidates_together() -> None:
     graph = branches()
     found = grouped(graph)
     assert found
@@ -123,7 +123,7 @@ def test_products_of_one_depth_are_candidates_together():
     assert sum(products(graph, c) == 3 for c in found) >= 2
 
 
-def test_no_candidate_holds_products_that_need_each_other():
+def test_no_candidate_holds_products_that_need_each_other() -> None:
     graph = branches()
     ancestors: list[set[NodeId]] = []
     for n in graph.nodes:
@@ -133,7 +133,7 @@ def test_no_candidate_holds_products_that_need_each_other():
         assert not any(x in ancestors[y] for x in inside for y in inside)
 
 
-def test_what_follows_one_product_and_reads_another_keeps_them_apart():
+def test_what_follows_one_product_and_reads_another_keeps_them_apart() -> None:
     b = GraphBuilder()
     x, y = b.input(TensorType(F16, (64, 128))), b.input(TensorType(F16, (64, 96)))
     one, two = linear(b, x, 256, relu=False), linear(b, y, 256, relu=False)
@@ -150,13 +150,13 @@ def test_what_follows_one_product_and_reads_another_keeps_them_apart():
     ],
     ids=["no GPU", "products that fill it"],
 )
-def test_none_is_offered(limits: EnumerationLimits, sizes: tuple[tuple[int, int, int], ...]):
+def test_none_is_offered(limits: EnumerationLimits, sizes: tuple[tuple[int, int, int], ...]) -> None:
     b = GraphBuilder()
     graph = b.build([linear(b, b.input(TensorType(F16, (m, k))), n) for m, k, n in sizes])
     assert not grouped(graph, limits)
 
 
-def test_types_are_not_mixed():
+def test_types_are_not_mixed() -> None:
     b = GraphBuilder()
     graph = b.build([linear(b, b.input(TensorType(t, (64, 64))), 64) for t in (F16, F32, F16, F32)])
     found = grouped(graph)
@@ -165,14 +165,14 @@ def test_types_are_not_mixed():
         assert len({graph.type_of(o).dtype for o in c.outputs}) == 1
 
 
-def test_more_than_a_kernel_takes_are_no_candidate():
+def test_more_than_a_kernel_takes_are_no_candidate() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(F16, (64, 64)))
     graph = b.build([linear(b, x, 64) for _ in range(17)])
     assert not grouped(graph)
 
 
-def test_convolutions_of_different_windows_are_candidates_together():
+def test_convolutions_of_different_windows_are_candidates_together() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(F16, (1, 32, 17, 17)))
     found = []
@@ -190,7 +190,7 @@ def test_convolutions_of_different_windows_are_candidates_together():
 
 
 @pytest.mark.parametrize("way", ["slices", "stacked"])
-def test_a_product_is_stored_as_heads(way: str):
+def test_a_product_is_stored_as_heads(way: str) -> None:
     graph = heads(way)
     found = split(graph)
     assert any(set(c.outputs) == {_root(graph, o) for o in graph.outputs} for c in found)
@@ -210,7 +210,7 @@ def _root(graph: Graph, node: NodeId) -> NodeId:
     return node
 
 
-def test_three_products_of_one_operand_are_stored_as_heads():
+def test_three_products_of_one_operand_are_stored_as_heads() -> None:
     graph = heads("three")
     whole = [c for c in grouped(graph) if set(c.outputs) == set(graph.outputs)]
     assert len(whole) == 1
@@ -218,7 +218,7 @@ def test_three_products_of_one_operand_are_stored_as_heads():
     check_meaning(graph, whole[0])
 
 
-def test_merged_products_find_their_siblings_in_every_version():
+def test_merged_products_find_their_siblings_in_every_version() -> None:
     """x @ A and x @ B are one product beside y @ C, and so not two."""
     b = GraphBuilder()
     x, y = b.input(TensorType(F16, (64, 128))), b.input(TensorType(F16, (64, 96)))
@@ -235,7 +235,7 @@ def test_merged_products_find_their_siblings_in_every_version():
     assert (64, 128, 256) not in widths
 
 
-def test_a_group_is_estimated_below_its_members_and_above_the_slowest():
+def test_a_group_is_estimated_below_its_members_and_above_the_slowest() -> None:
     graph = branches(tail=False)
     singles = {}
     for c in enumerate_candidates(graph, LIMITS).candidates:
@@ -248,7 +248,7 @@ def test_a_group_is_estimated_below_its_members_and_above_the_slowest():
     assert 0.7 * max(each) < us < 0.8 * sum(each)
 
 
-def test_a_plan_takes_a_group_where_that_is_cheapest():
+def test_a_plan_takes_a_group_where_that_is_cheapest() -> None:
     graph = branches(tail=False)
     candidates = enumerate_candidates(graph, LIMITS).candidates
     priced = []
@@ -259,7 +259,7 @@ def test_a_plan_takes_a_group_where_that_is_cheapest():
     assert any(products(graph, priced[k].candidate) > 1 for k in best.chosen)
 
 
-def test_groups_miss_their_estimates_apart_from_single_products():
+def test_groups_miss_their_estimates_apart_from_single_products() -> None:
     """What is learned of groups says nothing about one of their members alone."""
     graph = branches(tail=False)
     problems = collect(graph, enumerate_candidates(graph, LIMITS).candidates, Alternatives(graph, {}), H200)
@@ -272,7 +272,7 @@ def test_groups_miss_their_estimates_apart_from_single_products():
     assert not {family for _, family in sorts[True]} & {family for _, family in sorts[False]}
 
 
-def test_products_of_different_depths_that_one_product_needs_next_are_candidates_together():
+def test_products_of_different_depths_that_one_product_needs_next_are_candidates_together() -> None:
     """As the heads of a decoder: at four resolutions, each repeated to the finest, side by side before a product."""
     b = GraphBuilder()
     x, found = b.input(TensorType(F16, (128, 32))), []

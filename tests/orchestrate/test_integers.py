@@ -163,7 +163,7 @@ def half_way(x: Array) -> Array:
     return np.abs(np.abs(x.astype(np.float64) / STEP % 1.0) - 0.5) < 1e-4
 
 
-def test_numbers_that_are_half_way_are_drawn_again():
+def test_numbers_that_are_half_way_are_drawn_again() -> None:
     assert half_way(np.array([0.5, 1.49999, -2.5, 100.5], np.float32) * np.float32(STEP)).all()
     assert not half_way(np.array([0.0, 0.49, -2.51, 100.0], np.float32) * np.float32(STEP)).any()
     assert half_way(np.random.default_rng(0).standard_normal((64, 512)).astype(np.float32)).any()
@@ -171,7 +171,7 @@ def test_numbers_that_are_half_way_are_drawn_again():
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_the_product_of_bytes_is_near_the_original(name: str):
+def test_the_product_of_bytes_is_near_the_original(name: str) -> None:
     found = find_alternatives(CASES[name], on_gpu=True)
     pairs = integers(found)
     assert pairs
@@ -184,16 +184,16 @@ def test_the_product_of_bytes_is_near_the_original(name: str):
 
 
 @pytest.mark.parametrize("name", list(OTHERS))
-def test_what_bytes_cannot_say_stays(name: str):
+def test_what_bytes_cannot_say_stays(name: str) -> None:
     assert integers(find_alternatives(OTHERS[name], on_gpu=True)) == []
 
 
-def test_not_on_a_cpu_and_not_where_sums_must_stay():
+def test_not_on_a_cpu_and_not_where_sums_must_stay() -> None:
     assert integers(find_alternatives(CASES["symmetric"])) == []
     assert integers(find_alternatives(CASES["symmetric"], on_gpu=True, strict=True)) == []
 
 
-def test_between_two_products_bytes_are_read_and_written():
+def test_between_two_products_bytes_are_read_and_written() -> None:
     net = Net()
     x = net.b.input(TensorType(F32, (256, 512)))
     first = matmul(net.b, net.through(x, STEP, 0), net.weight(512, 640, axis=1))
@@ -207,7 +207,7 @@ def test_between_two_products_bytes_are_read_and_written():
     assert any(ins >= {I8, U8} and I32 not in ins and outs == [F32] for ins, outs in pairs)
 
 
-def test_kernels_take_the_bytes_and_what_follows():
+def test_kernels_take_the_bytes_and_what_follows() -> None:
     from tests.generate.cuda.test_templates import H200
 
     found = find_alternatives(CASES["a zero point"], on_gpu=True)
@@ -226,7 +226,7 @@ def test_kernels_take_the_bytes_and_what_follows():
     assert "tma" in {s.param("template") for s in schedules}
 
 
-def test_products_of_bytes_are_priced_as_such():
+def test_products_of_bytes_are_priced_as_such() -> None:
     def matrices(dtype: DType, wide: DType) -> Graph:
         b = GraphBuilder()
         x, w = b.input(TensorType(dtype, (2048, 1024))), b.input(TensorType(dtype, (1024, 1024)))
@@ -240,7 +240,7 @@ def test_products_of_bytes_are_priced_as_such():
     assert us[0] == us[1] < us[2]
 
 
-def test_a_plan_has_bytes_in_memory_and_three_kernels():
+def test_a_plan_has_bytes_in_memory_and_three_kernels() -> None:
     net = Net()
     x = net.b.input(TensorType(F32, (4096, 1024)))
     first = matmul(net.b, net.through(x, STEP, 0), net.weight(1024, 1024, axis=1))

@@ -41,26 +41,26 @@ def random_instance(rng: random.Random) -> Instance:
     return Instance(options, frozenset(), results, ancestors_of(dag, results), nbytes=nbytes)
 
 
-def test_peak_of_a_chain():
+def test_peak_of_a_chain() -> None:
     options = (option((), {0}, 1.0), option({0}, {1}, 1.0), option({1}, {2}, 1.0, workspace=5))
     instance = Instance(options, frozenset(), frozenset({2}), nbytes=(10, 20, 30))
     assert peak_bytes(instance, (0, 1, 2)) == 20 + 30 + 5
     assert peak_bytes(instance, ()) == 0
 
 
-def test_results_stay_and_what_is_given_does_not_count():
+def test_results_stay_and_what_is_given_does_not_count() -> None:
     options = (option({9}, {0}, 1.0), option({9}, {1}, 1.0), option({1}, {2}, 1.0))
     instance = Instance(options, frozenset({9}), frozenset({0, 2}), nbytes=(10, 20, 30, *[0] * 6, 1000))
     assert peak_bytes(instance, (0, 1, 2)) == 60
     assert peak_bytes(replace(instance, results=frozenset({2})), (0, 1, 2)) == 50, "nobody reads value 0"
 
 
-def test_a_value_written_twice_counts_once():
+def test_a_value_written_twice_counts_once() -> None:
     options = (option((), {0}, 1.0), option((), {0, 1}, 1.0), option({0, 1}, {2}, 1.0))
     assert peak_bytes(Instance(options, frozenset(), frozenset({2}), nbytes=(8, 8, 8)), (0, 1, 2)) == 24
 
 
-def test_limits_against_exhaustive_search():
+def test_limits_against_exhaustive_search() -> None:
     rng = random.Random(3)
     limited = 0
     for _ in range(40):
@@ -75,7 +75,7 @@ def test_limits_against_exhaustive_search():
     assert limited > 12, "the limit cost something in some cases"
 
 
-def test_a_limit_that_no_plan_keeps_is_the_callers_fault():
+def test_a_limit_that_no_plan_keeps_is_the_callers_fault() -> None:
     rng = random.Random(4)
     for _ in range(10):
         instance = random_instance(rng)
@@ -84,7 +84,7 @@ def test_a_limit_that_no_plan_keeps_is_the_callers_fault():
             solve(replace(instance, memory_limit=least - 1))
 
 
-def test_a_limit_that_the_best_plan_keeps_changes_nothing():
+def test_a_limit_that_the_best_plan_keeps_changes_nothing() -> None:
     rng = random.Random(5)
     for _ in range(10):
         instance = random_instance(rng)
@@ -93,7 +93,7 @@ def test_a_limit_that_the_best_plan_keeps_changes_nothing():
         assert kept.cost_us == pytest.approx(free.cost_us, abs=1e-5)
 
 
-def test_several_outputs_stay_within_the_limit():
+def test_several_outputs_stay_within_the_limit() -> None:
     """There the constraints are on the safe side, so a plan may be refused, but none exceeds the limit."""
     rng = random.Random(6)
     found = 0
@@ -117,7 +117,7 @@ def test_several_outputs_stay_within_the_limit():
     assert found > 5
 
 
-def test_a_plan_at_hand_above_the_limit_is_not_returned():
+def test_a_plan_at_hand_above_the_limit_is_not_returned() -> None:
     options = (option((), {0}, 1.0), option({0}, {1}, 1.0), option((), {1}, 9.0))
     instance = Instance(options, frozenset(), frozenset({1}), nbytes=(100, 1), memory_limit=50)
     assert heuristic_plan(instance, range(3)) == (0, 1)
@@ -125,7 +125,7 @@ def test_a_plan_at_hand_above_the_limit_is_not_returned():
     assert solve(instance, heuristic=(0, 1)).chosen == (2,)
 
 
-def test_dominated_options_stay_if_they_need_less():
+def test_dominated_options_stay_if_they_need_less() -> None:
     """Cheaper and writing more, but for more memory than there is."""
     options = (option((), {0, 1}, 1.0), option((), {1}, 2.0))
     instance = Instance(options, frozenset(), frozenset({1}), nbytes=(100, 1))

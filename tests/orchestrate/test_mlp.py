@@ -58,7 +58,7 @@ def matched_by_all(graph: Graph, c: Candidate) -> Chain:
     return found
 
 
-def test_a_network_is_one_candidate_with_what_is_around():
+def test_a_network_is_one_candidate_with_what_is_around() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (100, 24)))
     h = b.cast(x, DType.F16)
@@ -72,7 +72,7 @@ def test_a_network_is_one_candidate_with_what_is_around():
     assert matched(graph, found).rows == 100
 
 
-def test_more_inputs_than_other_groups_may_have():
+def test_more_inputs_than_other_groups_may_have() -> None:
     b = GraphBuilder()
     h = b.input(TensorType(DType.F16, (64, 32)))
     for _ in range(20):
@@ -84,7 +84,7 @@ def test_more_inputs_than_other_groups_may_have():
     assert 0 < estimate_us(problem, GpuFacts()) < 20 * 10
 
 
-def test_residuals_stay_inside():
+def test_residuals_stay_inside() -> None:
     b = GraphBuilder()
     x = h = b.input(TensorType(DType.F16, (64, 32)))
     for _ in range(3):
@@ -96,7 +96,7 @@ def test_residuals_stay_inside():
     assert x in found.inputs
 
 
-def test_an_input_beside_a_value_stays_inside():
+def test_an_input_beside_a_value_stays_inside() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F16, (64, 31)))
     h = layer(b, layer(b, x, 64), 64)
@@ -107,7 +107,7 @@ def test_an_input_beside_a_value_stays_inside():
     assert matched(graph, found).layers[2].widths == (31, 64)
 
 
-def test_a_chain_ends_where_others_read_and_where_it_gets_wide():
+def test_a_chain_ends_where_others_read_and_where_it_gets_wide() -> None:
     b = GraphBuilder()
     h = b.input(TensorType(DType.F16, (64, 32)))
     for _ in range(2):
@@ -120,7 +120,7 @@ def test_a_chain_ends_where_others_read_and_where_it_gets_wide():
         matched_by_all(graph, c)
 
 
-def test_layers_over_two_inputs_that_meet_are_one_candidate():
+def test_layers_over_two_inputs_that_meet_are_one_candidate() -> None:
     b = GraphBuilder()
     one, two = (b.input(TensorType(DType.F16, (64, 32))) for _ in range(2))
     h = b.apply(Prim.MUL, layer(b, one, 32), layer(b, two, 32))
@@ -131,7 +131,7 @@ def test_layers_over_two_inputs_that_meet_are_one_candidate():
     assert len(p.memory) == 2
 
 
-def test_more_than_four_inputs_are_none_of_its_business():
+def test_more_than_four_inputs_are_none_of_its_business() -> None:
     b = GraphBuilder()
     given = [b.input(TensorType(DType.F16, (64, 16))) for _ in range(5)]
     h = layer(b, b.add(Prim.CONCAT, *given, attrs=a.ConcatAttrs(1)), 32)
@@ -139,7 +139,7 @@ def test_more_than_four_inputs_are_none_of_its_business():
     assert all(len(matched(graph, c).memory) == 1 for c in chains(graph))
 
 
-def test_columns_of_one_input_are_read_where_they_lie():
+def test_columns_of_one_input_are_read_where_they_lie() -> None:
     b = GraphBuilder()
     whole = b.input(TensorType(DType.F16, (64, 47)))
     x, direction = (
@@ -152,7 +152,7 @@ def test_columns_of_one_input_are_read_where_they_lie():
     assert [(g.index, g.steps, g.offset) for g in p.given.values()] == [(0, (47, 1), 0), (0, (47, 1), 32)]
 
 
-def test_around_a_second_input_there_is_one_chain_and_there_are_two():
+def test_around_a_second_input_there_is_one_chain_and_there_are_two() -> None:
     """A radiance field: the direction beside the features of the position. What is faster is measured."""
     b = GraphBuilder()
     x, direction = b.input(TensorType(DType.F16, (64, 32))), b.input(TensorType(DType.F16, (64, 16)))
@@ -178,7 +178,7 @@ def field(b: GraphBuilder, width: int = 64) -> tuple[NodeId, NodeId]:
     return layer(b, layer(b, features, width), 3, act=False), density
 
 
-def test_two_heads_are_one_candidate_and_others():
+def test_two_heads_are_one_candidate_and_others() -> None:
     b = GraphBuilder()
     color, density = field(b)
     graph = b.build([color, density])
@@ -189,7 +189,7 @@ def test_two_heads_are_one_candidate_and_others():
     assert any(len(c.outputs) == 1 for c in chains(graph))  # the cut ones, too
 
 
-def test_an_activation_with_a_short_way_through_ends_a_chain():
+def test_an_activation_with_a_short_way_through_ends_a_chain() -> None:
     """Softplus: the way of what it leaves as it is ends before the other one does."""
     b = GraphBuilder()
     h = layer(b, layer(b, b.input(TensorType(DType.F16, (64, 32))), 32), 8, act=False)
@@ -200,7 +200,7 @@ def test_an_activation_with_a_short_way_through_ends_a_chain():
     assert found.outputs == graph.outputs
 
 
-def test_results_beside_each_other_are_one_candidate():
+def test_results_beside_each_other_are_one_candidate() -> None:
     b = GraphBuilder()
     color, density = field(b)
     graph = b.build([b.add(Prim.CONCAT, color, density, attrs=a.ConcatAttrs(1))])
@@ -209,7 +209,7 @@ def test_results_beside_each_other_are_one_candidate():
     assert [(e.step, e.offset) for e in p.ends] == [(4, 0), (4, 3)]
 
 
-def test_a_value_between_layers_that_is_returned_is_stored_on_the_way():
+def test_a_value_between_layers_that_is_returned_is_stored_on_the_way() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F16, (64, 32)))
     h = layer(b, layer(b, x, 32), 32)
@@ -219,7 +219,7 @@ def test_a_value_between_layers_that_is_returned_is_stored_on_the_way():
     assert [e.part for e in matched_by_all(graph, found).ends] == [4, 2]
 
 
-def test_a_second_input_that_scales_a_value_is_read_inside_or_ends_the_chain_before_it():
+def test_a_second_input_that_scales_a_value_is_read_inside_or_ends_the_chain_before_it() -> None:
     b = GraphBuilder()
     x, scale = b.input(TensorType(DType.F16, (64, 32))), b.input(TensorType(DType.F16, (64, 32)))
     scaled = b.apply(Prim.MUL, layer(b, layer(b, x, 32), 32), scale)
@@ -229,7 +229,7 @@ def test_a_second_input_that_scales_a_value_is_read_inside_or_ends_the_chain_bef
         matched(graph, c)
 
 
-def test_an_encoding_is_offered_inside_and_outside():
+def test_an_encoding_is_offered_inside_and_outside() -> None:
     """Sines of frequencies in front of the first layer: the template does not take them, so they may stand apart."""
     b = GraphBuilder()
     x = b.input(TensorType(DType.F16, (64, 3)))
@@ -244,7 +244,7 @@ def test_an_encoding_is_offered_inside_and_outside():
 
 
 @pytest.mark.parametrize(("rows", "columns", "hidden"), [(0, 32, 32), (4, 0, 32), (4, 32, 0)])
-def test_layers_without_elements_are_in_no_chain(rows: int, columns: int, hidden: int):
+def test_layers_without_elements_are_in_no_chain(rows: int, columns: int, hidden: int) -> None:
     b = GraphBuilder()
     h = b.input(TensorType(DType.F16, (rows, columns)))
     graph = b.build([layer(b, layer(b, layer(b, layer(b, h, 16), hidden), 16), 8)])
@@ -253,7 +253,7 @@ def test_layers_without_elements_are_in_no_chain(rows: int, columns: int, hidden
         assert all(graph.type_of(i).size for m in bits(c.members) for i in graph.nodes[m].inputs)
 
 
-def test_not_in_f32_and_not_without_the_limit():
+def test_not_in_f32_and_not_without_the_limit() -> None:
     for dtype, limits in ((DType.F32, WITH), (DType.F16, EnumerationLimits())):
         b = GraphBuilder()
         h = b.input(TensorType(dtype, (64, 32)))
@@ -261,14 +261,14 @@ def test_not_in_f32_and_not_without_the_limit():
         assert not chains(b.build([h]), limits)
 
 
-def test_matrices_that_are_computed_are_no_layers():
+def test_matrices_that_are_computed_are_no_layers() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F16, (32, 32)))
     y = b.add(Prim.MATMUL, x, b.add(Prim.MATMUL, x, x))
     assert not chains(b.build([y]))
 
 
-def test_a_deep_chain_is_not_estimated_above_its_parts():
+def test_a_deep_chain_is_not_estimated_above_its_parts() -> None:
     """What lies behind a layer does not make its product dearer: the whole is measured before its pieces."""
 
     def estimate(depth: int) -> float:

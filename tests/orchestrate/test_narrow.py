@@ -41,7 +41,7 @@ def with_bytes(graph: Graph, *, attention: bool = True) -> list[Candidate]:
     ]
 
 
-def test_the_product_and_what_follows_take_the_casts_in():
+def test_the_product_and_what_follows_take_the_casts_in() -> None:
     graph = quantised()
     found = with_bytes(graph)
     assert len(found) >= 2
@@ -50,11 +50,11 @@ def test_the_product_and_what_follows_take_the_casts_in():
     assert not [i for i in whole.inputs if graph.type_of(i).dtype is DType.I32]
 
 
-def test_not_on_a_cpu():
+def test_not_on_a_cpu() -> None:
     assert with_bytes(quantised(), attention=False) == []
 
 
-def test_a_cast_that_others_read_stays_outside():
+def test_a_cast_that_others_read_stays_outside() -> None:
     assert with_bytes(quantised(read_again=True)) == []
 
 
@@ -68,7 +68,7 @@ def of_floats(rows: int = 1024, dtype: DType = DType.F8E4M3, *, read_again: bool
     return clean_up(b.build(outputs), strict=False).graph
 
 
-def test_products_of_8_bit_floats_take_the_casts_in():
+def test_products_of_8_bit_floats_take_the_casts_in() -> None:
     graph = of_floats()
     assert any(n.prim is Prim.CONSTANT and n.type.dtype is DType.F8E4M3 for n in graph.nodes), "not widened beforehand"
     found = enumerate_candidates(graph, EnumerationLimits(attention=True)).candidates
@@ -83,7 +83,7 @@ def test_products_of_8_bit_floats_take_the_casts_in():
             assert sum(again.type_of(i).dtype is DType.F8E4M3 for i in c.inputs) < 2
 
 
-def test_they_are_priced_at_their_own_rate():
+def test_they_are_priced_at_their_own_rate() -> None:
     graph = of_floats(8192)
     found = enumerate_candidates(graph, EnumerationLimits(attention=True)).candidates
     whole = max(found, key=lambda c: c.members.bit_count())
@@ -105,7 +105,7 @@ def quantised_on_the_way(*, turned: bool = False) -> Graph:
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["turned wide", "turned narrow"])
-def test_what_makes_the_bytes_ends_in_them(turned: bool):
+def test_what_makes_the_bytes_ends_in_them(turned: bool) -> None:
     graph = quantised_on_the_way(turned=turned)
     found = enumerate_candidates(graph, EnumerationLimits(attention=True)).candidates
     cast = next(i for i, n in enumerate(graph.nodes) if n.type.dtype is DType.F8E4M3 and n.prim is Prim.CAST)

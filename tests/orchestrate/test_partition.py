@@ -11,6 +11,7 @@ from tests.orchestrate.graphs import residual_net, transformer
 from tests.orchestrate.test_program import ancestors_of, grown_options, option, random_dag, sinks_of
 from tests.orchestrate.test_scale import block_options
 
+from weft.ir.graph import Graph
 from weft.orchestrate import program
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
@@ -46,7 +47,7 @@ def network(graph, seed: int) -> Instance:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("graph", [transformer(3), residual_net(6)], ids=["attention", "conv"])
-def test_networks_by_parts(graph, seed, monkeypatch):
+def test_networks_by_parts(graph: Graph, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     instance = network(graph, seed)
     kept = presolve(instance)
     quick = heuristic_plan(instance, kept)
@@ -61,7 +62,7 @@ def test_networks_by_parts(graph, seed, monkeypatch):
     assert total(instance, plan) <= total(instance, quick)
 
 
-def test_random_graphs_by_parts(monkeypatch):
+def test_random_graphs_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the graph: it runs, and is no dearer than the plan that was cut."""
     monkeypatch.setattr(program, "PART", 5)
     rng = random.Random(1)
@@ -80,7 +81,7 @@ def test_random_graphs_by_parts(monkeypatch):
     assert cut > 8
 
 
-def test_what_a_cut_costs_is_what_crosses_it():
+def test_what_a_cut_costs_is_what_crosses_it() -> None:
     """One kernel over the whole chain is cheapest, and in no part of it."""
     chain = [option({v - 1} if v else (), {v}, 1.0, (v,)) for v in range(4)]
     whole = option((), {3}, 0.5, range(4))
@@ -90,7 +91,7 @@ def test_what_a_cut_costs_is_what_crosses_it():
     assert len(parts_of(instance, range(5), (4,), 2)) == 1, "a plan of one kernel cannot be cut"
 
 
-def test_equal_blocks_are_solved_once(monkeypatch):
+def test_equal_blocks_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     instance, _ = block_options(1, random.Random(0))
     size = 12
     options = []
@@ -118,7 +119,7 @@ def test_equal_blocks_are_solved_once(monkeypatch):
     assert total(instance, plan) == pytest.approx(solve(instance).cost_us, rel=1e-6)
 
 
-def test_needs_of_options_against_leaving_out():
+def test_needs_of_options_against_leaving_out() -> None:
     rng = random.Random(2)
     for _ in range(60):
         dag = random_dag(rng, rng.randint(2, 7))
@@ -137,7 +138,7 @@ def test_needs_of_options_against_leaving_out():
         assert tighten(instance).unavoidable == expected
 
 
-def test_out_of_time_the_parts_answer():
+def test_out_of_time_the_parts_answer() -> None:
     instance, _ = block_options(40, random.Random(0))
     started = time.perf_counter()
     quick = heuristic_plan(instance, presolve(instance))
@@ -148,7 +149,7 @@ def test_out_of_time_the_parts_answer():
     assert not execute(instance, solution.chosen)[1]
 
 
-def test_a_solver_that_gives_up_leaves_it_to_the_parts(monkeypatch):
+def test_a_solver_that_gives_up_leaves_it_to_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole fails, its parts are small enough."""
     instance, _ = block_options(12, random.Random(0))
     quick = heuristic_plan(instance, presolve(instance))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +54,7 @@ def check_plan(graph: Graph, priced: list[Priced], chosen) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_graphs(seed):
+def test_random_graphs(seed: int) -> None:
     graph = random_graph(seed)
     priced = random_prices(graph, random.Random(seed), EnumerationLimits.complete())
     for solution in select(graph, priced, gap=0.0):
@@ -62,7 +64,7 @@ def test_random_graphs(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("graph", [transformer(1), residual_net(2)], ids=["attention", "conv"])
-def test_networks(graph, seed):
+def test_networks(graph: Graph, seed: int) -> None:
     priced = random_prices(graph, random.Random(seed), EnumerationLimits())
     solutions = select(graph, priced, gap=0.0)
     assert len(solutions) == 3
@@ -75,7 +77,7 @@ def test_networks(graph, seed):
     assert cost <= 1.25 * solutions[0].cost_us
 
 
-def test_library_plan_is_never_better_than_the_optimum():
+def test_library_plan_is_never_better_than_the_optimum() -> None:
     graph = transformer(2)
     priced = random_prices(graph, random.Random(0), EnumerationLimits())
     singles = [k for k, p in enumerate(priced) if p.candidate.kind is Kind.SINGLE]
@@ -85,7 +87,7 @@ def test_library_plan_is_never_better_than_the_optimum():
     assert best <= sum(priced[k].cost_us for k in order)
 
 
-def test_a_limit_on_memory_is_kept_and_costs_something():
+def test_a_limit_on_memory_is_kept_and_costs_something() -> None:
     """Fusing costs more here, so only the limit brings it about."""
     net = Net()
     x = net.input(16, 64)
@@ -111,7 +113,7 @@ def test_a_limit_on_memory_is_kept_and_costs_something():
         select(graph, priced, plans=1, memory_limit=2 * size - 1)
 
 
-def test_channels_last_is_chosen_where_it_is_cheap():
+def test_channels_last_is_chosen_where_it_is_cheap() -> None:
     graph = residual_net(2)
     priced = []
     for c in enumerate_candidates(graph).candidates:
@@ -126,7 +128,7 @@ def test_channels_last_is_chosen_where_it_is_cheap():
     check_plan(graph, priced, solution.chosen)
 
 
-def test_results_are_row_major():
+def test_results_are_row_major() -> None:
     net = Net()
     x = net.input(1, 4, 6, 6)
     graph = net.build(net.relu(net.conv(x, 8)))
@@ -136,13 +138,13 @@ def test_results_are_row_major():
         select(graph, rows)
 
 
-def test_heads_of_attention_have_one_format():
+def test_heads_of_attention_have_one_format() -> None:
     graph = transformer(1)
     assert image_values(graph) == 0
     assert all(formats_in(graph, i) == (Format.ROW,) for i in range(len(graph)))
 
 
-def test_images_have_two_and_weights_one():
+def test_images_have_two_and_weights_one() -> None:
     graph = residual_net(1)
     for i, n in enumerate(graph.nodes):
         if n.prim is Prim.CONV:
@@ -153,7 +155,7 @@ def test_images_have_two_and_weights_one():
 
 
 @pytest.mark.parametrize("make", [select, heuristic])
-def test_what_is_missing_first_is_named_and_not_what_follows_from_it(make):
+def test_what_is_missing_first_is_named_and_not_what_follows_from_it(make: Callable[..., Any]) -> None:
     graph = residual_net(1)
     first = next(i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONV)
     priced = [
@@ -163,7 +165,7 @@ def test_what_is_missing_first_is_named_and_not_what_follows_from_it(make):
         make(graph, priced)
 
 
-def test_a_missing_kernel_is_named():
+def test_a_missing_kernel_is_named() -> None:
     graph = residual_net(1)
     priced = [p for p in random_prices(graph, random.Random(0), EnumerationLimits()) if len(p.candidate.outputs) > 1]
     with pytest.raises(InvalidGraphError, match=r"no kernel produces the values .* \[W901\]"):

@@ -42,7 +42,7 @@ def extracted(graph: Graph, candidate: Candidate) -> Problem:
     return extract(graph, candidate, formats, (LAST,)).problem
 
 
-def test_a_convolution_and_its_pool_are_one_candidate_and_a_problem_of_the_template():
+def test_a_convolution_and_its_pool_are_one_candidate_and_a_problem_of_the_template() -> None:
     graph = pooled_convolution(1, 16, 9, 9, 24, 3, 1, 1, residual=True, behind=True, constants=True).graph
     (found,) = fused(graph)
     assert Counter(graph.nodes[m].prim for m in bits(found.members)) == Counter(
@@ -52,7 +52,7 @@ def test_a_convolution_and_its_pool_are_one_candidate_and_a_problem_of_the_templ
     assert isinstance(pooled(extracted(graph, found)), Pooled)
 
 
-def test_averages_hold_the_casts_around_them():
+def test_averages_hold_the_casts_around_them() -> None:
     graph = pooled_convolution(1, 16, 9, 9, 24, 3, 1, 1, mean=True, constants=True).graph
     (found,) = fused(graph)
     assert sum(graph.nodes[m].prim is Prim.CAST for m in bits(found.members)) == 2
@@ -69,15 +69,15 @@ def test_averages_hold_the_casts_around_them():
     ],
     ids=["read by others", "groups", "1x1", "no pool"],
 )
-def test_where_it_is_not_offered(graph: Graph):
+def test_where_it_is_not_offered(graph: Graph) -> None:
     assert fused(graph) == []
 
 
-def test_not_without_the_limit():
+def test_not_without_the_limit() -> None:
     assert fused(pooled_convolution(1, 32, 9, 9, 24, 3, 1, 1).graph, EnumerationLimits()) == []
 
 
-def test_the_estimate_knows_what_is_computed_twice():
+def test_the_estimate_knows_what_is_computed_twice() -> None:
     """Where windows overlap, a tile computes its border again, not each place of each window."""
     apart = pooled_convolution(16, 64, 113, 113, 64, 3, 1, 1, pool=(2, 2, 0))
     over = pooled_convolution(16, 64, 113, 113, 64, 3, 1, 1, pool=(3, 2, 0))
@@ -106,7 +106,7 @@ def layers(name: str) -> Sequence[nn.Module]:
     ("name", "count", "size", "pools"),
     [("vgg16", 31, 64, [(64, 32), (128, 16), (256, 8), (512, 4), (512, 2)]), ("resnet50", 2, 64, [(64, 16)])],
 )
-def test_networks_have_them(name: str, count: int, size: int, pools: list[tuple[int, int]]):
+def test_networks_have_them(name: str, count: int, size: int, pools: list[tuple[int, int]]) -> None:
     """All convolutions of VGG-16 in front of pools, and ResNet-50's first, are candidates with kernels."""
     graph = network(nn.Sequential(*layers(name)[:count]), size)
     found = fused(graph)

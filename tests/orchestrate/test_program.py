@@ -60,7 +60,7 @@ def grown_options(dag: Dag, rng: random.Random, *, reentrant: bool, several: boo
 
 
 @pytest.fixture(params=[0, 10**9], ids=["relaxed first", "all at once"], autouse=True)
-def relax_from(request, monkeypatch):
+def relax_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "RELAX_FROM", request.param)
 
 
@@ -130,14 +130,14 @@ def check(instances: list[Instance]) -> None:
 
 
 @pytest.fixture
-def no_ties(monkeypatch):
+def no_ties(monkeypatch: pytest.MonkeyPatch) -> None:
     """What breaks ties between equal plans is no part of the optimum."""
     monkeypatch.setattr(program, "TIE_US", 0.0)
 
 
 @pytest.mark.usefixtures("no_ties")
 @pytest.mark.parametrize(("reentrant", "several"), [(False, False), (True, False), (False, True), (True, True)])
-def test_random_graphs_against_dijkstra(reentrant, several):
+def test_random_graphs_against_dijkstra(reentrant: bool, several: bool) -> None:
     rng = random.Random(int(reentrant) * 2 + int(several))
     instances = []
     for _ in range(GRAPHS // 4):
@@ -149,7 +149,7 @@ def test_random_graphs_against_dijkstra(reentrant, several):
     check(instances)
 
 
-def test_one_by_one_as_side_by_side():
+def test_one_by_one_as_side_by_side() -> None:
     rng = random.Random(12)
     for _ in range(10):
         dag = random_dag(rng, 8)
@@ -162,7 +162,7 @@ def test_one_by_one_as_side_by_side():
 
 
 @pytest.mark.usefixtures("no_ties")
-def test_cover_cuts_change_nothing_but_speed():
+def test_cover_cuts_change_nothing_but_speed() -> None:
     rng = random.Random(9)
     instances = []
     for _ in range(GRAPHS // 4):
@@ -196,7 +196,7 @@ def formats_instance(rng: random.Random, dag: Dag) -> Instance:
 
 
 @pytest.mark.usefixtures("no_ties")
-def test_formats_against_dijkstra():
+def test_formats_against_dijkstra() -> None:
     rng = random.Random(21)
     instances: list[Instance] = []
     while len(instances) < GRAPHS:
@@ -206,7 +206,7 @@ def test_formats_against_dijkstra():
     check(instances)
 
 
-def test_conversions_do_not_feed_each_other():
+def test_conversions_do_not_feed_each_other() -> None:
     """The phantom: v in format 0 from format 1 and the other way round, and nobody computes v."""
     options = (
         option({0}, {1}, 0.1, conversion=True),
@@ -220,7 +220,7 @@ def test_conversions_do_not_feed_each_other():
     assert solution.cost_us == pytest.approx(11.1)
 
 
-def test_deadlock_of_two_convex_kernels_is_cut():
+def test_deadlock_of_two_convex_kernels_is_cut() -> None:
     """a→b and c→d; K1 writes {a, d}, K2 writes {b, c}: each convex, together stuck."""
     a, b, c, d = range(4)
     options = (
@@ -277,12 +277,12 @@ def alternatives_case(rng: random.Random):
 
 
 @pytest.mark.usefixtures("no_ties")
-def test_alternatives_against_dijkstra():
+def test_alternatives_against_dijkstra() -> None:
     rng = random.Random(33)
     check([alternatives_case(rng)[0] for _ in range(GRAPHS)])
 
 
-def test_cover_cuts_for_every_value_cut_optima_off():
+def test_cover_cuts_for_every_value_cut_optima_off() -> None:
     """As they are without alternatives."""
     rng = random.Random(34)
     wrong = 0
@@ -293,23 +293,23 @@ def test_cover_cuts_for_every_value_cut_optima_off():
     assert wrong > 3, wrong
 
 
-def test_given_values_need_no_kernel():
+def test_given_values_need_no_kernel() -> None:
     instance = Instance((option({0}, {1}, 2.0, (1,)),), frozenset({0}), frozenset({0, 1}))
     assert solve(instance).chosen == (0,)
 
 
-def test_nothing_to_do():
+def test_nothing_to_do() -> None:
     solution = solve(Instance((), frozenset({0}), frozenset({0})))
     assert solution.chosen == ()
     assert solution.cost_us == 0.0
 
 
-def test_an_impossible_instance_is_our_bug():
+def test_an_impossible_instance_is_our_bug() -> None:
     with pytest.raises(InvalidGraphError, match=r"no kernel produces the values \[5\] \[W901\]"):
         solve(Instance((option({5}, {1}, 2.0),), frozenset({0}), frozenset({1})))
 
 
-def test_what_is_out_of_reach_is_told_by_its_first_cause():
+def test_what_is_out_of_reach_is_told_by_its_first_cause() -> None:
     kernels = (option({0}, {1}, 1.0), option({2}, {3}, 1.0), option({3}, {4}, 1.0), option({1, 6}, {7}, 1.0))
     turned = tuple(replace(option({a}, {b}, 1.0), conversion=True) for a, b in [(2, 8), (8, 2), (3, 9), (9, 3)])
     instance = Instance(kernels + turned, frozenset({0}), frozenset({1, 4, 9}))
@@ -320,7 +320,7 @@ def test_what_is_out_of_reach_is_told_by_its_first_cause():
     assert out_of_reach(Instance(circle, frozenset({0}), frozenset({2}))) == (2,)
 
 
-def test_presolve_drops_the_dominated():
+def test_presolve_drops_the_dominated() -> None:
     options = (
         option({0}, {1}, 2.0),
         option({0}, {1}, 3.0),  # dearer
@@ -332,7 +332,7 @@ def test_presolve_drops_the_dominated():
     assert presolve(Instance(options, frozenset({0}), frozenset({1}))) == [0, 3]
 
 
-def test_presolve_keeps_the_optimum():
+def test_presolve_keeps_the_optimum() -> None:
     rng = random.Random(2)
     for _ in range(GRAPHS):
         dag = random_dag(rng, rng.randint(2, 8))
@@ -343,7 +343,7 @@ def test_presolve_keeps_the_optimum():
         assert oracle(smaller) == pytest.approx(oracle(instance))
 
 
-def test_trim_drops_what_is_not_needed():
+def test_trim_drops_what_is_not_needed() -> None:
     instance = Instance(
         (option((), {0}, 1.0), option({0}, {1}, 1.0), option((), {1}, 1.5), option((), {2}, 9.0)),
         frozenset(),
@@ -354,19 +354,19 @@ def test_trim_drops_what_is_not_needed():
         trim(instance, (1,))
 
 
-def test_launch_cost_decides():
+def test_launch_cost_decides() -> None:
     options = (option((), {0}, 1.0), option({0}, {1}, 1.0), option((), {1}, 3.0))
     two = Instance(options, frozenset(), frozenset({1}))
     assert solve(two).chosen == (0, 1)
     assert solve(Instance(options, frozenset(), frozenset({1}), launch_us=5.0)).chosen == (2,)
 
 
-def test_ties_have_one_winner():
+def test_ties_have_one_winner() -> None:
     options = tuple(option((), {0}, 1.0, launches=1) for _ in range(5))
     assert solve(Instance(options, frozenset(), frozenset({0}))).chosen == (0,)
 
 
-def test_three_plans_that_differ():
+def test_three_plans_that_differ() -> None:
     rng = random.Random(8)
     for _ in range(20):
         dag = random_dag(rng, 7)
@@ -380,7 +380,7 @@ def test_three_plans_that_differ():
             assert not execute(Instance(options, frozenset(), results), p.chosen)[1]
 
 
-def test_a_core_is_solved_by_itself(monkeypatch):
+def test_a_core_is_solved_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "RELAX_FROM", 0)
     sizes = []
     whole = program._milp
@@ -402,7 +402,7 @@ def test_a_core_is_solved_by_itself(monkeypatch):
     assert again[0].chosen == found[0].chosen
 
 
-def test_a_core_out_of_time_gives_the_heuristic_plan_over_it(monkeypatch):
+def test_a_core_out_of_time_gives_the_heuristic_plan_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "RELAX_FROM", 0)
     options = (option((), {0}, 1.0, (0,)), option((), {0, 1}, 5.0, (0, 1)), option({0}, {1}, 1.0, (1,)))
     instance = Instance(options, frozenset(), frozenset({1}), frozenset({0, 1}))
@@ -411,11 +411,11 @@ def test_a_core_out_of_time_gives_the_heuristic_plan_over_it(monkeypatch):
     assert best_solutions(instance, 1, seconds=0.0, core=True, start=(1,))[0].chosen == (1,)
 
 
-def test_no_second_plan_where_there_is_one():
+def test_no_second_plan_where_there_is_one() -> None:
     assert len(best_solutions(Instance((option((), {0}, 1.0),), frozenset(), frozenset({0})), 3)) == 1
 
 
-def test_without_time_the_heuristic_answers():
+def test_without_time_the_heuristic_answers() -> None:
     dag = Dag.of([0, 1, 2, 4])
     options = tuple(grown_options(dag, random.Random(0), reentrant=False, several=False))
     everything = range(len(options))  # as a plan: too dear for the relaxation to prove it
@@ -425,13 +425,13 @@ def test_without_time_the_heuristic_answers():
     assert not execute(Instance(options, frozenset(), frozenset({3})), solution.chosen)[1]
 
 
-def test_heuristic_survives_long_chains():
+def test_heuristic_survives_long_chains() -> None:
     n = 3000
     options = tuple(option({v - 1} if v else (), {v}, 1.0) for v in range(n))
     assert len(heuristic_plan(Instance(options, frozenset(), frozenset({n - 1})), range(n))) == n
 
 
-def test_heuristic_is_close():
+def test_heuristic_is_close() -> None:
     rng = random.Random(6)
     ratios = []
     for _ in range(100):
@@ -447,12 +447,12 @@ def test_heuristic_is_close():
     assert ratios[90] < 1.05
 
 
-def test_a_plan_within_the_gap_is_taken_as_it_is(monkeypatch):
+def test_a_plan_within_the_gap_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "RELAX_FROM", 0)
     options = tuple(option({v - 1} if v else (), {v}, 1.0, (v,)) for v in range(20))
     instance = Instance(options, frozenset(), frozenset({19}), frozenset(range(20)))
 
-    def never(*_):
+    def never(*_) -> None:
         raise AssertionError("the solver ran although the relaxation proves the plan")
 
     monkeypatch.setattr(program, "_milp", never)
@@ -462,7 +462,7 @@ def test_a_plan_within_the_gap_is_taken_as_it_is(monkeypatch):
     assert solution.cost_us == pytest.approx(20.0)
 
 
-def test_a_dear_plan_at_hand_does_not_stop_the_search(monkeypatch):
+def test_a_dear_plan_at_hand_does_not_stop_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "RELAX_FROM", 0)
     options = (option((), {0}, 1.0, (0,)), option((), {0, 1}, 5.0, (0, 1)), option({0}, {1}, 1.0, (1,)))
     instance = Instance(options, frozenset(), frozenset({1}), frozenset({0, 1}))

@@ -8,7 +8,7 @@ import time
 import pytest
 from tests.orchestrate.graphs import residual_net, transformer
 
-from weft.ir.graph import bits, mask_of
+from weft.ir.graph import Graph, bits, mask_of
 from weft.orchestrate.abstract import Dag, grow
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
@@ -45,7 +45,7 @@ def block_options(blocks: int, rng: random.Random) -> tuple[Instance, int]:
 
 
 @pytest.mark.slow
-def test_500_primitives_to_proven_optimality():
+def test_500_primitives_to_proven_optimality() -> None:
     instance, n = block_options(112, random.Random(0))
     assert n > 1000
     assert len(instance.options) > 5000
@@ -58,7 +58,7 @@ def test_500_primitives_to_proven_optimality():
 
 
 @pytest.mark.parametrize("graph", [transformer(4), residual_net(8)], ids=["attention", "conv"])
-def test_networks_with_alternatives_and_formats(graph):
+def test_networks_with_alternatives_and_formats(graph: Graph) -> None:
     rng = random.Random(1)
     found = find_alternatives(graph)
     noise: dict[tuple[object, ...], float] = {}

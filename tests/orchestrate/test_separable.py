@@ -30,7 +30,7 @@ def sigmoid_gate(b: GraphBuilder, y: NodeId) -> NodeId:
     return b.cast(b.apply(Prim.DIV, x, b.apply(Prim.ADD, b.apply(Prim.EXP, b.apply(Prim.NEG, x)), 1.0)), DType.F16)
 
 
-def test_a_pair_is_one_candidate_and_a_problem_of_the_template():
+def test_a_pair_is_one_candidate_and_a_problem_of_the_template() -> None:
     graph = pair(1, 32, 9, 9, 24, residual=True, constants=True, middle=sigmoid_gate).graph
     (found,) = fused(graph)
     assert Counter(graph.nodes[m].prim for m in bits(found.members)) == Counter(
@@ -45,7 +45,7 @@ def test_a_pair_is_one_candidate_and_a_problem_of_the_template():
     assert isinstance(separable(problem), Separable)
 
 
-def test_a_small_convolution_and_a_1x1_are_one_candidate_too():
+def test_a_small_convolution_and_a_1x1_are_one_candidate_too() -> None:
     graph = pair(1, 16, 9, 9, 72, between=32, residual=True, constants=True).graph
     (found,) = fused(graph)
     assert Counter(graph.nodes[m].prim for m in bits(found.members)) == Counter(
@@ -80,16 +80,16 @@ def test_a_small_convolution_and_a_1x1_are_one_candidate_too():
         "one convolution",
     ],
 )
-def test_where_it_is_not_offered(graph: Graph):
+def test_where_it_is_not_offered(graph: Graph) -> None:
     assert fused(graph) == []
 
 
-def test_not_without_the_limit():
+def test_not_without_the_limit() -> None:
     assert fused(pair(1, 32, 9, 9, 24).graph, EnumerationLimits()) == []
 
 
 @pytest.mark.parametrize("between", [MOST_BETWEEN - 16, MOST_BETWEEN, MOST_BETWEEN + 16])
-def test_as_many_channels_between_are_offered_as_the_template_takes(between: int):
+def test_as_many_channels_between_are_offered_as_the_template_takes(between: int) -> None:
     assert offered.MOST_BETWEEN == MOST_BETWEEN  # neither layer may import the other
     problem = pair(1, 16, 9, 9, 72, between=between)
     graph = pair(1, 16, 9, 9, 72, between=between, constants=True).graph

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +63,7 @@ def whole(graph: Graph) -> list[Candidate]:
 
 @pytest.mark.parametrize("make", [heads, image, turned])
 @pytest.mark.parametrize("first", [ROW, LAST])
-def test_one_kernel_does_it(make, first: Format) -> None:  # type: ignore[no-untyped-def]
+def test_one_kernel_does_it(make: Callable[..., Any], first: Format) -> None:  # type: ignore[no-untyped-def]
     graph = make()
     (c,) = whole(graph)
     assert c.outputs == graph.outputs

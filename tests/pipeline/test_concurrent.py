@@ -88,7 +88,7 @@ def test_a_failing_shape_fails_for_all_who_wait_and_is_tried_again(cache: Path) 
     again = compiled._again
     assert again is not None
 
-    def fails(inputs):
+    def fails(inputs) -> None:
         raise weft.WeftError(message="no such plan")
 
     compiled._again = fails

@@ -107,7 +107,7 @@ class _Points(nn.Module):
         ([0, 0], [0, 7], r"input 2: index 7 at \[1\]"),  # together they would be within the nine rows
     ],
 )
-def test_each_part_of_a_position_is_held_to_its_own_bound(i, j, said: str, cache: Path) -> None:
+def test_each_part_of_a_position_is_held_to_its_own_bound(i: list[int], j: list[int], said: str, cache: Path) -> None:
     x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0))
     at = [torch.tensor(k) for k in (i, j)]
     compiled = weft.compile(_Points(), (x, torch.tensor([0, 1]), torch.tensor([1, 2])), options=_options(cache))
@@ -157,7 +157,15 @@ REAL, INT = TensorProto.FLOAT, TensorProto.INT64
          r"index 9 at \[1\].*\[-4, 4\)"),
     ],
 )  # fmt: skip
-def test_onnx_operators(op, inputs, outputs, good, bad, said: str, cache: Path) -> None:
+def test_onnx_operators(
+    op: str,
+    inputs: list[tuple[str, int, list[int]]],
+    outputs: list[int],
+    good: list[int] | list[list[int]],
+    bad: list[int] | list[list[int]],
+    said: str,
+    cache: Path,
+) -> None:
     compiled = weft.compile(_onnx(op, inputs, outputs), options=_options(cache))
     chance = np.random.default_rng(0)
     values = [torch.from_numpy(chance.random(shape, dtype=np.float32)) for _, kind, shape in inputs if kind == REAL]

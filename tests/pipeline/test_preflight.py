@@ -6,6 +6,7 @@ import gc
 import itertools
 import time
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_bombs_are_refused_by_name(name, tmp_path):
+def test_bombs_are_refused_by_name(name: str, tmp_path: Path) -> None:
     options = weft.Options(budget_s=0, compile_memory_bytes=1 << 30, cache_dir=tmp_path)
     start = time.process_time()
     with pytest.raises(LimitError, match="W105") as caught:
@@ -120,7 +121,7 @@ def test_bombs_are_refused_by_name(name, tmp_path):
     assert "WEFT_COMPILE_MEMORY_BYTES" in str(caught.value)
 
 
-def test_what_is_free_is_the_limit(monkeypatch, tmp_path):
+def test_what_is_free_is_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("weft.platform.cpu.free_bytes", lambda: 1 << 20)
     with pytest.raises(LimitError, match="free"):
         weft.compile(files.raw(BOMBS["Tile"]()), options=weft.Options(budget_s=0, cache_dir=tmp_path))
@@ -131,14 +132,14 @@ class Grows(torch.nn.Module):
         return x.repeat(1 << 20, 64).sum()
 
 
-def test_torch_modules_too(tmp_path):
+def test_torch_modules_too(tmp_path: Path) -> None:
     options = weft.Options(budget_s=0, compile_memory_bytes=1 << 28, cache_dir=tmp_path)
     with pytest.raises(LimitError, match="W105") as caught:
         weft.compile(Grows(), (torch.ones(2, 8),), options=options)
     assert "repeat" in str(caught.value) or "expand" in str(caught.value), str(caught.value)
 
 
-def test_a_library_call_gives_back_what_nobody_reads_any_more(monkeypatch):
+def test_a_library_call_gives_back_what_nobody_reads_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a network by single operators holds every value of it at once."""
     held: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
@@ -158,7 +159,7 @@ def test_a_library_call_gives_back_what_nobody_reads_any_more(monkeypatch):
     assert y.shape == (4,) and max(alive) <= 3
 
 
-def test_the_reference_holds_one_weight_at_a_time(monkeypatch):
+def test_the_reference_holds_one_weight_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (4,)), "x")
     weights = [b.constant(np.full(4, k, np.float32), DType.F32) for k in range(9)]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +33,7 @@ NATIVE = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def engines(tmp_path_factory):
+def engines(tmp_path_factory: pytest.TempPathFactory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conformance, "CACHE", private_directory(tmp_path_factory.mktemp("cache")))
         # nothing is timed here: what the system says about the processor is enough
@@ -40,13 +43,13 @@ def engines(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NATIVE)
-def test_a_case_through_the_compiler(name):
+def test_a_case_through_the_compiler(name: str) -> None:
     line = work(("node", f"test_{name}", "fused"))
     assert line["status"] in ("native", "fallback"), line
     assert line["plans"] == 1
 
 
-def test_all_ways_of_one_case():
+def test_all_ways_of_one_case() -> None:
     line = work(("node", "test_layer_normalization_2d_axis1", "compiled"))
     assert line["status"] == "native", line
     assert line["plans"] == 4
@@ -54,7 +57,7 @@ def test_all_ways_of_one_case():
     assert line["calls"] == 0
 
 
-def test_a_wrong_plan_is_seen():
+def test_a_wrong_plan_is_seen() -> None:
     def engine(imported, inputs):
         right = reference(imported, inputs).outputs["reference"]
         return Run({"right": right, "off": [y + 1e-3 for y in right]}, {})
@@ -65,7 +68,7 @@ def test_a_wrong_plan_is_seen():
 
 
 @pytest.mark.parametrize("change", [lambda y: y.astype(np.float64), lambda y: y[..., :1], lambda y: y * np.nan])
-def test_types_shapes_and_nan_are_compared(change):
+def test_types_shapes_and_nan_are_compared(change: Callable[..., Any]) -> None:
     def engine(imported, inputs):
         return Run({"it": [change(y) for y in reference(imported, inputs).outputs["reference"]]}, {})
 
@@ -73,20 +76,20 @@ def test_types_shapes_and_nan_are_compared(change):
 
 
 @pytest.mark.parametrize("error", [InvalidGraphError(problem="no plan"), RuntimeError("bad"), KeyError(3)])
-def test_a_bug_is_a_crash(error):
-    def engine(imported, inputs):
+def test_a_bug_is_a_crash(error: Exception) -> None:
+    def engine(imported, inputs) -> None:
         raise error
 
     assert run_case(cases_of("node")["test_tanh"], engine)["status"] == "crashed"
 
 
-def test_what_is_refused_has_a_reason():
+def test_what_is_refused_has_a_reason() -> None:
     line = work(("node", "test_bernoulli", "fused"))
     assert line["status"] == "refused"
     assert "random numbers" in line["reason"]
 
 
-def test_counts():
+def test_counts() -> None:
     lines = [
         {"status": "native", "plans": 2, "calls": 0, "generated": 3},
         {"status": "native", "plans": 1, "calls": 1, "generated": 0},
@@ -98,7 +101,9 @@ def test_counts():
     assert (found["without_calls"], found["kernels"]) == (1, 3)
 
 
-def test_an_interrupted_run_is_resumed(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(conformance, "PROGRESS", tmp_path)
     monkeypatch.setattr(conformance, "cases_of", lambda kind: {"test_add": None, "test_tanh": None})
     kept = [{"case": name, "status": status} for name, status in (("test_add", "native"), ("test_tanh", "wrong"))]

@@ -62,7 +62,9 @@ def test_every_end_of_a_process_is_the_answer_of_one_file(tmp_path: Path, monkey
     assert children() == before, "every process was waited for"
 
 
-def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_run_that_was_broken_off_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("tests.hostile.corpus.corpus", lambda: {f"right {k}": None for k in range(6)})
     out = tmp_path / "hostile.jsonl"
     assert hostile.main(["-o", str(out), "--part", "1/3"]) == 0
@@ -82,7 +84,9 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert hostile.known(out, hostile.header("again")) == []
 
 
-def test_a_file_without_a_name_fails_the_run_and_is_asked_again(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_file_without_a_name_fails_the_run_and_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("tests.hostile.corpus.corpus", lambda: {"right": None, "wrong": None})
     out = tmp_path / "hostile.jsonl"
     for asked in (["named     right", "NOT NAMED wrong"], ["NOT NAMED wrong"]):

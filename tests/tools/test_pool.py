@@ -5,6 +5,8 @@ import time
 from functools import partial
 from operator import call
 
+import pytest
+
 from tools import pool
 
 
@@ -12,7 +14,7 @@ def outcomes(tasks, **options):
     return {tasks.index(task): found for task, found in pool.run(call, tasks, **options)}
 
 
-def test_a_crash_and_a_hang_cost_one_task_each(monkeypatch):
+def test_a_crash_and_a_hang_cost_one_task_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "START_S", 300.0)
     tasks = [partial(abs, -1), partial(os.abort), partial(abs, -2), partial(os._exit, 3), partial(int, "x")]
     found = outcomes(tasks, jobs=2, timeout_s=10.0)
@@ -24,17 +26,17 @@ def test_a_crash_and_a_hang_cost_one_task_each(monkeypatch):
     assert "ValueError" in found[4].reason
 
 
-def test_a_hang_is_ended(monkeypatch):
+def test_a_hang_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "START_S", 0.0)
     found = outcomes([partial(time.sleep, 1e6)], jobs=1, timeout_s=1.0)
     assert found[0] == pool.Lost("out of time: over 1 s")
 
 
-def test_processes_are_replaced(monkeypatch):
+def test_processes_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "LIFETIME", 2)
     pids = [pid for _, pid in pool.run(call, [os.getpid] * 5, jobs=1, timeout_s=60.0)]
     assert [pids.count(pid) for pid in dict.fromkeys(pids)] == [2, 2, 1]
 
 
-def test_no_tasks_no_processes():
+def test_no_tasks_no_processes() -> None:
     assert list(pool.run(call, [], jobs=2, timeout_s=1.0)) == []

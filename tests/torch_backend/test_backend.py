@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from weft.torch_backend.engine import compiling_engine
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
+def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
@@ -29,7 +32,7 @@ def _fresh():
 class Seen:
     """A backend on the reference engine that remembers its regions."""
 
-    def __init__(self, engine=reference_engine, **options):
+    def __init__(self, engine=reference_engine, **options) -> None:
         self.regions: list[Region] = []
         self.backend = Backend(Options(**options), engine, self.regions.append)
 
@@ -41,7 +44,7 @@ class Seen:
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1, stride=2), nn.BatchNorm2d(8)
         self.attend, self.line = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 4)
@@ -53,7 +56,7 @@ class Block(nn.Module):
         return F.log_softmax(self.line(F.gelu(x)).mean(1), -1)
 
 
-def test_inference():
+def test_inference() -> None:
     seen, model, x = Seen(), Block().eval(), torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(seen.compile(model)(x), model(x))
@@ -63,7 +66,7 @@ def test_inference():
     assert region.program.imported.opaque == ()
 
 
-def test_training_step():
+def test_training_step() -> None:
     seen, model, x = Seen(), Block().train(), torch.randn(2, 3, 8, 8)
     twin = copy.deepcopy(model)
     step = seen.compile(model)
@@ -82,7 +85,7 @@ def test_training_step():
     assert seen.fallbacks() == []
 
 
-def test_a_backward_graph_that_cannot_be_compiled_is_named(caplog):
+def test_a_backward_graph_that_cannot_be_compiled_is_named(caplog: pytest.LogCaptureFixture) -> None:
     def engine(imported, options, eager):
         if len(imported.graph.outputs) == 1 and calls:
             raise UserError(message="no backward today")
@@ -102,7 +105,7 @@ def test_a_backward_graph_that_cannot_be_compiled_is_named(caplog):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sixteen_bit_module(dtype):
+def test_sixteen_bit_module(dtype: torch.dtype) -> None:
     seen, x = Seen(), torch.randn(4, 12).to(dtype)
     model = nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.Linear(24, 6), nn.LayerNorm(6), nn.Softmax(-1)).to(dtype)
     with torch.no_grad():
@@ -112,7 +115,7 @@ def test_sixteen_bit_module(dtype):
     assert seen.fallbacks() == []
 
 
-def test_autocast():
+def test_autocast() -> None:
     seen, model, x = Seen(), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(2, 8)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         found, wanted = seen.compile(model)(x), model(x)
@@ -120,7 +123,7 @@ def test_autocast():
     torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
 
 
-def test_each_batch_size_is_right_and_has_a_plan():
+def test_each_batch_size_is_right_and_has_a_plan() -> None:
     seen = Seen()
     step = seen.compile(lambda x: x.relu().reshape(x.shape[0] * 2, -1) + x.shape[0])
     for n in (2, 3, 5, 7, 3, 2):
@@ -131,7 +134,7 @@ def test_each_batch_size_is_right_and_has_a_plan():
     assert len(shapes) <= 5  # dynamo's first graph is static, the second serves every size
 
 
-def test_the_number_of_plans_is_bounded():
+def test_the_number_of_plans_is_bounded() -> None:
     seen = Seen(max_plans=2)
     step = seen.compile(lambda x: x * 2, dynamic=True)
     for n in (3, 4, 5, 5, 4, 3):
@@ -139,7 +142,7 @@ def test_the_number_of_plans_is_bounded():
     assert len(seen.regions) == 4  # 3, 4, 5, and 3 again: it was the oldest when 5 came
 
 
-def test_numbers_that_dynamo_leaves_open_are_fixed_up_to_a_bound(caplog):
+def test_numbers_that_dynamo_leaves_open_are_fixed_up_to_a_bound(caplog: pytest.LogCaptureFixture) -> None:
     """dynamo passes such a float as a tensor whose value the graph reads."""
     seen = Seen(max_plans=3)
     step = seen.compile(lambda x, s: torch.tanh(x) / s, dynamic=True)
@@ -156,7 +159,7 @@ def test_numbers_that_dynamo_leaves_open_are_fixed_up_to_a_bound(caplog):
     ]
 
 
-def test_numbers_that_dynamo_leaves_open_in_training():
+def test_numbers_that_dynamo_leaves_open_in_training() -> None:
     step = Seen().compile(lambda x, s: (torch.tanh(x) * s).sum(), dynamic=True)
     for s in (2.0, 3.0):
         x = torch.randn(3, 4, requires_grad=True)
@@ -164,7 +167,7 @@ def test_numbers_that_dynamo_leaves_open_in_training():
         torch.testing.assert_close(x.grad, s * (1 - torch.tanh(x.detach()) ** 2))
 
 
-def test_training_with_open_sizes():
+def test_training_with_open_sizes() -> None:
     seen = Seen()
     w = torch.randn(4, 3, requires_grad=True)
     step = seen.compile(lambda x: torch.tanh(x @ w).sum(), dynamic=True)
@@ -177,7 +180,7 @@ def test_training_with_open_sizes():
         torch.testing.assert_close(grad, w.grad)
 
 
-def test_input_mutation():
+def test_input_mutation() -> None:
     def f(x, y):
         x.add_(y)
         y = y * 2
@@ -193,7 +196,7 @@ def test_input_mutation():
     assert seen.fallbacks() == []
 
 
-def test_buffers_are_updated():
+def test_buffers_are_updated() -> None:
     seen, model = Seen(), nn.BatchNorm1d(4).train()
     twin, x = copy.deepcopy(model), torch.randn(8, 4)
     with torch.no_grad():
@@ -201,7 +204,7 @@ def test_buffers_are_updated():
     torch.testing.assert_close(model.state_dict(), twin.state_dict())
 
 
-def test_weights_that_change_are_seen():
+def test_weights_that_change_are_seen() -> None:
     seen, model, x = Seen(), nn.Linear(3, 2), torch.randn(4, 3)
     step = seen.compile(model)
     with torch.no_grad():
@@ -210,7 +213,7 @@ def test_weights_that_change_are_seen():
         torch.testing.assert_close(step(x), model(x))
 
 
-def test_outputs_have_the_strides_of_eager():
+def test_outputs_have_the_strides_of_eager() -> None:
     seen = Seen()
     model = nn.Conv2d(3, 4, 3).eval()
     functions = (
@@ -224,7 +227,7 @@ def test_outputs_have_the_strides_of_eager():
                 torch.testing.assert_close(found, wanted, check_stride=True)
 
 
-def test_views_and_aliases_of_inputs():
+def test_views_and_aliases_of_inputs() -> None:
     seen, x = Seen(), torch.arange(6.0)
     found = seen.compile(lambda x: (x.view(2, 3), x, x[1:] + 0))(x)
     assert found[0].data_ptr() == x.data_ptr()
@@ -232,12 +235,12 @@ def test_views_and_aliases_of_inputs():
     torch.testing.assert_close(found[2], x[1:])
 
 
-def test_results_that_are_not_tensors():
+def test_results_that_are_not_tensors() -> None:
     seen, x = Seen(), torch.ones(3)
     assert seen.compile(lambda x: (x.shape[0], None, x + 1, "s"))(x)[:2] == (3, None)
 
 
-def test_an_operator_without_a_rule_stays_inside():
+def test_an_operator_without_a_rule_stays_inside() -> None:
     seen, x = Seen(), torch.randn(4, 6)
     f = lambda x: (x * 2).cumsum(1).relu().topk(2)  # noqa: E731
     torch.testing.assert_close(tuple(seen.compile(f)(x)), tuple(f(x)))
@@ -254,7 +257,9 @@ def test_an_operator_without_a_rule_stays_inside():
     ],
     ids=["complex", "random", "float8"],
 )
-def test_what_is_refused_runs_eagerly_with_one_warning(function, reason, caplog):
+def test_what_is_refused_runs_eagerly_with_one_warning(
+    function: Callable[..., Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     seen, x = Seen(), torch.randn(6, 6)
     step = seen.compile(function)
     with caplog.at_level(logging.WARNING, "weft"):
@@ -269,8 +274,8 @@ def test_what_is_refused_runs_eagerly_with_one_warning(function, reason, caplog)
     assert reason in warnings[0]
 
 
-def test_an_engine_that_crashes_leaves_the_graph_to_eager(caplog):
-    def engine(imported, options, eager):
+def test_an_engine_that_crashes_leaves_the_graph_to_eager(caplog: pytest.LogCaptureFixture) -> None:
+    def engine(imported, options, eager) -> None:
         raise RuntimeError("segment of a stack")
 
     seen, x = Seen(engine), torch.randn(3)
@@ -279,9 +284,9 @@ def test_an_engine_that_crashes_leaves_the_graph_to_eager(caplog):
     assert "met a bug in Weft" in caplog.text
 
 
-def test_an_executable_that_fails_is_given_up_before_it_wrote(caplog):
+def test_an_executable_that_fails_is_given_up_before_it_wrote(caplog: pytest.LogCaptureFixture) -> None:
     def engine(imported, options, eager):
-        def run(inputs):
+        def run(inputs) -> None:
             raise RuntimeError("sick device")
 
         return run
@@ -299,14 +304,14 @@ def test_an_executable_that_fails_is_given_up_before_it_wrote(caplog):
     assert caplog.text.count("failed at run time") == 1
 
 
-def test_threads_share_a_model():
+def test_threads_share_a_model() -> None:
     seen = Seen()
     step = seen.compile(lambda x: torch.tanh(x) @ x.t(), dynamic=True)
     x = {n: torch.randn(n, 4) for n in (2, 3, 4, 5)}
     step(x[2])
     failures = []
 
-    def work(n):
+    def work(n) -> None:
         try:
             for _ in range(5):
                 torch.testing.assert_close(step(x[n]), torch.tanh(x[n]) @ x[n].t())
@@ -321,7 +326,7 @@ def test_threads_share_a_model():
     assert failures == []
 
 
-def test_options_of_torch_compile(monkeypatch):
+def test_options_of_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
 
     def engine(imported, options, eager):
@@ -336,14 +341,14 @@ def test_options_of_torch_compile(monkeypatch):
     assert isinstance(error.value.inner_exception, OptionError)
 
 
-def test_the_name_is_registered():
+def test_the_name_is_registered() -> None:
     register()
     register()
     assert "weft" in torch._dynamo.list_backends()
     assert torch._dynamo.backends.registry.lookup_backend("weft") in (weft_backend,)
 
 
-def test_eager_may_stand_in_for_an_executable():
+def test_eager_may_stand_in_for_an_executable() -> None:
     """What the compiler gives back where the framework beats every plan."""
     model = Block().train()
     twin, x, count = copy.deepcopy(model), torch.randn(2, 3, 8, 8), torch.zeros(1)
@@ -363,13 +368,13 @@ def test_eager_may_stand_in_for_an_executable():
     assert seen.fallbacks() == []
 
 
-def test_the_region_of_an_identity():
+def test_the_region_of_an_identity() -> None:
     seen, x = Seen(), torch.ones(2)
     assert seen.compile(lambda x: x)(x) is x
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_running_statistics_are_updated_in_training_only(training):
+def test_running_statistics_are_updated_in_training_only(training: bool) -> None:
     def normed(x, weight, bias, mean, var):
         return torch.ops.aten._native_batch_norm_legit.default(x, weight, bias, mean, var, training, 0.5, 1e-3)[0]
 
@@ -389,7 +394,7 @@ def _looked_up(x, i, j):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_plans_are_judged_on_the_integers_of_the_caller(tmp_path, dynamic):
+def test_plans_are_judged_on_the_integers_of_the_caller(tmp_path: Path, dynamic: bool) -> None:
     """Drawn ones would be indices outside of what they index once arithmetic is done on them."""
     given = []
 
@@ -406,7 +411,7 @@ def test_plans_are_judged_on_the_integers_of_the_caller(tmp_path, dynamic):
     assert sorted(v.tolist() for v in given[0].values()) == [[2, 0, 1], [3, 3, 0]]
 
 
-def test_eager_that_refuses_drawn_indices_takes_no_part(tmp_path):
+def test_eager_that_refuses_drawn_indices_takes_no_part(tmp_path: Path) -> None:
     def engine(imported, options, eager):
         return compiling_engine(replace(imported, integers={}), options, eager)
 
@@ -417,7 +422,7 @@ def test_eager_that_refuses_drawn_indices_takes_no_part(tmp_path):
     assert seen.fallbacks() == []
 
 
-def test_a_graph_that_the_framework_itself_cannot_run_is_compiled(tmp_path):
+def test_a_graph_that_the_framework_itself_cannot_run_is_compiled(tmp_path: Path) -> None:
     """aot_autograd takes the result of a norm for dense, and views it; the norm keeps the strides of its input."""
     norm, line = nn.BatchNorm1d(6).eval(), nn.Linear(6, 5)
 

@@ -11,18 +11,18 @@ from weft.errors import ArtifactError
 from weft.generate.library.opaque_aten import input_dtypes, run_aten
 
 
-def payload(op="aten::cumsum", overload="", args=({"tensor": 0}, 0), **more):
+def payload(op: str = "aten::cumsum", overload: str = "", args=({"tensor": 0}, 0), **more):
     return json.dumps({"op": op, "overload": overload, "inputs": ["f32"], "args": list(args), **more})
 
 
-def test_a_call():
+def test_a_call() -> None:
     x = torch.randn(3, 2)
     (y,) = run_aten(payload(), [x])
     torch.testing.assert_close(y, x.cumsum(0))
     assert input_dtypes(payload()) == ("f32",)
 
 
-def test_several_results_keywords_and_constants():
+def test_several_results_keywords_and_constants() -> None:
     x = torch.randn(5)
     values, where = run_aten(payload("aten::topk", args=({"tensor": 0}, 2), kwargs={"largest": False}), [x])
     assert values.tolist() == x.topk(2, largest=False).values.tolist()
@@ -33,7 +33,7 @@ def test_several_results_keywords_and_constants():
     assert z.tolist() == [float("-inf")] * 2
 
 
-def test_results_that_are_left_out():
+def test_results_that_are_left_out() -> None:
     args = [{"tensor": 0}, {"tensor": 1}, {"tensor": 2}, None, [1], [0], [1], False, [0], 1, [True, False, False]]
     x = torch.randn(1, 2, 4)
     found = run_aten(payload("aten::convolution_backward", args=args), [x, x, torch.randn(2, 2, 1)])
@@ -64,7 +64,7 @@ def test_results_that_are_left_out():
         payload("aten::len", "Tensor", args=[{"tensor": 0}]),
     ],
 )
-def test_anything_else_is_refused(bad):
+def test_anything_else_is_refused(bad: str) -> None:
     with pytest.raises(ArtifactError) as error:
         run_aten(bad, [torch.ones(2)])
     assert error.value.code == "W401"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ def sample_of(name, dtype=torch.float32):
     return info, next(iter(info.sample_inputs("cpu", dtype, requires_grad=False)))
 
 
-def test_outcomes_of_some_operators():
+def test_outcomes_of_some_operators() -> None:
     lines, _ = run("reference", 1, "^(softmax|cumsum|fft_rfft|empty|logical_and)$", jobs=0)
     outcome = {(x.op, x.dtype): x.outcome for x in lines}
     assert outcome["softmax", "float32"] == "native"
@@ -34,21 +37,21 @@ def test_outcomes_of_some_operators():
 @pytest.mark.parametrize(
     "change", [lambda y: y + 1e-3, lambda y: y[..., :1], lambda y: y.double(), lambda y: y * torch.nan]
 )
-def test_a_wrong_engine_is_seen(change):
+def test_a_wrong_engine_is_seen(change: Callable[..., Any]) -> None:
     def engine(imported, options, eager):
         return lambda tensors: [change(y) for y in reference_engine(imported, options, eager)(tensors)]
 
     assert run_sample(*sample_of("tanh"), engine)[0] == "wrong"
 
 
-def test_a_result_as_near_as_eager_passes():
+def test_a_result_as_near_as_eager_passes() -> None:
     def engine(imported, options, eager):
         return lambda tensors: [y + 1e-5 * y.sign() for y in reference_engine(imported, options, eager)(tensors)]
 
     assert run_sample(*sample_of("tanh"), engine)[0] == "native"
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out.jsonl"
     assert main(["--only", "^(relu|neg)$", "--jobs", "0", "--samples", "1", "--output", str(output)]) == 0
     found = [json.loads(x) for x in output.read_text().splitlines()]

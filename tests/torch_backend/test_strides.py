@@ -23,7 +23,7 @@ from weft.torch_backend.region import with_strides
         ((4, 2), (5, 1)),
     ],
 )
-def test_strides_are_met(shape, strides):
+def test_strides_are_met(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
     x = torch.arange(6.0)[: 1 if 0 in strides else None]
     x = torch.zeros(shape) + (x.sum() if 0 in strides else 0)
     if 0 not in strides:
@@ -34,13 +34,13 @@ def test_strides_are_met(shape, strides):
         assert y.stride() == strides
 
 
-def test_strides_that_overlap_are_given_up():
+def test_strides_that_overlap_are_given_up() -> None:
     x = torch.randn(3, 2)
     y = with_strides(x, (1, 1))
     torch.testing.assert_close(y, x)
     assert y.is_contiguous()
 
 
-def test_equal_strides_cost_nothing():
+def test_equal_strides_cost_nothing() -> None:
     x = torch.randn(2, 3)
     assert with_strides(x, (3, 1)) is x

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +27,7 @@ def snapshot_engine(imported, options, eager):
 
 
 class Seen:
-    def __init__(self, engine=snapshot_engine, **options):
+    def __init__(self, engine=snapshot_engine, **options) -> None:
         self.regions: list[Region] = []
         self.backend = Backend(Options(**options), engine, self.regions.append)
 
@@ -43,7 +46,7 @@ class Seen:
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
+def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
@@ -58,50 +61,50 @@ def net() -> nn.Sequential:
     return model
 
 
-def in_place(model):
+def in_place(model) -> None:
     with torch.no_grad():
         model[0].weight.mul_(2)
 
 
-def in_place_of_one_element(model):
+def in_place_of_one_element(model) -> None:
     with torch.no_grad():
         model[0].weight[3, 1, 1, 1] += 5
 
 
-def detached(model):
+def detached(model) -> None:
     model[0].weight.detach().add_(1)
 
 
-def in_inference_mode(model):
+def in_inference_mode(model) -> None:
     with torch.inference_mode():
         model[0].bias.add_(1)
 
 
-def loaded(model):
+def loaded(model) -> None:
     model.load_state_dict({k: v * 2 for k, v in model.state_dict().items()})
 
 
-def loaded_by_assignment(model):
+def loaded_by_assignment(model) -> None:
     model.load_state_dict({k: v.clone() * 2 for k, v in model.state_dict().items()}, assign=True)
 
 
-def data_swapped(model):
+def data_swapped(model) -> None:
     model[0].weight.data = torch.randn_like(model[0].weight)
 
 
-def data_written(model):
+def data_written(model) -> None:
     model[0].weight.data.mul_(2)
 
 
-def numpy_written(model):
+def numpy_written(model) -> None:
     model[1].running_mean.numpy()[2] = 7.0
 
 
-def replaced(model):
+def replaced(model) -> None:
     model[0].weight = nn.Parameter(torch.randn_like(model[0].weight))
 
 
-def replaced_in_the_same_memory(model):
+def replaced_in_the_same_memory(model) -> None:
     """An object of its own with the old address and the old counter: only its identity tells."""
     version = model[0].bias._version
     other = nn.Parameter(model[0].bias.data)
@@ -111,16 +114,16 @@ def replaced_in_the_same_memory(model):
     model[0].bias = other
 
 
-def buffer_written(model):
+def buffer_written(model) -> None:
     model[1].running_var.fill_(9.0)
 
 
-def optimised(model):
+def optimised(model) -> None:
     model[0].weight.grad = torch.ones_like(model[0].weight)
     torch.optim.Adam(model.parameters(), 0.5).step()
 
 
-def optimised_by_one_kernel(model):
+def optimised_by_one_kernel(model) -> None:
     """Neither the counter nor a sampled element tells."""
     weight, version = model[0].weight, model[0].weight._version
     weight.grad = torch.zeros_like(weight)
@@ -137,7 +140,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
-def test_a_change_is_never_answered_from_before(change):
+def test_a_change_is_never_answered_from_before(change: Callable[..., Any]) -> None:
     seen, model, x = Seen(), net(), torch.randn(2, 3, 6, 6)
     step = seen.compile(model)
     with torch.no_grad():
@@ -151,7 +154,7 @@ def test_a_change_is_never_answered_from_before(change):
         torch.testing.assert_close(step(x), after)
 
 
-def test_unchanged_weights_are_compiled_once():
+def test_unchanged_weights_are_compiled_once() -> None:
     seen, model, x = Seen(), net(), torch.randn(2, 3, 6, 6)
     step = seen.compile(model)
     for context in (torch.no_grad(), torch.no_grad()):
@@ -160,7 +163,7 @@ def test_unchanged_weights_are_compiled_once():
     assert seen.only.compilations == 1
 
 
-def test_the_folded_plan_comes_back_after_a_change():
+def test_the_folded_plan_comes_back_after_a_change() -> None:
     seen, model, x = Seen(), net(), torch.randn(2, 3, 6, 6)
     step = seen.compile(model)
     with torch.no_grad():
@@ -171,7 +174,7 @@ def test_the_folded_plan_comes_back_after_a_change():
     assert seen.inputs == 1
 
 
-def test_a_weight_that_keeps_changing_becomes_an_argument():
+def test_a_weight_that_keeps_changing_becomes_an_argument() -> None:
     seen, model, x = Seen(), net(), torch.randn(2, 3, 6, 6)
     step = seen.compile(model)
     with torch.no_grad():
@@ -182,7 +185,7 @@ def test_a_weight_that_keeps_changing_becomes_an_argument():
     assert seen.inputs == 2, "x and that weight; the others stay constants"
 
 
-def test_memory_that_comes_back_to_the_same_address_is_another_value():
+def test_memory_that_comes_back_to_the_same_address_is_another_value() -> None:
     """The old memory is kept, so no new tensor can get its address while the counter stands still."""
     weight = nn.Parameter(torch.randn(1000))
     weights = Weights({0: weight})
@@ -193,7 +196,7 @@ def test_memory_that_comes_back_to_the_same_address_is_another_value():
         assert weights.changed([weight]) == {0}
 
 
-def test_only_the_changed_ones_are_named():
+def test_only_the_changed_ones_are_named() -> None:
     tensors = [nn.Parameter(torch.randn(n)) for n in (3, 500, 70)] + [torch.arange(9), torch.ones(4, dtype=torch.bool)]
     weights = Weights(dict(enumerate(tensors)))
     assert weights.changed(tensors) == frozenset()
@@ -205,7 +208,7 @@ def test_only_the_changed_ones_are_named():
     assert weights.changed(other) == {1, 3, 4}
 
 
-def test_a_step_of_an_optimizer_is_a_change_of_its_parameters_alone():
+def test_a_step_of_an_optimizer_is_a_change_of_its_parameters_alone() -> None:
     mine, other = nn.Parameter(torch.randn(500)), nn.Parameter(torch.randn(500))
     for parameter in (mine, other):
         parameter.grad = torch.zeros(500)
@@ -221,12 +224,12 @@ def test_a_step_of_an_optimizer_is_a_change_of_its_parameters_alone():
     assert weights.changed([mine, None, weights.tensors[2]]) == {0}
 
 
-def test_nan_is_equal_to_itself():
+def test_nan_is_equal_to_itself() -> None:
     weight = torch.full((100,), float("nan"))
     assert Weights({0: weight}).changed([weight]) == frozenset()
 
 
-def test_what_cannot_be_watched():
+def test_what_cannot_be_watched() -> None:
     base = torch.randn(4, 4)
     with torch.inference_mode():
         without_counter = torch.randn(3)
@@ -236,7 +239,7 @@ def test_what_cannot_be_watched():
         assert not can_watch(tensor)
 
 
-def test_weights_without_a_counter_are_arguments():
+def test_weights_without_a_counter_are_arguments() -> None:
     with torch.inference_mode():
         seen, model, x = Seen(), nn.Linear(4, 3), torch.randn(2, 4)
         step = seen.compile(model)
@@ -247,7 +250,7 @@ def test_weights_without_a_counter_are_arguments():
     assert seen.only.compilations == 1
 
 
-def test_inference_mode_with_ordinary_weights():
+def test_inference_mode_with_ordinary_weights() -> None:
     seen, model, x = Seen(), net(), torch.randn(2, 3, 6, 6)
     step = seen.compile(model)
     with torch.inference_mode():
@@ -257,13 +260,13 @@ def test_inference_mode_with_ordinary_weights():
     assert seen.inputs == 1
 
 
-def test_frozen_parameters_without_no_grad():
+def test_frozen_parameters_without_no_grad() -> None:
     seen, model, x = Seen(), net().requires_grad_(False), torch.randn(2, 3, 6, 6)
     torch.testing.assert_close(seen.compile(model)(x), model(x))
     assert seen.inputs == 1
 
 
-def test_statistics_that_the_graph_writes_are_arguments():
+def test_statistics_that_the_graph_writes_are_arguments() -> None:
     seen, model, x = Seen(), net().train(), torch.randn(4, 3, 6, 6)
     twin = copy.deepcopy(model)
     step = seen.compile(model)
@@ -275,7 +278,7 @@ def test_statistics_that_the_graph_writes_are_arguments():
     assert seen.inputs == 4, "x, two statistics and the counter of batches"
 
 
-def test_gradients_leave_weights_as_arguments():
+def test_gradients_leave_weights_as_arguments() -> None:
     seen, model, x = Seen(), net(), torch.randn(2, 3, 6, 6)
     twin = copy.deepcopy(model)
     step = seen.compile(model)
@@ -286,7 +289,7 @@ def test_gradients_leave_weights_as_arguments():
     assert len(forward.program.imported.graph.inputs) == 7
 
 
-def test_training_and_inference_alternate():
+def test_training_and_inference_alternate() -> None:
     seen, model, x = Seen(), net(), torch.randn(2, 3, 6, 6)
     step, twin = seen.compile(model), copy.deepcopy(model)
     twin.load_state_dict(model.state_dict())
@@ -300,14 +303,14 @@ def test_training_and_inference_alternate():
             torch.testing.assert_close(step(x), twin(x), rtol=1e-4, atol=1e-5)
 
 
-def test_the_option_turns_it_off():
+def test_the_option_turns_it_off() -> None:
     seen, model, x = Seen(freeze_weights=False), net(), torch.randn(2, 3, 6, 6)
     with torch.no_grad():
         torch.testing.assert_close(seen.compile(model)(x), model(x))
     assert seen.inputs == 7
 
 
-def test_other_tensors_are_arguments():
+def test_other_tensors_are_arguments() -> None:
     """A tensor of the caller is no weight, whatever the function makes of it."""
     seen, w, x = Seen(), torch.randn(4, 4), torch.randn(2, 4)
     step = seen.compile(lambda x: x @ w)
@@ -316,7 +319,7 @@ def test_other_tensors_are_arguments():
     assert static_inputs(torch.fx.symbolic_trace(nn.ReLU()), [x]) == {}
 
 
-def test_every_shape_notices_a_change():
+def test_every_shape_notices_a_change() -> None:
     seen, model = Seen(), nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
     step = seen.compile(model, dynamic=True)
     with torch.no_grad():
@@ -330,9 +333,9 @@ def test_every_shape_notices_a_change():
     assert all(len(r.program.imported.graph.inputs) == 1 for r in seen.regions)
 
 
-def test_a_weight_that_is_returned():
+def test_a_weight_that_is_returned() -> None:
     class Both(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.line = nn.Linear(3, 3)
 
@@ -349,7 +352,7 @@ def test_a_weight_that_is_returned():
             model.line.weight.add_(1)
 
 
-def test_a_weight_that_becomes_something_else_is_an_argument():
+def test_a_weight_that_becomes_something_else_is_an_argument() -> None:
     seen, model, x = Seen(), nn.Linear(4, 3), torch.randn(2, 4)
     step = seen.compile(model)
     with torch.no_grad():
@@ -360,7 +363,7 @@ def test_a_weight_that_becomes_something_else_is_an_argument():
         torch.testing.assert_close(step(x), model(x))
 
 
-def test_convolution_and_batch_norm_fold():
+def test_convolution_and_batch_norm_fold() -> None:
     sizes = {}
     for frozen in (True, False):
         torch._dynamo.reset()
@@ -374,7 +377,7 @@ def test_convolution_and_batch_norm_fold():
     assert sizes[True] < sizes[False], sizes
 
 
-def test_the_compiler_itself_notices(tmp_path):
+def test_the_compiler_itself_notices(tmp_path: Path) -> None:
     seen, model, x = Seen(compiling_engine, budget_s=0.0, cache_dir=tmp_path), net(), torch.randn(1, 3, 6, 6)
     step = seen.compile(model)
     with torch.no_grad():

@@ -416,7 +416,7 @@ class _Adds:
 
         return Binding(call, ())
 
-    def rotate(self, arenas, base):
+    def rotate(self, arenas, base) -> None:
         raise AssertionError
 
     def misbehaviour(self) -> None:

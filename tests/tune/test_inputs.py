@@ -25,7 +25,7 @@ def _layers(count: int, width: int = 64) -> Graph:
 
 
 @pytest.mark.parametrize(("count", "width"), [(3, 256), (5, 64), (8, 128), (24, 32)])
-def test_whole_numbers_stay_exact_through_a_chain_of_products(count: int, width: int):
+def test_whole_numbers_stay_exact_through_a_chain_of_products(count: int, width: int) -> None:
     graph = _layers(count, width)
     inputs = draw(graph, InputSet.INTEGERS, Domain.ZERO_MEAN, seed=3)
     found = evaluate(graph, inputs, Mode.PRECISE, seed=0)
@@ -37,13 +37,15 @@ def test_whole_numbers_stay_exact_through_a_chain_of_products(count: int, width:
         assert 1 <= float((weight != 0).double().sum(0).mean()) <= 3
 
 
-def test_few_products_keep_all_their_terms():
+def test_few_products_keep_all_their_terms() -> None:
     inputs = draw(_layers(2), InputSet.INTEGERS, Domain.ZERO_MEAN, seed=3)
     assert all(set(x.unique().tolist()) == {-2.0, -1.0, 0.0, 1.0, 2.0} for x in inputs)
 
 
 @pytest.mark.parametrize("kind", list(InputSet), ids=lambda k: k.value)
-def test_large_inputs_repeat_few_draws_without_a_stride_in_common(kind: InputSet, monkeypatch: pytest.MonkeyPatch):
+def test_large_inputs_repeat_few_draws_without_a_stride_in_common(
+    kind: InputSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (1024, 1024)))
     graph = b.build([b.apply(Prim.NEG, x)])

@@ -11,9 +11,11 @@ import faulthandler
 import os
 import resource
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
 import pytest
 from tests.tune.cases import problem
@@ -205,7 +207,14 @@ def versions(body: str, mutants: list[tuple[str, str]], prefix: str) -> str:
     ],
     ids=["norm", "conv", "softmax"],
 )
-def test_every_mutant_is_rejected(graph, body: str, mutants, packed, formats, tmp_path: Path) -> None:
+def test_every_mutant_is_rejected(
+    graph: Callable[..., Any],
+    body: str,
+    mutants: list[tuple[str, str]],
+    packed: tuple[int, ...],
+    formats: tuple[Format, Format],
+    tmp_path: Path,
+) -> None:
     compiler = find_compiler()
     if not isinstance(compiler, HostCompiler):
         pytest.skip("no compiler")

@@ -29,7 +29,7 @@ class Machine:
     closed: list[str] = field(default_factory=list)
 
     def function(self, entry: str) -> SimpleNamespace:
-        def bind(grid, block, arguments, *, dependent=False) -> SimpleNamespace:
+        def bind(grid, block, arguments, *, dependent: bool = False) -> SimpleNamespace:
             name = entry.removeprefix("probe_")
             cost = {
                 "copy": lambda: GAP + 32 * arguments[-1] / COPY,

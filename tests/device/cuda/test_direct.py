@@ -67,7 +67,7 @@ def function(gpu: FakeGpu, tmp_path: Path) -> Function:
     return Module(tmp_path / "k.cubin").function("k0")
 
 
-def test_arguments_change_and_nothing_else_does(launches: Launches, function: Function):
+def test_arguments_change_and_nothing_else_does(launches: Launches, function: Function) -> None:
     made = Direct(function, (7, 2, 1), (128, 1, 1), [0x1000, 0, 2**40], shared_bytes=100_000, dependent=True)
     made.launch(0x55)
     made.words[1] = 2**63
@@ -80,13 +80,13 @@ def test_arguments_change_and_nothing_else_does(launches: Launches, function: Fu
         assert x["attributes"] == {OVERLAP: (1, 0, 0)} and x["function"] == 6 and x["extra"] is None
 
 
-def test_clusters_are_an_attribute(launches: Launches, function: Function):
+def test_clusters_are_an_attribute(launches: Launches, function: Function) -> None:
     Direct(function, (8, 2, 1), (128, 1, 1), [1, 2, 3], cluster=(2, 1, 1), dependent=True).launch(1)
     Direct(function, (8, 2, 1), (128, 1, 1), [1, 2, 3]).launch(1)
     assert [x["attributes"] for x in launches] == [{CLUSTER: (2, 1, 1), OVERLAP: (1, 0, 0)}, {}]
 
 
-def test_before_hopper_nothing_is_dependent(gpu: FakeGpu, launches: Launches, tmp_path: Path):
+def test_before_hopper_nothing_is_dependent(gpu: FakeGpu, launches: Launches, tmp_path: Path) -> None:
     gpu.attributes[75] = 8
     (tmp_path / "k.cubin").write_bytes(b"x")
     function = Module(tmp_path / "k.cubin").function("k0")
@@ -94,7 +94,7 @@ def test_before_hopper_nothing_is_dependent(gpu: FakeGpu, launches: Launches, tm
     assert launches[0]["attributes"] == {}
 
 
-def test_what_the_device_does_not_take_is_refused_before_the_launch(launches: Launches, function: Function):
+def test_what_the_device_does_not_take_is_refused_before_the_launch(launches: Launches, function: Function) -> None:
     with pytest.raises(DeviceError, match="kernel k0: cannot be launched with a grid of"):
         Direct(function, (0, 1, 1), (32, 1, 1), [1, 2, 3])
     with pytest.raises(DeviceError, match="shared memory; a block of this GPU has"):
@@ -102,14 +102,14 @@ def test_what_the_device_does_not_take_is_refused_before_the_launch(launches: La
     assert not launches
 
 
-def test_an_error_names_the_kernel(launches: Launches, function: Function):
+def test_an_error_names_the_kernel(launches: Launches, function: Function) -> None:
     made = Direct(function, (1, 1, 1), (32, 1, 1), [1, 2, 3])
     launches.status = 719
     with pytest.raises(CudaError, match=r"cuLaunchKernelEx failed: CUDA_ERROR_LAUNCH_FAILED \(719\): k0"):
         made.launch(1)
 
 
-def test_an_old_driver_is_named(gpu: FakeGpu, function: Function):
+def test_an_old_driver_is_named(gpu: FakeGpu, function: Function) -> None:
     gpu.cuGetProcAddress = lambda *a: (0, 1)  # type: ignore[method-assign]
     direct.launcher.cache_clear()
     with pytest.raises(DeviceError, match=r"no extended launches .*CUDA 12\.0 or newer is needed"):

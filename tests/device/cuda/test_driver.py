@@ -122,7 +122,14 @@ def test_large_shared_memory_opts_in_once(gpu: FakeGpu, function: Function) -> N
         ((16, 1, 1), (32, 1, 1), (16, 1, 1), "a cluster of (16, 1, 1) blocks; 1 to 8 are portable"),
     ],
 )
-def test_refused_before_the_driver_is_asked(function: Function, gpu: FakeGpu, grid, block, cluster, text) -> None:
+def test_refused_before_the_driver_is_asked(
+    function: Function,
+    gpu: FakeGpu,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    cluster: tuple[int, int, int],
+    text: str,
+) -> None:
     with pytest.raises(DeviceError) as caught:
         function.bind(grid, block, [], cluster=cluster)
     assert text in str(caught.value) and "kernel k0: cannot be launched" in str(caught.value)
@@ -175,7 +182,7 @@ def test_no_driver_no_bindings(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(CudaError, match=r"cuInit failed: CUDA_ERROR_NO_DEVICE \(100\)"):
         driver_api()
 
-    def missing(flags):
+    def missing(flags) -> None:
         raise RuntimeError("Failed to dlopen libcuda.so.1")
 
     monkeypatch.setattr(gpu.api, "cuInit", missing)

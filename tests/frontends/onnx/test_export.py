@@ -22,14 +22,14 @@ def run(graph, inputs):
     return session.run(None, feed)
 
 
-def check(graph, *inputs, rtol=2e-5, atol=2e-6):
+def check(graph, *inputs, rtol: float = 2e-5, atol: float = 2e-6) -> None:
     for got, want in zip(run(graph, inputs), evaluate(graph, inputs), strict=True):
         assert got.dtype == want.dtype
         assert got.shape == want.shape
         np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
 
 
-def test_table_is_total():
+def test_table_is_total() -> None:
     assert set(EMITTERS) == set(Prim)
 
 
@@ -40,7 +40,7 @@ ONE_SIDED = {Prim.ACOSH: (1, 9), Prim.ASIN: (-1, 1), Prim.ACOS: (-1, 1), Prim.AT
 
 
 @pytest.mark.parametrize("prim", ELEMENTWISE, ids=lambda p: p.value)
-def test_elementwise(prim):
+def test_elementwise(prim: Prim) -> None:
     b = GraphBuilder()
     bitwise = prim in (Prim.AND, Prim.OR, Prim.XOR, Prim.NOT, Prim.SHL, Prim.SHR)
     rng = np.random.default_rng(3)
@@ -75,7 +75,7 @@ def test_elementwise(prim):
 
 @pytest.mark.parametrize("dtype", [DType.I8, DType.U8, DType.I32, DType.I64, DType.F16], ids=lambda d: d.value)
 @pytest.mark.parametrize("prim", [Prim.ADD, Prim.MUL, Prim.MOD, Prim.MAX, Prim.LT], ids=lambda p: p.value)
-def test_other_types(prim, dtype):
+def test_other_types(prim: Prim, dtype: DType) -> None:
     b = GraphBuilder()
     x = np.array([1, 2, 3, 5, 7, 9]).astype(dtype.numpy)
     y = np.array([3, 2, 2, 3, 4, 4]).astype(dtype.numpy)
@@ -83,14 +83,14 @@ def test_other_types(prim, dtype):
     check(b.build([b.add(prim, *nodes)]), x, y)
 
 
-def test_negative_modulo():
+def test_negative_modulo() -> None:
     b = GraphBuilder()
     nodes = [b.input(TensorType(DType.F32, (4,))) for _ in range(2)]
     x, y = np.array([5, -5, 5, -5], np.float32), np.array([3, 3, -3, -3], np.float32)
     check(b.build([b.add(Prim.MOD, *nodes), b.add(Prim.FMOD, *nodes)]), x, y)
 
 
-def test_index_space():
+def test_index_space() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (3, 4)), "x")
     outs = [
@@ -109,7 +109,7 @@ def test_index_space():
     check(b.build(outs, ["x"] * len(outs)), np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32))
 
 
-def test_gather_clamps():
+def test_gather_clamps() -> None:
     b = GraphBuilder()
     x, i = b.input(TensorType(DType.F32, (5, 2))), b.input(TensorType(DType.I64, (3,)))
     graph = b.build([b.add(Prim.GATHER, x, i, attrs=a.GatherAttrs(0))])
@@ -120,7 +120,7 @@ def test_gather_clamps():
     "prim", [Prim.REDUCE_SUM, Prim.REDUCE_PROD, Prim.REDUCE_MAX, Prim.REDUCE_MIN], ids=lambda p: p.value
 )
 @pytest.mark.parametrize("shape", [(3, 4), (0, 4), (2, 0)])
-def test_reductions(prim, shape):
+def test_reductions(prim: Prim, shape: tuple[int, int]) -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, shape))
     graph = b.build([b.reduce(prim, x, (0,))])
@@ -132,7 +132,7 @@ def test_reductions(prim, shape):
 
 @pytest.mark.parametrize("prim", [Prim.WINDOW_SUM, Prim.WINDOW_MAX], ids=lambda p: p.value)
 @pytest.mark.parametrize("dtype", [DType.F32, DType.I32, DType.F16], ids=lambda d: d.value)
-def test_windows(prim, dtype):
+def test_windows(prim: Prim, dtype: DType) -> None:
     b = GraphBuilder()
     x = b.input(TensorType(dtype, (2, 7, 6)))
     graph = b.build([b.add(prim, x, attrs=a.WindowAttrs((3, 2), (2, 1), (1, 0), (2, 1), (1, 2)))])
@@ -140,7 +140,7 @@ def test_windows(prim, dtype):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_convolution(transposed):
+def test_convolution(transposed: bool) -> None:
     b = GraphBuilder()
     x, w = b.input(TensorType(DType.F32, (1, 4, 7, 6))), b.input(TensorType(DType.F32, (4, 2, 3, 3)))
     extra = (1, 0) if transposed else ()
@@ -150,14 +150,14 @@ def test_convolution(transposed):
     check(b.build([b.add(Prim.CONV, x, w, attrs=attrs)]), *data, rtol=1e-4, atol=1e-5)
 
 
-def test_select_and_bool():
+def test_select_and_bool() -> None:
     b = GraphBuilder()
     c, x, y = (b.input(TensorType(d, (4,))) for d in (DType.BOOL, DType.I8, DType.I8))
     graph = b.build([b.add(Prim.SELECT, c, x, y), b.add(Prim.SELECT, c, b.add(Prim.NOT, c), c), b.add(Prim.EQ, c, c)])
     check(graph, np.array([True, False, True, False]), np.arange(4, dtype=np.int8), -np.arange(4, dtype=np.int8))
 
 
-def test_what_is_declined():
+def test_what_is_declined() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.BF16, (2,)))
     with pytest.raises(UnsupportedError, match="bf16"):

@@ -19,12 +19,12 @@ def info(name, shape, kind=F):
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def make(nodes, inputs, outputs, initialisers=(), opset=18):
+def make(nodes, inputs, outputs, initialisers=(), opset: int = 18):
     graph = helper.make_graph(nodes, "g", inputs, outputs, list(initialisers))
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]).SerializeToString()
 
 
-def values(*arrays, names="wvu"):
+def values(*arrays, names: str = "wvu"):
     return [numpy_helper.from_array(np.asarray(x), n) for x, n in zip(arrays, names, strict=False)]
 
 
@@ -41,7 +41,7 @@ def flat(x):
 FLAT = [numpy_helper.from_array(np.array([0]), "zero"), numpy_helper.from_array(np.array([-1]), "minus")]
 
 
-def test_shape_arithmetic_disappears():
+def test_shape_arithmetic_disappears() -> None:
     raw = make(flat("x"), [info("x", ["N", 3, 4])], [info("y", ["N", 12])], FLAT)
     imported = import_onnx(raw, dims={"N": 5})
     assert [n.prim for n in imported.graph.nodes] == [Prim.INPUT, Prim.RESHAPE]
@@ -51,7 +51,7 @@ def test_shape_arithmetic_disappears():
     verify_graph(imported.graph)
 
 
-def test_symbolic_sizes():
+def test_symbolic_sizes() -> None:
     raw = make(flat("x"), [info("x", ["N", 3, 4])], [info("y", ["N", 12])], FLAT)
     assert "symbolic" in import_onnx(raw).notes[0]
     example = np.zeros((7, 3, 4), np.float32)
@@ -64,7 +64,7 @@ def test_symbolic_sizes():
         import_onnx(raw, example_inputs=[np.zeros((7, 4, 4), np.float32)])
 
 
-def test_run_time_shape_is_guarded():
+def test_run_time_shape_is_guarded() -> None:
     raw = make(
         [helper.make_node("Reshape", ["x", "s"], ["y"])], [info("x", [4]), info("s", [2], INT)], [info("y", None)]
     )
@@ -80,7 +80,7 @@ def test_run_time_shape_is_guarded():
     assert evaluate(imported.graph, [x, s])[0].tolist() == [[0, 1], [2, 3]]
 
 
-def test_opaque_operator():
+def test_opaque_operator() -> None:
     raw = make(
         [helper.make_node("TopK", ["x", "w"], ["y", "i"])],
         [info("x", [2, 5])],
@@ -96,7 +96,7 @@ def test_opaque_operator():
     assert i.tolist() == [[4, 2], [0, 2]]
 
 
-def test_origins_name_rules_and_operators():
+def test_origins_name_rules_and_operators() -> None:
     raw = make(
         [helper.make_node("Softmax", ["x"], ["y"], name="attn", axis=-1)], [info("x", [2, 3])], [info("y", [2, 3])]
     )
@@ -105,7 +105,7 @@ def test_origins_name_rules_and_operators():
     assert origin.source == "node 'attn' (Softmax)"
 
 
-def test_softmax_follows_the_opset():
+def test_softmax_follows_the_opset() -> None:
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     sums = {}
     for opset in (11, 13):
@@ -121,7 +121,7 @@ def test_softmax_follows_the_opset():
     np.testing.assert_allclose(sums[13][1], 1, rtol=1e-5)
 
 
-def test_scatter_counts_from_the_end():
+def test_scatter_counts_from_the_end() -> None:
     raw = make(
         [helper.make_node("ScatterND", ["x", "w", "v"], ["y"])], [info("x", [4])], [info("y", [4])],
         values(np.array([[-1]]), np.array([9], np.float32)),
@@ -129,13 +129,13 @@ def test_scatter_counts_from_the_end():
     assert evaluate(import_onnx(raw).graph, [np.zeros(4, np.float32)])[0].tolist() == [0, 0, 0, 9]
 
 
-def test_cumsum_keeps_infinities_apart():
+def test_cumsum_keeps_infinities_apart() -> None:
     raw = make([helper.make_node("CumSum", ["x", "w"], ["y"])], [info("x", [4])], [info("y", [4])], values(np.array(0)))
     x = np.array([1, 2, np.inf, 3], np.float32)
     assert evaluate(import_onnx(raw).graph, [x])[0].tolist() == [1, 3, np.inf, np.inf]
 
 
-def test_known_condition_inlines():
+def test_known_condition_inlines() -> None:
     branches = {
         f"{name}_branch": helper.make_graph([helper.make_node(op, ["x"], [name])], name, [], [info(name, [2])])
         for name, op in (("then", "Neg"), ("else", "Abs"))
@@ -146,13 +146,13 @@ def test_known_condition_inlines():
     assert [n.prim for n in import_onnx(raw).graph.nodes] == [Prim.INPUT, Prim.ABS]
 
 
-def test_random_operators_are_refused():
+def test_random_operators_are_refused() -> None:
     raw = make([helper.make_node("RandomNormalLike", ["x"], ["y"])], [info("x", [2])], [info("y", [2])])
     with pytest.raises(UnsupportedError, match="random"):
         import_onnx(raw)
 
 
-def test_mismatch_names_the_node():
+def test_mismatch_names_the_node() -> None:
     raw = make([helper.make_node("MatMul", ["x", "x"], ["y"], name="qk")], [info("x", [2, 3])], [info("y", [2, 2])])
     with pytest.raises(MismatchError, match=r"node 0 'qk' \(MatMul\)"):
         import_onnx(raw)

@@ -68,7 +68,7 @@ def payloads(imported):
     return [onnx.load_model_from_string(base64.b64decode(x)) for x in found]
 
 
-def drawn(*shape, seed=0):
+def drawn(*shape, seed: int = 0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
@@ -83,7 +83,7 @@ NORMED_MODEL = raw(
 )  # fmt: skip
 
 
-def test_operators_of_com_microsoft():
+def test_operators_of_com_microsoft() -> None:
     """As an optimiser of exported models writes them; only they go to the runtime."""
     imported = import_onnx(NORMED_MODEL)
     assert [u.op for u in imported.opaque] == [
@@ -94,13 +94,13 @@ def test_operators_of_com_microsoft():
     np.testing.assert_allclose(ours(imported, x)[0], theirs(NORMED_MODEL, x)[0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_of_them_compiles_and_runs():
+def test_a_model_of_them_compiles_and_runs() -> None:
     compiled = weft.compile(NORMED_MODEL, options=weft.Options(budget_s=0))
     x = drawn(2, 3, 8, seed=4)
     np.testing.assert_allclose(compiled(torch.from_numpy(x)).numpy(), theirs(NORMED_MODEL, x)[0], rtol=1e-5, atol=1e-6)
 
 
-def test_operators_of_ai_onnx_ml_without_a_rule():
+def test_operators_of_ai_onnx_ml_without_a_rule() -> None:
     scaler = helper.make_node(
         "Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[1.0, 2.0, 3.0], scale=[2.0, 3.0, 4.0]
     )
@@ -113,7 +113,7 @@ def test_operators_of_ai_onnx_ml_without_a_rule():
         np.testing.assert_array_equal(a, b)
 
 
-def unsigned(kind, op="Add"):
+def unsigned(kind, op: str = "Add"):
     """Casts to a type that Weft lacks, arithmetic there, and back."""
     return [
         helper.make_node("Cast", ["x"], ["u"], to=kind),
@@ -127,7 +127,7 @@ KINDS = {"uint32": TensorProto.UINT32, "uint64": TensorProto.UINT64}
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("data", ["in the model", "beside it"])
-def test_only_types_of_weft_cross_the_border(kind, data, tmp_path):
+def test_only_types_of_weft_cross_the_border(kind: str, data: str, tmp_path: Path) -> None:
     m = model(unsigned(KINDS[kind]), [info("x", [4])], [info("y", [4])], weights(w=np.array([1, 2, 3, 4], kind)))
     reference = m.SerializeToString()
     if data == "beside it":
@@ -143,7 +143,7 @@ def test_only_types_of_weft_cross_the_border(kind, data, tmp_path):
     assert ours(imported, x)[0].tolist() == theirs(reference, x)[0].tolist() == [1, 3, 203, 70004]
 
 
-def test_a_value_of_another_type_with_two_readers_is_made_in_both():
+def test_a_value_of_another_type_with_two_readers_is_made_in_both() -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["u"], to=TensorProto.UINT16),
         helper.make_node("Cast", ["u"], ["y"], to=F),
@@ -158,7 +158,7 @@ def test_a_value_of_another_type_with_two_readers_is_made_in_both():
         assert a.tolist() == b.tolist() == [1, 2, 65535]
 
 
-def test_what_reads_no_input_becomes_a_constant():
+def test_what_reads_no_input_becomes_a_constant() -> None:
     """Weights of 16 or 4 bits that are dequantised in front of a product: the product is Weft's."""
     nodes = [
         helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["w"]),
@@ -179,7 +179,7 @@ def test_what_reads_no_input_becomes_a_constant():
     np.testing.assert_allclose(compiled(torch.from_numpy(x)).numpy(), theirs(data, x)[0], rtol=1e-5)
 
 
-def test_a_body_may_read_a_value_of_another_type():
+def test_a_body_may_read_a_value_of_another_type() -> None:
     inner = [helper.make_node("Add", ["u", "u"], ["t"]), helper.make_node("Cast", ["t"], ["b"], to=F)]
     other = [helper.make_node("Cast", ["u"], ["b"], to=F)]
     branches = {
@@ -197,7 +197,7 @@ def test_a_body_may_read_a_value_of_another_type():
         assert ours(imported, np.array(c), x)[0].tolist() == want
 
 
-def test_a_function_of_the_model_may():
+def test_a_function_of_the_model_may() -> None:
     function = helper.make_function(
         "local", "F", ["a"], ["r"], [helper.make_node("Add", ["a", "a"], ["r"])], [helper.make_opsetid("", 18)]
     )
@@ -214,7 +214,7 @@ def test_a_function_of_the_model_may():
 
 
 @pytest.mark.parametrize("where", ["input", "output"])
-def test_at_the_edge_of_the_model_such_types_are_refused_by_name(where):
+def test_at_the_edge_of_the_model_such_types_are_refused_by_name(where: str) -> None:
     kind = TensorProto.UINT16
     if where == "input":
         data = raw([helper.make_node("Cast", ["x"], ["y"], to=F)], [info("x", [2], kind)], [info("y", [2])])
@@ -225,14 +225,14 @@ def test_at_the_edge_of_the_model_such_types_are_refused_by_name(where):
     assert "cast it" in str(caught.value)
 
 
-def test_a_header_that_lies_is_refused():
+def test_a_header_that_lies_is_refused() -> None:
     t = TensorProto(name="w", data_type=TensorProto.UINT32, dims=[4], raw_data=b"\0" * 15)
     data = raw(unsigned(TensorProto.UINT32), [info("x", [4])], [info("y", [4])], [t])
     with pytest.raises(ModelError, match=r"initializer 'w': 15 bytes of data where dimensions \(4,\) need 16 \[W104\]"):
         import_onnx(data)
 
 
-def test_external_data_of_another_type_is_confined(tmp_path):
+def test_external_data_of_another_type_is_confined(tmp_path: Path) -> None:
     here = tmp_path / "m"
     here.mkdir()
     (tmp_path / "secret.bin").write_bytes(b"\1" * 16)
@@ -249,7 +249,7 @@ def without_runtime(data):
     return read_model(data, runtime=Absent.INSTALLED)
 
 
-def test_without_onnxruntime_they_are_refused_by_name():
+def test_without_onnxruntime_they_are_refused_by_name() -> None:
     with pytest.raises(NoRuntimeError, match=r"node 1 'gelu' \(BiasGelu\).*W201\]\n.*pip install onnxruntime"):
         without_runtime(NORMED_MODEL)
     data = raw(unsigned(KINDS["uint32"]), [info("x", [4])], [info("y", [4])], weights(w=np.ones(4, np.uint32)))
@@ -257,26 +257,26 @@ def test_without_onnxruntime_they_are_refused_by_name():
         without_runtime(data)
 
 
-def test_an_operator_that_the_runtime_does_not_have():
+def test_an_operator_that_the_runtime_does_not_have() -> None:
     node = helper.make_node("Frobnicate", ["x"], ["y"], domain="com.microsoft", name="f")
     with pytest.raises(NoRuleError, match=r"node 0 'f' \(Frobnicate\).*not a registered function/op \[W201\]"):
         import_onnx(raw([node], [info("x", [2])], [info("y", [2])]))
 
 
-def test_operators_that_run_what_the_model_names_are_refused():
+def test_operators_that_run_what_the_model_names_are_refused() -> None:
     node = helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", ep_cache_context="/etc/hostname")
     with pytest.raises(ModelError, match=r"EPContext.*W103"):
         import_onnx(raw([node], [info("x", [2])], [info("y", [2])]))
 
 
-def test_a_size_that_depends_on_values_is_refused():
+def test_a_size_that_depends_on_values_is_refused() -> None:
     node = helper.make_node("Unique", ["x"], ["u", "k", "c"], domain="com.microsoft")
     data = raw([node], [info("x", [6])], [info("u", [None])])
     with pytest.raises(UnsupportedError, match="the shape of its result depends on run-time values"):
         import_onnx(data)
 
 
-def test_a_result_of_another_size_than_the_plan_takes_is_refused():
+def test_a_result_of_another_size_than_the_plan_takes_is_refused() -> None:
     """Whoever made the payload: the values of a call may make another size than those that were tried."""
     node = helper.make_node("Unique", ["x"], ["weft.out.0", "k", "c"], domain="com.microsoft")
     m = model([node], [info("x", [3])], [info("weft.out.0", [3])])
@@ -286,7 +286,7 @@ def test_a_result_of_another_size_than_the_plan_takes_is_refused():
         run_onnx(payload, [np.array([1, 2, 2], np.float32)])
 
 
-def test_every_piece_runs_in_the_reading_process_first(tmp_path, monkeypatch):
+def test_every_piece_runs_in_the_reading_process_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those whose types ONNX knows, too."""
     tried = []
     run = Runtime.run
@@ -297,7 +297,7 @@ def test_every_piece_runs_in_the_reading_process_first(tmp_path, monkeypatch):
     assert tried == ["node 0 'd' (Det)"]
 
 
-def test_a_death_of_the_runtime_names_the_operator():
+def test_a_death_of_the_runtime_names_the_operator() -> None:
     """A piece that takes more than the reading of a model may."""
     add = [helper.make_node("Add", ["a", "b"], ["c"]), helper.make_node("Neg", ["c"], ["d"])]
     body = helper.make_graph(add, "body", [info("a", []), info("b", [])], [info("c", []), info("d", [])])
@@ -310,7 +310,7 @@ def test_a_death_of_the_runtime_names_the_operator():
         import_onnx(data, limits=Limits(parse_cpu_s=2))
 
 
-def test_no_more_operators_than_one_piece_may_hold(monkeypatch):
+def test_no_more_operators_than_one_piece_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opaque, "_PIECE_STEPS", 8)
     chain = [helper.make_node("Identity", [f"u{k}"], [f"u{k + 1}"]) for k in range(12)]
     nodes = [
@@ -321,7 +321,7 @@ def test_no_more_operators_than_one_piece_may_hold(monkeypatch):
         read_model(raw(nodes, [info("x", [2])], [info("y", [2])]))
 
 
-def test_draws_are_inputs_of_the_right_types():
+def test_draws_are_inputs_of_the_right_types() -> None:
     kinds = [TensorType(DType.F32, (3,)), TensorType(DType.BF16, (3,)), TensorType(DType.I64, (3,))]
     for k in range(pieces.DRAWS):
         values = [pieces._drawn(t, k, np.random.default_rng(k)) for t in kinds]
@@ -329,7 +329,7 @@ def test_draws_are_inputs_of_the_right_types():
         assert values[2].min() >= 0 and values[2].max() <= 1
 
 
-def test_bf16_crosses_as_float32():
+def test_bf16_crosses_as_float32() -> None:
     node = helper.make_node("QuickGelu", ["b"], ["g"], domain="com.microsoft")
     nodes = [helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BFLOAT16), node]
     data = raw([*nodes, helper.make_node("Cast", ["g"], ["y"], to=F)], [info("x", [4])], [info("y", [4])])
@@ -337,7 +337,7 @@ def test_bf16_crosses_as_float32():
         import_onnx(data)
 
 
-def test_the_graph_is_written_with_their_domains(tmp_path):
+def test_the_graph_is_written_with_their_domains(tmp_path: Path) -> None:
     from weft.frontends.onnx import write_onnx
 
     imported = import_onnx(NORMED_MODEL)
@@ -347,7 +347,7 @@ def test_the_graph_is_written_with_their_domains(tmp_path):
     np.testing.assert_allclose(got, theirs(NORMED_MODEL, x)[0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_that_needs_no_runtime_does_not_load_it(monkeypatch):
+def test_a_model_that_needs_no_runtime_does_not_load_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from weft.frontends.onnx import isolated
 
     asked = []

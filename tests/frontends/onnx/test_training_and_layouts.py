@@ -25,7 +25,7 @@ def info(name, shape, kind=F):
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def momentum(names="xgv", **attributes):
+def momentum(names: str = "xgv", **attributes):
     given = {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.1, "mode": "standard", **attributes}
     node = helper.make_node("Momentum", ["r", "t", *names], ["x2", "v2"], domain=PREVIEW, **given)
     inputs = [info("r", []), info("t", [], INT), *(info(n, [3]) for n in names)]
@@ -33,7 +33,7 @@ def momentum(names="xgv", **attributes):
 
 
 @pytest.mark.parametrize(("t", "share"), [(0, 1.0), (4, 0.5)])
-def test_the_first_step_takes_the_whole_gradient(t, share):
+def test_the_first_step_takes_the_whole_gradient(t: int, share: float) -> None:
     imported = import_onnx(momentum())
     assert not imported.opaque
     x, g, v = (np.array(a, np.float32) for a in ([1, 2, 3], [0.5, -1, 0], [0.1, 0.2, 0.3]))
@@ -43,18 +43,18 @@ def test_the_first_step_takes_the_whole_gradient(t, share):
     np.testing.assert_allclose(x2, x - 0.1 * want, rtol=1e-6)
 
 
-def test_a_mode_that_does_not_exist():
+def test_a_mode_that_does_not_exist() -> None:
     with pytest.raises(MismatchError, match="mode 'sideways'"):
         import_onnx(momentum(mode="sideways"))
 
 
-def test_tensors_that_do_not_come_in_groups():
+def test_tensors_that_do_not_come_in_groups() -> None:
     with pytest.raises(MismatchError, match="groups of 3"):
         import_onnx(momentum(names="xgvw"))
 
 
 @pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
-def test_a_batch_in_front_is_the_same_recurrence(op, gates):
+def test_a_batch_in_front_is_the_same_recurrence(op: str, gates: int) -> None:
     rng = np.random.default_rng(0)
     b, t, i, h = 2, 5, 3, 4
     shapes = {"x": (t, b, i), "w": (1, gates * h, i), "r": (1, gates * h, h), "h0": (1, b, h)}
@@ -73,7 +73,7 @@ def test_a_batch_in_front_is_the_same_recurrence(op, gates):
     np.testing.assert_allclose(last1, last.transpose(1, 0, 2), rtol=1e-6)
 
 
-def test_an_optional_with_an_element_is_the_element():
+def test_an_optional_with_an_element_is_the_element() -> None:
     nodes = [
         helper.make_node("Optional", ["x"], ["o"]),
         helper.make_node("OptionalGetElement", ["o"], ["e"]),
@@ -90,7 +90,7 @@ def test_an_optional_with_an_element_is_the_element():
     assert (bool(has), bool(hasnot)) == (True, False)
 
 
-def test_an_empty_optional_is_refused():
+def test_an_empty_optional_is_refused() -> None:
     kind = helper.make_tensor_type_proto(F, [2])
     nodes = [helper.make_node("Optional", [], ["o"], type=kind), helper.make_node("OptionalGetElement", ["o"], ["y"])]
     graph = helper.make_graph(nodes, "g", [], [info("y", [2])])

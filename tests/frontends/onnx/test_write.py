@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -47,7 +49,7 @@ def external(path) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("how", [{"external": True}, {"inline_bytes": 10_000}], ids=["asked", "too large"])
-def test_weights_beside_the_model(tmp_path, how):
+def test_weights_beside_the_model(tmp_path: Path, how: dict[str, Any]) -> None:
     graph, path = network(), tmp_path / "out.onnx"
     assert write_onnx(graph, path, **how) == (path, tmp_path / "out.onnx.data")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
@@ -60,7 +62,7 @@ def test_weights_beside_the_model(tmp_path, how):
     onnx.checker.check_model(str(path))
 
 
-def test_small_models_are_one_file(tmp_path):
+def test_small_models_are_one_file(tmp_path: Path) -> None:
     graph, path = network(), tmp_path / "out.onnx"
     assert write_onnx(graph, path) == (path,)
     assert [p.name for p in tmp_path.iterdir()] == ["out.onnx"]
@@ -70,7 +72,7 @@ def test_small_models_are_one_file(tmp_path):
     np.testing.assert_array_equal(run(path)[0], run(beside)[0])
 
 
-def test_weft_reads_what_it_wrote(tmp_path):
+def test_weft_reads_what_it_wrote(tmp_path: Path) -> None:
     write_onnx(network(), tmp_path / "m.onnx", external=True)
     again = import_onnx(tmp_path / "m.onnx", limits=Limits(model_bytes=4000))
     np.testing.assert_allclose(evaluate(again.graph, [X])[0], evaluate(network(), [X])[0], rtol=2e-5, atol=1e-5)
@@ -79,7 +81,7 @@ def test_weft_reads_what_it_wrote(tmp_path):
 @pytest.mark.parametrize(
     "name", ["a b.onnx", "-x.onnx", "..onnx", "ü.onnx", "a\\b.onnx", "a\nb.onnx", "x" * 150 + ".onnx", "[bold].onnx"]
 )
-def test_names_that_mean_something_to_others(tmp_path, name):
+def test_names_that_mean_something_to_others(tmp_path: Path, name: str) -> None:
     path, beside = write_onnx(network(), tmp_path / name, external=True)
     assert beside.parent == tmp_path
     assert write._PLAIN.fullmatch(beside.name)
@@ -87,7 +89,7 @@ def test_names_that_mean_something_to_others(tmp_path, name):
     assert import_onnx(path).operators > 0
 
 
-def test_an_older_pair_is_replaced(tmp_path):
+def test_an_older_pair_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     write_onnx(network(1), path, external=True)
     before = run(path)[0]
@@ -98,14 +100,16 @@ def test_an_older_pair_is_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("dies_at", [0, 1, 2])
-def test_no_model_lies_beside_the_weights_of_another(tmp_path, monkeypatch, dies_at):
+def test_no_model_lies_beside_the_weights_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
     """Whichever rename the writer dies at, a model that is there gives its own results."""
     path = tmp_path / "m.onnx"
     write_onnx(network(1), path, external=True)
     wanted, renames = run(path)[0], []
     replace = os.replace
 
-    def dying(source, target):
+    def dying(source, target) -> None:
         if len(renames) == dies_at:
             raise OSError(28, "No space left on device")
         renames.append(target)
@@ -125,7 +129,7 @@ def test_no_model_lies_beside_the_weights_of_another(tmp_path, monkeypatch, dies
         assert dies_at < 2
 
 
-def test_an_export_that_is_refused_touches_nothing(tmp_path):
+def test_an_export_that_is_refused_touches_nothing(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     write_onnx(network(), path, external=True)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
@@ -136,7 +140,7 @@ def test_an_export_that_is_refused_touches_nothing(tmp_path):
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_what_is_no_regular_file(tmp_path):
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="no regular file"):
         write_onnx(network(), tmp_path / "pipe", external=True)
@@ -145,7 +149,7 @@ def test_what_is_no_regular_file(tmp_path):
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
-def test_one_protobuf_has_an_end(monkeypatch):
+def test_one_protobuf_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "MAX_BYTES", 5000)
     with pytest.raises(UnsupportedError, match="inside one model"):
         export.export_onnx(network())

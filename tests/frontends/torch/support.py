@@ -58,7 +58,7 @@ def check(module, *inputs, dtype=torch.float32, opaque_ops=()):
 class Wrapped(torch.nn.Module):
     """A function as a module."""
 
-    def __init__(self, function):
+    def __init__(self, function) -> None:
         super().__init__()
         self.function = function
 

@@ -12,7 +12,7 @@ from torch import nn
 
 
 class Attention(nn.Module):
-    def __init__(self, causal=False, mask=None):
+    def __init__(self, causal: bool = False, mask=None) -> None:
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
         self.causal, self.mask = causal, mask
@@ -27,7 +27,7 @@ class Attention(nn.Module):
 class LinearAttention(nn.Module):
     """EfficientViT's: relu features, no softmax, one product with a column of ones."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.qkv, self.proj = nn.Conv2d(16, 48, 1), nn.Conv2d(16, 16, 1)
 
@@ -44,7 +44,7 @@ class LinearAttention(nn.Module):
 class Focus(nn.Module):
     """YOLOX's stem."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Sequential(nn.Conv2d(12, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.SiLU())
 
@@ -56,7 +56,7 @@ class Focus(nn.Module):
 class Cross(nn.Module):
     """YOLOv4's stage: split, mish, concatenation, spatial pyramid, nearest upsampling."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.Mish())
 
@@ -69,7 +69,7 @@ class Cross(nn.Module):
 class Embedding(nn.Module):
     """BERT's and GPT's input."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.words, self.places, self.norm = nn.Embedding(50, 16), nn.Embedding(12, 16), nn.LayerNorm(16, eps=1e-12)
 
@@ -81,7 +81,7 @@ class Embedding(nn.Module):
 class Overlap(nn.Module):
     """SegFormer's patches, reduced attention input and depthwise feed-forward."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.patch, self.norm = nn.Conv2d(3, 16, 7, stride=4, padding=3), nn.LayerNorm(16)
         self.depth, self.reduce = nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.Conv2d(16, 16, 2, stride=2)
@@ -94,7 +94,7 @@ class Overlap(nn.Module):
         return F.interpolate(self.reduce(d), size=(h, w), mode="bilinear", align_corners=False)
 
 
-def conv_block(*tail, bias=False):
+def conv_block(*tail, bias: bool = False):
     return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=bias), nn.BatchNorm2d(8), *tail)
 
 
@@ -146,7 +146,7 @@ BLOCKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_block(name, dtype):
+def test_block(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     make, shape = BLOCKS[name]
     x = torch.randn(shape, dtype=dtype)
@@ -157,18 +157,18 @@ def test_block(name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["f16", "bf16"])
 @pytest.mark.parametrize("name", ["resnet", "mlp", "activations", "group norm"])
-def test_sixteen_bit_block(name, dtype):
+def test_sixteen_bit_block(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     make, shape = BLOCKS[name]
     limits = {"resnet": torch.bfloat16}.get(name, dtype)
     check(make().to(dtype), torch.randn(shape).to(dtype), dtype=limits)
 
 
-def test_embedding():
+def test_embedding() -> None:
     torch.manual_seed(0)
     check(Embedding().double(), torch.randint(0, 50, (2, 12)), dtype=torch.float64)
 
 
-def test_grouped_heads():
+def test_grouped_heads() -> None:
     q, k, v = torch.randn(2, 8, 5, 4).double(), torch.randn(2, 2, 5, 4).double(), torch.randn(2, 2, 5, 4).double()
     check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, k, v, dtype=torch.float64)

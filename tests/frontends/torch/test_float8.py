@@ -43,7 +43,7 @@ def test_casts(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("types", [(E4, E4), (E4, E5), (E5, E4)])
 @pytest.mark.parametrize("out", [torch.bfloat16, torch.float16, torch.float32])
-def test_products_with_a_scale_each(types, out: torch.dtype) -> None:
+def test_products_with_a_scale_each(types: tuple[torch.dtype, torch.dtype], out: torch.dtype) -> None:
     a, b = torch.randn(32, 64).to(types[0]), torch.randn(48, 64).to(types[1])
     scales = torch.tensor(0.5), torch.tensor(0.02)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ def export(module, *inputs, **kwargs):
     return torch.export.export(module if isinstance(module, nn.Module) else Wrapped(module), inputs, **kwargs)
 
 
-def test_parameters_are_constants_without_a_copy():
+def test_parameters_are_constants_without_a_copy() -> None:
     module = nn.Linear(4, 3)
     graph = import_exported(export(module, torch.ones(2, 4))).graph
     assert len(graph.inputs) == 1
@@ -30,7 +32,7 @@ def test_parameters_are_constants_without_a_copy():
     assert not data.flags.writeable
 
 
-def test_bf16_parameters_are_exact_float32():
+def test_bf16_parameters_are_exact_float32() -> None:
     module = nn.Linear(4, 3).bfloat16()
     graph = import_exported(export(module, torch.ones(2, 4, dtype=torch.bfloat16))).graph
     kinds = {graph.type_of(i).dtype for i, n in enumerate(graph.nodes) if n.prim is Prim.CONSTANT and n.type.rank}
@@ -38,9 +40,9 @@ def test_bf16_parameters_are_exact_float32():
     assert any(np.array_equal(d, module.weight.detach().float().numpy()) for d in graph.constants.values())
 
 
-def test_parameters_that_nobody_reads_are_left_out():
+def test_parameters_that_nobody_reads_are_left_out() -> None:
     class Unused(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.big = nn.Parameter(torch.ones(1000))
 
@@ -51,7 +53,7 @@ def test_parameters_that_nobody_reads_are_left_out():
     assert all(d.size == 1 for d in graph.constants.values())
 
 
-def test_names_types_and_origins():
+def test_names_types_and_origins() -> None:
     imported = import_exported(export(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.ones(1, 3, 8, 8)))
     assert imported.graph.input_names == ("input",)
     rules = [o.rule for o in imported.graph.origins if o.rule]
@@ -64,25 +66,25 @@ def test_names_types_and_origins():
     assert imported.operators == 2
 
 
-def test_unused_inputs_stay_in_the_signature():
+def test_unused_inputs_stay_in_the_signature() -> None:
     program = import_exported_program(export(lambda x, y: x * 2, torch.ones(2), torch.ones(3)))
     assert [program.imported.graph.type_of(i).shape for i in program.imported.graph.inputs] == [(2,), (3,)]
     assert program.arguments == (0, 1)
 
 
-def test_numbers_among_the_arguments_are_fixed():
+def test_numbers_among_the_arguments_are_fixed() -> None:
     program = import_exported_program(export(lambda x, n: x * n, torch.ones(2), 3))
     assert program.arguments == (0,)
     (out,) = evaluate(program.imported.graph, [torch.ones(2)])
     assert out.tolist() == [3.0, 3.0]
 
 
-def test_results_that_are_no_tensors():
+def test_results_that_are_no_tensors() -> None:
     program = import_exported_program(export(lambda x: (x + 1, None, x.shape[0]), torch.ones(2)))
     assert [(r.value, r.static) for r in program.results] == [(0, None), (-1, None), (-1, 2)]
 
 
-def test_a_dynamic_batch_takes_the_size_of_the_example_and_says_so():
+def test_a_dynamic_batch_takes_the_size_of_the_example_and_says_so() -> None:
     batch = torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(Net(), (torch.ones(4, 6),), dynamic_shapes={"x": {0: batch}})
     imported = import_exported(program)
@@ -99,12 +101,12 @@ class Net(nn.Module):
         return x.reshape(x.shape[0] * 3, -1) + x.shape[0]
 
 
-def test_evaluation_mode_dropout_is_nothing():
+def test_evaluation_mode_dropout_is_nothing() -> None:
     graph = import_exported(export(nn.Dropout(0.5).eval(), torch.ones(3))).graph
     assert [n.prim for n in graph.nodes] == [Prim.INPUT]
 
 
-def test_an_fx_graph_from_aot():
+def test_an_fx_graph_from_aot() -> None:
     gm = make_fx(lambda x, w: (torch.relu(x @ w),), tracing_mode="fake")(torch.ones(2, 3), torch.ones(3, 4))
     imported = import_fx(gm, (torch.ones(2, 3), torch.ones(3, 4)))
     (out,) = evaluate(imported.graph, [torch.ones(2, 3), torch.ones(3, 4)])
@@ -112,7 +114,7 @@ def test_an_fx_graph_from_aot():
     assert imported.operators == 2
 
 
-def test_an_untraced_fx_graph_is_traced_first():
+def test_an_untraced_fx_graph_is_traced_first() -> None:
     gm = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 4), nn.SiLU()))
     x = torch.randn(2, 3)
     imported = import_fx(gm, (x,))
@@ -121,7 +123,7 @@ def test_an_untraced_fx_graph_is_traced_first():
     assert "silu" in {o.rule for o in imported.graph.origins}
 
 
-def test_copies_into_arguments_are_listed():
+def test_copies_into_arguments_are_listed() -> None:
     def step(x, y):
         z = x + y
         torch.ops.aten.copy_.default(x, z)
@@ -134,7 +136,7 @@ def test_copies_into_arguments_are_listed():
         import_fx(gm, (torch.ones(3), torch.ones(3)))
 
 
-def test_strides_of_results_are_recorded():
+def test_strides_of_results_are_recorded() -> None:
     gm = make_fx(lambda x: (x.permute(1, 0) * 1,), tracing_mode="fake")(torch.ones(2, 3))
     assert import_fx_program(gm, (torch.ones(2, 3),)).results[0].strides == (1, 3)
 
@@ -150,20 +152,20 @@ def test_strides_of_results_are_recorded():
     ],
     ids=["fft", "rand", "dropout", "complex", "float8"],
 )
-def test_refused_graphs_are_named(function, reason):
+def test_refused_graphs_are_named(function: Callable[..., Any], reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason) as error:
         import_exported(export(function, torch.ones(4)))
     assert error.value.code == "W201"
 
 
-def test_a_size_that_depends_on_data_is_refused():
+def test_a_size_that_depends_on_data_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="depends on data"):
         import_exported(export(lambda x: x.nonzero() * 2, torch.ones(4)))
 
 
-def test_a_buffer_that_is_written_is_refused():
+def test_a_buffer_that_is_written_is_refused() -> None:
     class Counter(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.register_buffer("n", torch.zeros(1))
 
@@ -175,18 +177,18 @@ def test_a_buffer_that_is_written_is_refused():
         import_exported(export(Counter(), torch.ones(1)))
 
 
-def test_strided_views_of_memory_are_refused():
+def test_strided_views_of_memory_are_refused() -> None:
     gm = make_fx(lambda x: (torch.as_strided(x.t(), (2, 2), (1, 2)),), tracing_mode="fake")(torch.ones(2, 3))
     with pytest.raises(UnsupportedError, match="reads memory"):
         import_fx(gm, (torch.ones(2, 3),))
 
 
-def test_another_device_is_refused():
+def test_another_device_is_refused() -> None:
     gm = make_fx(lambda x: (x + 1,), tracing_mode="fake")(torch.ones(2))
     with pytest.raises(UnsupportedError, match="compiled for cuda"):
         import_fx(gm, (torch.ones(2),), device="cuda")
 
 
-def test_a_foreign_operator_is_refused():
+def test_a_foreign_operator_is_refused() -> None:
     gm = make_fx(lambda x: (torch.ops.mkldnn._is_mkldnn_bf16_supported(), x)[1:], tracing_mode="fake")(torch.ones(2))
     assert import_fx(gm, (torch.ones(2),)).operators == 0

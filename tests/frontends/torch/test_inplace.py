@@ -37,18 +37,18 @@ UNCLEAR = {
 
 
 @pytest.mark.parametrize("name", CLEAR)
-def test_clear_calls_are_read_as_functional(name):
+def test_clear_calls_are_read_as_functional(name: str) -> None:
     assert forms(CLEAR[name])
     check(CLEAR[name], X)
 
 
 @pytest.mark.parametrize("name", UNCLEAR)
-def test_unclear_ones_are_left_to_torch(name):
+def test_unclear_ones_are_left_to_torch(name: str) -> None:
     assert forms(UNCLEAR[name]) is None
     check(UNCLEAR[name], X)
 
 
-def test_a_network_with_in_place_activations():
+def test_a_network_with_in_place_activations() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3),
@@ -63,7 +63,7 @@ def test_a_network_with_in_place_activations():
     assert {"relu", "leaky_relu", "hard_swish", "batch_norm", "conv"} <= {o.rule for o in imported.graph.origins}
 
 
-def test_batch_norm_in_training_mode_is_not_taken_for_inference():
+def test_batch_norm_in_training_mode_is_not_taken_for_inference() -> None:
     from weft.errors import UnsupportedError
     from weft.frontends.torch import import_exported
 
@@ -72,7 +72,7 @@ def test_batch_norm_in_training_mode_is_not_taken_for_inference():
         import_exported(program)
 
 
-def test_which_operators_are_fresh():
+def test_which_operators_are_fresh() -> None:
     aten = torch.ops.aten
     assert all(map(is_fresh, (aten.add.Tensor, aten.conv2d.default, aten.clone.default, aten.topk.default)))
     assert not any(
@@ -81,7 +81,7 @@ def test_which_operators_are_fresh():
     assert not is_fresh(print)
 
 
-def test_functional_overloads():
+def test_functional_overloads() -> None:
     aten = torch.ops.aten
     assert functional_overload(aten.relu_.default) is aten.relu.default
     assert functional_overload(aten.add_.Tensor) is aten.add.Tensor

@@ -32,7 +32,7 @@ def exported(name, shape):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_nothing_is_opaque(name):
+def test_nothing_is_opaque(name: str) -> None:
     _, _, program = exported(name, SMALL.get(name, NETWORKS[name].shape))
     imported = import_exported(program)
     verify_graph(imported.graph)
@@ -46,7 +46,7 @@ SLOW = ("bert_base", "segformer_b0", "inception_v3")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in SMALL])
-def test_agrees_with_eager(name):
+def test_agrees_with_eager(name: str) -> None:
     model, x, program = exported(name, SMALL[name])
     with torch.no_grad():
         wanted = torch.utils._pytree.tree_leaves(model(x))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -146,7 +149,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_operator(name):
+def test_operator(name: str) -> None:
     function, *inputs = CASES[name]
     check(function, *inputs)
 
@@ -162,14 +165,14 @@ def test_operator(name):
         (lambda x: F.max_pool2d(x[None], 2, return_indices=True), "aten.max_pool2d_with_indices.default"),
     ],
 )
-def test_an_operator_without_a_rule_is_run_by_aten(function, op):
+def test_an_operator_without_a_rule_is_run_by_aten(function: Callable[..., Any], op: str) -> None:
     imported = check(function, X, opaque_ops=(op,))
     (use,) = imported.opaque
     assert use.reason
     assert use.count == 1
 
 
-def test_results_of_one_opaque_call_share_it():
+def test_results_of_one_opaque_call_share_it() -> None:
     imported = check(lambda x: x.topk(2, 1), X, opaque_ops=("aten.topk.default",))
     calls = [n.attrs for n in imported.graph.nodes if n.prim.value == "opaque"]
     assert [c.result for c in calls] == [0, 1]
@@ -177,14 +180,14 @@ def test_results_of_one_opaque_call_share_it():
     assert calls[0].types == calls[1].types
 
 
-def test_a_number_that_f16_cannot_hold_is_not_rounded():
+def test_a_number_that_f16_cannot_hold_is_not_rounded() -> None:
     check(lambda x: (x.half() * 1e-8 * 1e8, x.bfloat16() + 0.001), X, dtype=torch.float16)
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
-def test_a_recurrent_layer_stays_whole():
+def test_a_recurrent_layer_stays_whole() -> None:
     class Last(torch.nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.LSTM(4, 5, batch_first=True, dropout=0.3, num_layers=2)
 
@@ -196,7 +199,7 @@ def test_a_recurrent_layer_stays_whole():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_sign_of_nan_is_zero_as_in_torch(dtype):
+def test_the_sign_of_nan_is_zero_as_in_torch(dtype: torch.dtype) -> None:
     x = torch.tensor([float("nan"), float("inf"), float("-inf"), -0.0, 2.0, -3.0], dtype=dtype)
     assert torch.sign(x)[0] == 0
     check(lambda x: x.sign(), x, dtype=dtype)

@@ -21,29 +21,29 @@ def core_overloads():
     return found
 
 
-def test_every_core_overload_is_handled_or_named():
+def test_every_core_overload_is_handled_or_named() -> None:
     core = core_overloads()
     assert len(core) > 185
     assert core - TABLE.keys() - OPAQUE.keys() - REFUSED.keys() - STATIC == set()
 
 
-def test_no_overload_is_in_two_lists():
+def test_no_overload_is_in_two_lists() -> None:
     lists = [set(TABLE), set(OPAQUE), set(REFUSED), set(STATIC), set(WITHOUT_EFFECT), set(KEPT)]
     assert sum(map(len, lists)) == len(set().union(*lists))
 
 
-def test_every_reason_is_said():
+def test_every_reason_is_said() -> None:
     assert all({**OPAQUE, **REFUSED, **KEPT}.values())
 
 
-def test_every_name_is_an_overload():
+def test_every_name_is_an_overload() -> None:
     for name in (*TABLE, *OPAQUE, *REFUSED, *STATIC, *WITHOUT_EFFECT, *KEPT):
         namespace, op, overload = name.split(".")
         packet = getattr(getattr(torch.ops, namespace), op)
         assert str(getattr(packet, overload)) == name
 
 
-def test_torch_does_not_take_apart_what_a_handler_takes_whole():
+def test_torch_does_not_take_apart_what_a_handler_takes_whole() -> None:
     left = {str(op) for op in decompositions()}
     assert left.isdisjoint(TABLE)
     assert left.isdisjoint(KEPT)

@@ -18,7 +18,7 @@ from weft.frontends.torch.traced_text import traced_text_dropped
 from weft.options import Options
 
 
-def test_new_shapes_leave_no_text_behind():
+def test_new_shapes_leave_no_text_behind() -> None:
     """A service that meets thousands of shapes keeps its memory."""
     module = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     compiled = weft.compile(module, (torch.ones(1, 4),), options=Options(budget_s=0))
@@ -30,7 +30,7 @@ def test_new_shapes_leave_no_text_behind():
     assert not [name for name in linecache.cache if name.startswith("<eval_with_key>") and name not in before]
 
 
-def test_what_others_traced_keeps_its_text():
+def test_what_others_traced_keeps_its_text() -> None:
     traced = torch.fx.symbolic_trace(nn.ReLU())
     name = traced.forward.__code__.co_filename
     with traced_text_dropped():
@@ -40,7 +40,7 @@ def test_what_others_traced_keeps_its_text():
     assert inside(torch.ones(2)).shape == (2,)
 
 
-def test_nobody_traces_while_operators_are_taken_apart(monkeypatch: pytest.MonkeyPatch):
+def test_nobody_traces_while_operators_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads at once found the framework's stack of modes as the other had left it: `slot already occupied`."""
     held = []
     taken_in = torch_frontend.import_exported

@@ -150,7 +150,7 @@ def compare(got: np.ndarray, problem: Problem, inputs: list[np.ndarray], name: s
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(ALL))
-def test_values(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
+def test_values(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     problem = ALL[name][0]
     inputs = inputs_of(problem)
     got = run(kernels, problem, sources[name], inputs, defer=defer)[0]
@@ -181,7 +181,7 @@ JUDGED = [
 
 
 @pytest.mark.parametrize("name", JUDGED)
-def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels: Emulated):
+def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     """Integers, NaN and infinities, normal values: the same inputs, limits and comparison as on a device."""
     problem = ALL[name][0]
     types = [problem.graph.type_of(i).dtype for i in problem.graph.inputs]
@@ -235,13 +235,13 @@ def nothing_left(x: list[np.ndarray]) -> None:
 )
 def test_what_is_not_finite_goes_where_it_goes_in_float64(
     name: str, change: Callable[[list[np.ndarray]], None], sources: dict[str, CudaSource], kernels: Emulated
-):
+) -> None:
     problem, inputs = extreme(name, change)
     got = run(kernels, problem, sources[name], inputs)[0]
     compare(got, problem, inputs, f"{name} {change.__name__}")
 
 
-def test_a_row_without_keys_is_nan_where_the_softmax_is_not_guarded(kernels: Emulated):
+def test_a_row_without_keys_is_nan_where_the_softmax_is_not_guarded(kernels: Emulated) -> None:
     b = GraphBuilder()
     q, k, v, bias = (b.input(TensorType(F16, s)) for s in ((1, 16, 16), (1, 24, 16), (1, 24, 16), (16, 24)))
     s = b.apply(Prim.ADD, b.cast(b.add(Prim.MATMUL, q, b.transpose(k, (0, 2, 1))), F32), b.cast(bias, F32))
@@ -281,17 +281,17 @@ def compiled(problems: dict[str, Problem], arch: str, most: int, *, tf32: bool =
         assert gate(result, source.launches[0], facts) is None
 
 
-def test_a_sample_compiles_without_spills():
+def test_a_sample_compiles_without_spills() -> None:
     compiled({"bert": block(Block(1, 128, 128, 12, 64)), "wide": plain((1, 8), 512, 512, 256)}, "sm_90a", 1)
     compiled({"long": plain((1, 16), 2048, 2048, 64, causal=True)}, "sm_80", 1)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_a_sample_in_tf32_compiles_without_spills(arch: str):
+def test_a_sample_in_tf32_compiles_without_spills(arch: str) -> None:
     compiled({"vit": block(Block(16, 197, 197, 12, 64, dtype=F32))}, arch, 2, tf32=True)
 
 
-def test_tf32_only_where_it_is_allowed():
+def test_tf32_only_where_it_is_allowed() -> None:
     problem = plain((1, 8), 64, 64, 64, dtype=F32)
     strict, loose = (templates.schedules(problem, replace(H200, tf32=allowed)) for allowed in (False, True))
     assert not isinstance(strict, Declined)
@@ -305,11 +305,11 @@ def test_tf32_only_where_it_is_allowed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_networks_compile_without_spills(arch: str):
+def test_networks_compile_without_spills(arch: str) -> None:
     compiled(NETWORKS, arch, 6)
 
 
-def test_text():
+def test_text() -> None:
     problem = block(Block(1, 197, 197, 12, 64))
     found = templates.schedules(problem, H200)
     assert not isinstance(found, Declined), found.reason
@@ -325,7 +325,7 @@ def declined(problem: Problem, facts: GpuFacts = H200) -> str:
     return found.reason
 
 
-def test_what_is_declined_says_why():
+def test_what_is_declined_says_why() -> None:
     assert "f64" in declined(plain((1, 2), 16, 16, 16, dtype=DType.F64))
     assert "272" in declined(plain((1, 2), 16, 16, 272))
     assert "7.5" in declined(plain((1, 2), 16, 16, 16), GpuFacts(capability=75))
@@ -340,7 +340,7 @@ def test_what_is_declined_says_why():
     assert "maximum" in declined(problem_of(b, b.add(Prim.MATMUL, p, x)))
 
 
-def test_rows_and_keys_of_what_is_matched():
+def test_rows_and_keys_of_what_is_matched() -> None:
     found = attention(plain((2, 2), 10, 24, 16, heads=6))
     assert not isinstance(found, Declined), found.reason
     assert (found.blocks, found.m, found.keys) == (4, 30, 24)  # three heads share keys: they are rows
@@ -354,7 +354,7 @@ def test_rows_and_keys_of_what_is_matched():
     assert found.scale == 0
 
 
-def test_schedules_overlap_products_and_softmax_where_all_keys_fit():
+def test_schedules_overlap_products_and_softmax_where_all_keys_fit() -> None:
     text = [emitted_of(block(Block(1, 40, 80, 2, 16, merged=False)), Shape(2, 1, 1, 16, stages)) for stages in (2, 5)]
     assert ["float even[" in t for t in text] == [False, True]
 

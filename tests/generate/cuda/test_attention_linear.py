@@ -58,7 +58,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels: Emulated):
+def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     """Integers, NaN and infinities, normal values: the same inputs, limits and comparison as on a device."""
     problem = CASES[name][0]
     types = [problem.graph.type_of(i).dtype for i in problem.graph.inputs]
@@ -70,7 +70,7 @@ def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels
         assert finding.verdict is Verdict.OK, finding
 
 
-def test_it_compiles_without_spills():
+def test_it_compiles_without_spills() -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         pytest.skip(nvrtc.reason)
@@ -96,7 +96,7 @@ def test_it_compiles_without_spills():
         assert gate(result, source.launches[0], H200) is None
 
 
-def test_what_is_declined_says_why():
+def test_what_is_declined_says_why() -> None:
     wide = templates.schedules(linear(Heads(1, (1,), 64, 8, 8)), H200)
     assert isinstance(wide, Declined)
     assert "65 by 64" in templates.attention.attention_linear.linear(linear(Heads(1, (1,), 64, 8, 8))).reason  # type: ignore[union-attr]

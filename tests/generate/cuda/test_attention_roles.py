@@ -43,7 +43,7 @@ def made() -> dict[str, RoleSource]:
     return found
 
 
-def test_roles_name_nothing_of_the_machine_around_them(made: dict[str, RoleSource]):
+def test_roles_name_nothing_of_the_machine_around_them(made: dict[str, RoleSource]) -> None:
     for name, source in made.items():
         (role,) = source.roles
         own = [h for h in source.headers if h not in (prelude(), tma_header())]
@@ -52,7 +52,7 @@ def test_roles_name_nothing_of_the_machine_around_them(made: dict[str, RoleSourc
         assert "role.thread()" in role.body and "role.pdl_wait(); role.pdl_trigger();" in role.body, name
 
 
-def test_roles_ask_for_the_barriers_and_registers_that_they_use(made: dict[str, RoleSource]):
+def test_roles_ask_for_the_barriers_and_registers_that_they_use(made: dict[str, RoleSource]) -> None:
     split, met = set(), set()
     for name, source in made.items():
         (role,) = source.roles
@@ -73,7 +73,7 @@ def test_roles_ask_for_the_barriers_and_registers_that_they_use(made: dict[str, 
     ],
     ids=["warpgroups", "tf32"],
 )
-def test_roles_stand_side_by_side_in_one_text(made: dict[str, RoleSource], names: tuple[str, ...]):
+def test_roles_stand_side_by_side_in_one_text(made: dict[str, RoleSource], names: tuple[str, ...]) -> None:
     """Functions that several bring stand there once."""
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):

@@ -122,7 +122,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_values(name: str, sources: dict[str, CudaSource], kernels: Emulated):
+def test_values(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     """Whether copies and products happen at once or as late as the kernel's waits allow."""
     problem = CASES[name][0]
     inputs = inputs_of(problem)
@@ -144,7 +144,7 @@ def test_values(name: str, sources: dict[str, CudaSource], kernels: Emulated):
         "merged",
     ],
 )
-def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels: Emulated):
+def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     """Integers, NaN and infinities, normal values: the same inputs, limits and comparison as on a device."""
     problem = CASES[name][0]
     types = [problem.graph.type_of(i).dtype for i in problem.graph.inputs]
@@ -160,7 +160,7 @@ def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_no_row_of_a_tile_sees_count_where_they_are_not_finite(
     name: str, value: float, sources: dict[str, CudaSource], kernels: Emulated
-):
+) -> None:
     problem = CASES[name][0]
     inputs = inputs_of(problem)
     values = (
@@ -175,7 +175,7 @@ def test_values_that_no_row_of_a_tile_sees_count_where_they_are_not_finite(
     compare(got, problem, inputs, name)
 
 
-def test_tiles_are_skipped_only_under_a_causal_mask(sources: dict[str, CudaSource]):
+def test_tiles_are_skipped_only_under_a_causal_mask(sources: dict[str, CudaSource]) -> None:
     skipping = {name for name, source in sources.items() if source.state_bytes}
     assert skipping == {n for n in CASES if "causal" in n} - {
         "causal bias",
@@ -186,7 +186,9 @@ def test_tiles_are_skipped_only_under_a_causal_mask(sources: dict[str, CudaSourc
 
 
 @pytest.mark.parametrize("name", ["three tiles", "causal", "mask of all"])
-def test_what_is_not_finite_goes_where_it_goes_in_float64(name: str, sources: dict[str, CudaSource], kernels: Emulated):
+def test_what_is_not_finite_goes_where_it_goes_in_float64(
+    name: str, sources: dict[str, CudaSource], kernels: Emulated
+) -> None:
     problem = CASES[name][0]
     inputs = inputs_of(problem)
     inputs[0][0, 1, 3, 0] = np.nan
@@ -195,7 +197,9 @@ def test_what_is_not_finite_goes_where_it_goes_in_float64(name: str, sources: di
     compare(run(kernels, problem, sources[name], inputs)[0], problem, inputs, name)
 
 
-def test_a_row_without_keys_is_zero_where_the_softmax_is_guarded(sources: dict[str, CudaSource], kernels: Emulated):
+def test_a_row_without_keys_is_zero_where_the_softmax_is_guarded(
+    sources: dict[str, CudaSource], kernels: Emulated
+) -> None:
     problem = CASES["mask of all"][0]
     inputs = inputs_of(problem)
     inputs[3][4] = False
@@ -204,7 +208,7 @@ def test_a_row_without_keys_is_zero_where_the_softmax_is_guarded(sources: dict[s
     compare(got, problem, inputs, "guarded")
 
 
-def test_a_row_without_keys_is_nan_where_it_is_not():
+def test_a_row_without_keys_is_nan_where_it_is_not() -> None:
     b = GraphBuilder()
     q, k, v, bias = (b.input(TensorType(F16, s)) for s in ((1, 16, 32), (1, 80, 32), (1, 80, 32), (16, 80)))
     s = b.apply(Prim.ADD, b.cast(b.add(Prim.MATMUL, q, b.transpose(k, (0, 2, 1))), F32), b.cast(bias, F32))
@@ -227,7 +231,7 @@ def matched(problem: Problem) -> Attention:
     return found
 
 
-def test_causal_masks_are_read_off_the_expression():
+def test_causal_masks_are_read_off_the_expression() -> None:
     found = band(matched(plain((2, 2), 20, 40, 16, causal=True)))
     assert found is not None
     assert (found.shift, found.queries, found.repeats, found.scale) == (0, 20, 1, pytest.approx(0.25))
@@ -261,7 +265,7 @@ def test_causal_masks_are_read_off_the_expression():
         (Prim.LE, False, True, None),
     ],
 )
-def test_every_way_to_write_a_causal_mask(prim: Prim, kept: bool, key_first: bool, shift: int | None):
+def test_every_way_to_write_a_causal_mask(prim: Prim, kept: bool, key_first: bool, shift: int | None) -> None:
     b = GraphBuilder()
     q, k, v = (b.input(TensorType(F16, (2, 48, 32))) for _ in range(3))
     scores = b.cast(b.add(Prim.MATMUL, q, b.transpose(k, (0, 2, 1))), F32)
@@ -281,14 +285,14 @@ def refused(problem: Problem) -> str:
     return found.reason
 
 
-def test_what_the_copy_engine_cannot_read_is_declined():
+def test_what_the_copy_engine_cannot_read_is_declined() -> None:
     assert "computed" in refused(block(Block(2, 100, 100, 3, 32)))
     assert "computed" in refused(plain((1, 2), 64, 64, 64, dtype=F32))
     assert "16 bytes" in refused(plain((1, 2), 64, 64, 20))
     assert "no boxes" in refused(side_by_side(100, 64, repeated=False))
 
 
-def test_warpgroups_that_share_keys_do_nothing_else():
+def test_warpgroups_that_share_keys_do_nothing_else() -> None:
     problem = plain((1, 2), 200, 200, 64)
     for shape in (
         replace(shared(2, 32), turns=True),
@@ -300,7 +304,7 @@ def test_warpgroups_that_share_keys_do_nothing_else():
         assert "share keys" in found.reason
 
 
-def test_schedules_come_from_both_templates_where_both_apply():
+def test_schedules_come_from_both_templates_where_both_apply() -> None:
     found = templates.schedules(plain((1, 16), 2048, 2048, 128, causal=True), H200)
     assert not isinstance(found, Declined)
     assert {s.param("template") for s in found[:4]} >= {"attention_tma"}
@@ -314,7 +318,7 @@ def test_schedules_come_from_both_templates_where_both_apply():
         assert {s.param("template") for s in other} == {"attention"}
 
 
-def test_every_shape_of_the_model_fits():
+def test_every_shape_of_the_model_fits() -> None:
     for problem in (plain((2, 16), 2048, 2048, 64), plain((1, 8), 512, 512, 256), plain((4, 3), 70, 40, 32)):
         p = matched(problem)
         found = attention_tma.ranked(p, H200, keep=100)
@@ -358,16 +362,16 @@ def compiled(problems: dict[str, Problem], most: int) -> None:
         assert gate(result, source.launches[0], H200) is None
 
 
-def test_a_sample_compiles_without_spills():
+def test_a_sample_compiles_without_spills() -> None:
     compiled({name: COMPILED[name] for name in ("causal", "long")}, 1)
 
 
 @pytest.mark.slow
-def test_more_compiles_without_spills():
+def test_more_compiles_without_spills() -> None:
     compiled(COMPILED, 4)
 
 
-def test_text():
+def test_text() -> None:
     problem = plain((1, 16), 2048, 2048, 128, causal=True)
     source = templates.emit(problem, Shape(2, False, 128, 2, True, 1, 0).schedule())
     assert isinstance(source, CudaSource), source

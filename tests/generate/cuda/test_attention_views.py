@@ -25,12 +25,12 @@ def positions(view: View) -> np.ndarray:
     return (view.offset + np.asarray(view.strides, np.int64) @ index).reshape(view.shape)
 
 
-def test_a_view_of_nothing_has_any_shape_of_nothing():
+def test_a_view_of_nothing_has_any_shape_of_nothing() -> None:
     for shape, into in (((4, 0), (0, 9)), ((0,), (3, 0, 2)), ((5, 0, 2), (0,))):
         assert positions(dense(shape).reshape(into)).shape == into
 
 
-def test_reshape_agrees_with_numpy_or_is_refused():
+def test_reshape_agrees_with_numpy_or_is_refused() -> None:
     rng = random.Random(0)
     said = refused = 0
     for _ in range(300):
@@ -57,7 +57,7 @@ def test_reshape_agrees_with_numpy_or_is_refused():
     assert refused > 20
 
 
-def test_slices_and_broadcasts():
+def test_slices_and_broadcasts() -> None:
     view = dense((4, 6)).slice((1, 5), (3, 2), (1, -3))
     np.testing.assert_array_equal(positions(view), np.arange(24).reshape(4, 6)[1:4, 5:0:-3])
     wide = dense((3, 1)).broadcast((2, 3, 4))
@@ -81,7 +81,7 @@ def problem(*prims: Prim) -> tuple[Problem, int]:
         (Prim.REDUCE_SUM, False, "reduce_sum in front"),
     ],
 )
-def test_what_is_no_view_says_why(prim: Prim, concat: bool, reason: str):
+def test_what_is_no_view_says_why(prim: Prim, concat: bool, reason: str) -> None:
     p, node = problem(prim)
     with pytest.raises(NotStridedError, match=reason):
         Reader(p, {}, concat=concat).read(node)
@@ -96,7 +96,7 @@ def places(view: View) -> np.ndarray:
     return positions(fine).reshape(view.shape)
 
 
-def test_grouped_views_agree_with_numpy():
+def test_grouped_views_agree_with_numpy() -> None:
     rng = random.Random(1)
     grouped = 0
     for _ in range(200):
@@ -117,7 +117,7 @@ def test_grouped_views_agree_with_numpy():
     assert grouped > 50
 
 
-def test_what_grouped_views_refuse():
+def test_what_grouped_views_refuse() -> None:
     view = regrouped(dense((4, 6, 5)).transpose((1, 0, 2)), (24, 5))
     assert isinstance(view, Grouped)
     np.testing.assert_array_equal(positions(plain(view.reshape((6, 4, 5)))), positions(dense((4, 6, 5))).swapaxes(0, 1))

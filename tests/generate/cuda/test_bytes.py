@@ -128,7 +128,7 @@ def shared() -> tuple[dict[str, CudaSource], Emulated]:
 
 
 @pytest.mark.parametrize("name", list(SHARED))
-def test_sums_of_several_warps_and_blocks_are_exact(name: str, shared: tuple[dict[str, CudaSource], Emulated]):
+def test_sums_of_several_warps_and_blocks_are_exact(name: str, shared: tuple[dict[str, CudaSource], Emulated]) -> None:
     problem = SHARED[name][0]
     inputs = numbers(problem)
     got = run(shared[1], problem, shared[0][name], inputs)
@@ -136,7 +136,7 @@ def test_sums_of_several_warps_and_blocks_are_exact(name: str, shared: tuple[dic
         np.testing.assert_array_equal(x, y)
 
 
-def test_few_tiles_of_a_long_sum_are_split():
+def test_few_tiles_of_a_long_sum_are_split() -> None:
     for facts in (H200, A100):
         found = templates.schedules(product(64, 64, 8192), facts)
         assert not isinstance(found, Declined)
@@ -157,7 +157,7 @@ def numbers(problem: Problem) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_sums_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
+def test_sums_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     problem = CASES[name]
     inputs = numbers(problem)
     got = run(kernels, problem, sources[name], inputs, defer=defer)
@@ -165,7 +165,7 @@ def test_sums_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], 
         np.testing.assert_array_equal(x, y)
 
 
-def test_a_sample_compiles_without_spills():
+def test_a_sample_compiles_without_spills() -> None:
     compiled_well([emitted(product(2048, 1024, 1024)), emitted(requantized_convolution())], "sm_90a", H200)
     found = templates.schedules(product(256, 256, 256), A100)
     assert not isinstance(found, Declined)
@@ -188,13 +188,13 @@ def centred() -> Problem:
         (centred(), "i32"),
     ],
 )
-def test_what_is_declined_says_why(problem: Problem, part: str):
+def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
     found = templates.schedules(problem, H200)
     assert isinstance(found, Declined)
     assert part in found.reason
 
 
-def test_an_operand_that_is_read_elsewhere_stays_as_it_is():
+def test_an_operand_that_is_read_elsewhere_stays_as_it_is() -> None:
     b = GraphBuilder()
     x, w = b.input(TensorType(I8, (32, 32))), b.input(TensorType(I8, (32, 32)), is_weight=True)
     wide = b.cast(x, I32)

@@ -173,7 +173,9 @@ def numbers_of_bytes(problem: Problem) -> list[Array]:
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_every_bit_is_that_of_the_reference(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
+def test_every_bit_is_that_of_the_reference(
+    name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated
+) -> None:
     assert_bits(kernels, CASES[name][0], sources[name], defer=defer)
 
 
@@ -198,12 +200,12 @@ def few() -> tuple[dict[str, CudaSource], Emulated]:
 
 
 @pytest.mark.parametrize("name", list(FEW))
-def test_few_rows_are_exact(name: str, few: tuple[dict[str, CudaSource], Emulated]):
+def test_few_rows_are_exact(name: str, few: tuple[dict[str, CudaSource], Emulated]) -> None:
     for k in range(2):
         assert_bits(few[1], FEW[name], few[0][f"{name} {k}"], defer=False)
 
 
-def test_few_rows_compile():
+def test_few_rows_compile() -> None:
     problem = product(1, 11008, 4096, weight=True, out=BF16, scales="rows")
     sources = [gemv.emit(contraction(problem), s.schedule(), "k") for _, s in gemv.shapes(contraction(problem), H200)]
     for facts, arch in ((A100, "sm_80"), (H200, "sm_90a")):
@@ -220,7 +222,7 @@ def assert_bits(kernels: Emulated, problem: Problem, source: CudaSource, *, defe
         np.testing.assert_array_equal(x, y)
 
 
-def test_every_schedule_compiles():
+def test_every_schedule_compiles() -> None:
     scaled = product(4096, 4096, 4096, out=BF16, scales="rows", bias=BF16)
     narrow = product(2048, 3072, 768, out=I8, scales="rows", bias=I32, weight=True)
     found = []
@@ -231,7 +233,7 @@ def test_every_schedule_compiles():
     compile_all(found)
 
 
-def test_schedules_are_of_both_templates():
+def test_schedules_are_of_both_templates() -> None:
     for problem in (product(2048, 2048, 2048), product(512, 768, 1024, turned=False, weight=True)):
         found = templates.schedules(problem, H200)
         assert not isinstance(found, Declined)
@@ -248,13 +250,13 @@ def test_schedules_are_of_both_templates():
         (product(64, 64, 128, turned=False), "a right operand of 8 bits"),
     ],
 )
-def test_what_does_not_lie_along_the_sum_is_declined(problem: Problem, part: str):
+def test_what_does_not_lie_along_the_sum_is_declined(problem: Problem, part: str) -> None:
     found = templates.schedules(problem, H200)
     assert isinstance(found, Declined)
     assert part in found.reason
 
 
-def test_sums_of_integers_need_no_others():
+def test_sums_of_integers_need_no_others() -> None:
     found = tma.emit(contraction(product(64, 64, 128)), linear(64, 64, apart=1).schedule(), "k")
     assert isinstance(found, Declined)
     assert "8-bit floats" in found.reason
@@ -266,7 +268,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", list(GOLDEN))
-def test_text(name: str):
+def test_text(name: str) -> None:
     source = written(*GOLDEN[name], "ENTRY")
     text = f"// {source.schedule}\n" + source.text.replace(prelude(), "").replace(tma_header(), "")
     goldens.check(f"cuda/kernels/{name}.cu", text)

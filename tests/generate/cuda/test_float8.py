@@ -172,7 +172,7 @@ ALL |= {"mma 1 long": MMA["long"]} | {f"gemv {k}": p for k, p in FEW.items()}
 
 
 @pytest.mark.parametrize("name", list(ALL))
-def test_sums_of_integers_are_exact(name: str, sources: dict[str, CudaSource], kernels: Emulated):
+def test_sums_of_integers_are_exact(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, ALL[name], sources[name])
 
 
@@ -193,7 +193,7 @@ def readings(dtype: DType) -> list[tuple[Problem, list[Array]]]:
 
 
 @pytest.mark.parametrize("dtype", [E4, E5])
-def test_conversions(dtype: DType):
+def test_conversions(dtype: DType) -> None:
     for problem, inputs in readings(dtype):
         (want,) = evaluate(problem.graph, inputs)
         batch = trials(problem, inputs)[:2]
@@ -202,7 +202,7 @@ def test_conversions(dtype: DType):
             np.testing.assert_array_equal(run_loops(one, library)[0], want, err_msg=str(one.source.schedule))
 
 
-def test_both_architectures_compile():
+def test_both_architectures_compile() -> None:
     fast = replace(H200, fast_f8=True)
     problem = product(4096, 4096, 4096, out=BF16, scales="rows", bias=BF16)
     for facts in (H200, fast):
@@ -229,14 +229,14 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", list(GOLDEN))
-def test_text(name: str):
+def test_text(name: str) -> None:
     source = made(*GOLDEN[name], "ENTRY")
     text = source.text.replace(prelude(), "").replace(tma_header(), "").replace(float8(), "")
     text = f"// {source.schedule}\n{text}"
     goldens.check(f"cuda/kernels/{name}.cu", text)
 
 
-def test_without_leave_sums_move():
+def test_without_leave_sums_move() -> None:
     problem = product(2048, 2048, 2048)
     found = templates.schedules(problem, H200)
     assert not isinstance(found, Declined)
@@ -253,7 +253,7 @@ def test_without_leave_sums_move():
         (product(32, 40, 64, turned=False), "a right operand of 8 bits"),
     ],
 )
-def test_what_is_declined_says_why(problem: Problem, part: str):
+def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
     found = templates.schedules(problem, H200)
     assert isinstance(found, Declined)
     assert part in found.reason
@@ -266,7 +266,7 @@ def test_what_is_declined_says_why(problem: Problem, part: str):
         linear(128, 256, groups=2, apart=1, stages=3),
     ],
 )
-def test_sums_apart_need_registers(shape: Shape):
+def test_sums_apart_need_registers(shape: Shape) -> None:
     found = tma.emit(contraction(product(256, 256, 256)), shape.schedule(), "k")
     assert isinstance(found, Declined)
     assert "leave registers" in found.reason
@@ -277,13 +277,13 @@ def test_sums_apart_need_registers(shape: Shape):
     [product(64, 40, 128), product(64, 64, 128, weight=True), product(64, 64, 128, batch=2)],
     ids=["columns", "packed", "batch"],
 )
-def test_columns_that_cannot_be_woven(problem: Problem):
+def test_columns_that_cannot_be_woven(problem: Problem) -> None:
     found = tma.emit(contraction(problem), linear(64, 32, woven=True).schedule(), "k")
     assert isinstance(found, Declined)
     assert "woven" in found.reason
 
 
-def test_halves_are_woven_too():
+def test_halves_are_woven_too() -> None:
     problem = products.product((70, 136), (96, 136), turn_right=True, weight=False)
     source = made(problem, linear(64, 64, woven=True), "kw")
     inputs = small_integers(problem)
@@ -292,7 +292,7 @@ def test_halves_are_woven_too():
     np.testing.assert_array_equal(got, rounded(exact, F16))
 
 
-def test_halves_have_no_sums_of_their_own():
+def test_halves_have_no_sums_of_their_own() -> None:
     half = product_of(products.product((64, 64), (64, 64)))
     assert isinstance(half, Product)
     found = tma.emit(half, linear(64, 64, apart=1).schedule(), "k")

@@ -56,7 +56,7 @@ def formula_of(module: nn.Module) -> Formula:
 @pytest.mark.parametrize(
     "module", [*(Own(f) for f in FUNCTIONS.values()), *MODULES], ids=[*FUNCTIONS, *map(repr, MODULES)]
 )
-def test_value_and_derivative(module: nn.Module):
+def test_value_and_derivative(module: nn.Module) -> None:
     f = formula_of(module)
     slope = f.derivative()
     assert isinstance(slope, Formula), slope
@@ -72,13 +72,13 @@ def test_value_and_derivative(module: nn.Module):
     torch.testing.assert_close(torch.autograd.grad(again.sum(), z)[0], wanted)
 
 
-def test_second_derivatives_by_torch():
+def test_second_derivatives_by_torch() -> None:
     f = formula_of(Own(FUNCTIONS["wave"]))
     x = torch.linspace(-2, 2, 9, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda x: by_torch(f, x), (x,))
 
 
-def test_equal_expressions_are_equal():
+def test_equal_expressions_are_equal() -> None:
     one, two = (formula_of(Own(FUNCTIONS["snake"])) for _ in range(2))
     assert one == two and hash(one) == hash(two)
     assert one != formula_of(Own(lambda x: x + torch.sin(2.0 * x) ** 2 / 2.0))
@@ -100,13 +100,13 @@ def test_equal_expressions_are_equal():
     ],
     ids=str,
 )
-def test_what_is_no_expression_says_why(module: nn.Module, part: str):
+def test_what_is_no_expression_says_why(module: nn.Module, part: str) -> None:
     found = traced(module)
     assert isinstance(found, Declined) and part in found.reason, found
 
 
 @pytest.mark.parametrize("f", [lambda x: 1 / x, torch.log, lambda x: x.abs().sqrt(), lambda x: torch.exp(x * x)])
-def test_where_it_is_infinite_gradients_are_left_to_torch(f: Callable[[torch.Tensor], torch.Tensor]):
+def test_where_it_is_infinite_gradients_are_left_to_torch(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
     refused = formula_of(Own(f)).smooth()
     assert refused is not None and "not finite" in refused.reason
 
@@ -121,7 +121,7 @@ NETS = {
 
 
 @pytest.mark.parametrize("name", list(NETS))
-def test_gradients_near_float64(name: str):
+def test_gradients_near_float64(name: str) -> None:
     net, rows = NETS[name]
     g = made(net)
     x, dy, parameters = normal(net, rows)

@@ -234,7 +234,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
+def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], most=1, defer=defer)
 
 
@@ -254,7 +254,7 @@ def given() -> CudaSource:
     return source
 
 
-def test_many_tensor_maps_are_one_kernels_arguments(given: CudaSource, monkeypatch: pytest.MonkeyPatch):
+def test_many_tensor_maps_are_one_kernels_arguments(given: CudaSource, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the 4 KB of CUDA 12.0; what no kernel takes is declined."""
     (launch,) = given.launches
     assert sum(isinstance(x, TensorMap) for x in launch.arguments) == 2 * grouped_match.MOST_MEMBERS
@@ -268,7 +268,7 @@ def test_many_tensor_maps_are_one_kernels_arguments(given: CudaSource, monkeypat
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_the_limit_of_arguments_is_the_compilers(arch: str):
+def test_the_limit_of_arguments_is_the_compilers(arch: str) -> None:
     nvrtc = find_nvrtc()
     assert isinstance(nvrtc, Nvrtc)
     (most, rest) = divmod(MOST_PARAMETER_BYTES, 8)
@@ -320,14 +320,14 @@ def emulated(copied: dict[tuple[str, int], CudaSource]) -> Emulated:
 @pytest.mark.parametrize("name", COPIED)
 def test_sums_by_the_copy_engine_are_exact(
     name: str, defer: int, copied: dict[tuple[str, int], CudaSource], emulated: Emulated
-):
+) -> None:
     assert name != "deep" or any(s.launches[0].cluster[0] > 1 for (case, _), s in copied.items() if case == name)
     for (case, _), source in copied.items():
         if case == name:
             assert_exact(emulated, CASES[name][0], source, most=1, defer=defer)
 
 
-def test_equal_products_have_one_body_and_one_buffer_for_equal_weights():
+def test_equal_products_have_one_body_and_one_buffer_for_equal_weights() -> None:
     problem = CASES["equal texts"][0]
     source = source_of("equal texts")
     assert source.text.count("W_FN void member(") == 2, "three products of one text, and another"
@@ -345,7 +345,7 @@ def test_equal_products_have_one_body_and_one_buffer_for_equal_weights():
     assert source.replaces_weights == (1, 4, 7, 10)
 
 
-def test_blocks_of_members_lie_behind_each_other_longest_sums_first():
+def test_blocks_of_members_lie_behind_each_other_longest_sums_first() -> None:
     source = source_of("clusters, and blocks that share no sum")
     (launch,) = source.launches
     assert launch.cluster == (4, 1, 1)
@@ -377,7 +377,7 @@ def network(name: str) -> Problem:
 
 @pytest.mark.parametrize("name", ["inception", "segformer", "heads", "experts"])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_groups_of_networks_compile_without_spills(name: str, arch: str):
+def test_groups_of_networks_compile_without_spills(name: str, arch: str) -> None:
     facts = H200 if arch == "sm_90a" else A100
     problem = network(name)
     found = grouped.matched(problem, tf32=False)
@@ -390,7 +390,7 @@ def test_groups_of_networks_compile_without_spills(name: str, arch: str):
 
 
 @pytest.mark.parametrize("name", ["inception", "segformer", "heads", "experts"])
-def test_groups_by_the_copy_engine_compile_without_spills(name: str):
+def test_groups_by_the_copy_engine_compile_without_spills(name: str) -> None:
     problem = network(name)
     found = grouped.matched(problem, tf32=False)
     assert not isinstance(found, Declined), found.reason
@@ -405,13 +405,13 @@ def test_groups_by_the_copy_engine_compile_without_spills(name: str):
 
 
 @pytest.mark.parametrize("name", ["inception", "segformer", "heads", "experts"])
-def test_small_products_are_offered_together(name: str):
+def test_small_products_are_offered_together(name: str) -> None:
     found = templates.schedules(network(name), H200)
     assert not isinstance(found, Declined), found.reason
     assert {s.param("template") for s in found} == {"grouped", "grouped_tma"}
 
 
-def test_what_fills_the_gpu_alone_is_declined():
+def test_what_fills_the_gpu_alone_is_declined() -> None:
     problem = group(*(lambda m: m.linear(8192, 4096, 4096, end="") for _ in range(2)))
     refused = templates.schedules(problem, H200)
     assert isinstance(refused, Declined)
@@ -471,14 +471,14 @@ def no_product() -> Problem:
         (group(*(lambda m: m.linear(40, 32, 24) for _ in range(17))), "17 products"),
     ],
 )
-def test_what_is_declined_says_why(problem: Problem, part: str):
+def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
     refused = grouped_match.members(problem)
     assert isinstance(refused, Declined)
     assert part in refused.reason
 
 
 @pytest.mark.parametrize("make", [meeting, across_rows, no_product])
-def test_what_meets_or_is_no_columns_has_no_kernel(make: Callable[[], Problem]):
+def test_what_meets_or_is_no_columns_has_no_kernel(make: Callable[[], Problem]) -> None:
     assert isinstance(templates.schedules(make(), H200), Declined)
 
 
@@ -490,14 +490,14 @@ def test_what_meets_or_is_no_columns_has_no_kernel(make: Callable[[], Problem]):
         (replace(ONE, group=True), "warpgroup"),
     ],
 )
-def test_shapes_that_do_not_fit_are_declined(shape: Shape, part: str):
+def test_shapes_that_do_not_fit_are_declined(shape: Shape, part: str) -> None:
     problem = group(lambda m: m.linear(33, 40, 72), lambda m: m.linear(17, 20, 36, turned=True), dtype=F32)
     refused = templates.emit(problem, shape.schedule())
     assert isinstance(refused, Declined)
     assert part in refused.reason
 
 
-def test_a_reshape_is_undone_for_stretches_alone():
+def test_a_reshape_is_undone_for_stretches_alone() -> None:
     box = grouped_match.Box
     undo = grouped_match._before_reshape
     assert undo((6, 24), (2, 3, 2, 12), box((0, 0, 1, 0), (2, 3, 1, 12))) == box((0, 12), (6, 12))

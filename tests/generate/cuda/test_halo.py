@@ -113,11 +113,11 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
+def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 
 
-def test_nothing_beside_the_window_reaches_a_sum(sources: dict[str, CudaSource], kernels: Emulated):
+def test_nothing_beside_the_window_reaches_a_sum(sources: dict[str, CudaSource], kernels: Emulated) -> None:
     """Taps and channels that fill up a step read no value of the image: one infinity spoils the windows that see it."""
     problem = CASES["stem"][0]
     inputs = small_integers(problem)
@@ -129,7 +129,7 @@ def test_nothing_beside_the_window_reaches_a_sum(sources: dict[str, CudaSource],
     assert np.isfinite(got[0, :, :, 2:]).all()
 
 
-def test_schedules_hold_the_template_where_it_applies():
+def test_schedules_hold_the_template_where_it_applies() -> None:
     found = templates.schedules(convolution(1, 256, 14, 14, 256, 3, 1, 1), H200)
     assert not isinstance(found, Declined)
     assert "halo" in [s.param("template") for s in found[:3]]
@@ -148,14 +148,14 @@ def test_schedules_hold_the_template_where_it_applies():
         (convolution(1, 520, 9, 9, 16, 3, fin=ROW), "many channels"),
     ],
 )
-def test_what_is_declined_says_why(problem: Problem, part: str):
+def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
     refused = halo.window(matched(problem))
     assert isinstance(refused, Declined)
     assert part in refused.reason
     assert halo_choose.shapes(matched(problem), H200) == []
 
 
-def test_f32_is_declined_where_it_may_not_be_rounded():
+def test_f32_is_declined_where_it_may_not_be_rounded() -> None:
     exact = matched(convolution(1, 16, 9, 9, 16, 3, dtype=F32), tf32=False)
     refused = halo.window(exact)
     assert isinstance(refused, Declined)
@@ -163,7 +163,7 @@ def test_f32_is_declined_where_it_may_not_be_rounded():
     assert halo_choose.shapes(exact, H200) == []
 
 
-def test_shapes_that_do_not_fit_are_declined():
+def test_shapes_that_do_not_fit_are_declined() -> None:
     p = matched(convolution(1, 16, 9, 9, 24, 3, 1, 1))
     for shape, part in (
         (replace(PLAIN, bc=4), "16 channels"),
@@ -175,7 +175,7 @@ def test_shapes_that_do_not_fit_are_declined():
         assert part in refused.reason
 
 
-def test_blocks_fit_the_device():
+def test_blocks_fit_the_device() -> None:
     for facts in (H200, A100):
         for c, h, oc, k, s in ((3, 224, 64, 7, 2), (64, 56, 64, 3, 1), (512, 7, 512, 3, 1), (32, 224, 3, 9, 1)):
             p = matched(convolution(1, c, h, h, oc, k, s, k // 2))
@@ -188,12 +188,12 @@ def test_blocks_fit_the_device():
                 assert facts.capability >= 90 or not shape.cluster
 
 
-def test_text():
+def test_text() -> None:
     shape = Shape(7, 7, 32, 32, 32, 32, 2, 2, 1, False, False)
     golden("halo", written(convolution(1, 64, 14, 14, 64, 3, 1, 1), shape, "k00"))
 
 
-def test_a_sample_compiles_without_spills():
+def test_a_sample_compiles_without_spills() -> None:
     stem = convolution(1, 3, 224, 224, 64, 7, 2, 3, fin=ROW)
     last = convolution(1, 32, 112, 112, 3, 9, before="reflect", fout=ROW, relu=False)
     for arch, facts, problems in (("sm_90a", H200, [stem, last]), ("sm_80", A100, [CASES["strided"][0]])):

@@ -68,7 +68,7 @@ def emulated(nets: dict[str, Net]) -> Emulated:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_near_float64(name: str, nets: dict[str, Net], emulated: Emulated):
+def test_near_float64(name: str, nets: dict[str, Net], emulated: Emulated) -> None:
     net, rows, _, _ = CASES[name]
     x, dy, parameters = normal(net, rows)
     y, dx, others = Runner(emulated, nets[name]).run(x, dy, parameters)
@@ -80,7 +80,7 @@ def test_near_float64(name: str, nets: dict[str, Net], emulated: Emulated):
     assert error <= 1.2 * own + 0.5 * unit, (error, own)
 
 
-def test_infinities_stay_in_their_columns():
+def test_infinities_stay_in_their_columns() -> None:
     """What lies behind the columns of a layer has zero weights: an infinity in another column must not make it NaN."""
     cases = [(network((24, 37, 33, 9), RELU), H200, 0), (network((24, 37, 265, 9), RELU, DType.F16), A100, 1)]
     made = [Net(net, 40, facts, choice) for net, facts, choice in cases]
@@ -123,7 +123,7 @@ def _summed(net: Network, rows: int, number: int) -> tuple[Problem, CudaSource]:
     return Problem(graph, source.sha256, (Format.ROW,) * len(held), (Format.ROW,) * 2), source
 
 
-def test_columns_are_summed_behind_a_product():
+def test_columns_are_summed_behind_a_product() -> None:
     made = {name: _summed(*case) for name, case in SUMMED.items()}
     emulated = Emulated([source for _, source in made.values()])
     seen = set()
@@ -145,14 +145,14 @@ def test_columns_are_summed_behind_a_product():
     assert {turns for turns, _ in seen} == {True, False}
 
 
-def test_equal_bits_in_two_runs(nets: dict[str, Net], emulated: Emulated):
+def test_equal_bits_in_two_runs(nets: dict[str, Net], emulated: Emulated) -> None:
     net, rows, _, _ = CASES["ragged"]
     inputs = normal(net, rows, seed=3)
     one, two = (Runner(emulated, nets["ragged"]).run(*inputs) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip((*one[:2], *one[2]), (*two[:2], *two[2]), strict=True))
 
 
-def test_infinity_arrives(nets: dict[str, Net], emulated: Emulated):
+def test_infinity_arrives(nets: dict[str, Net], emulated: Emulated) -> None:
     net, rows, _, _ = CASES["relu"]
     x, dy, parameters = normal(net, rows)
     dy[3, 2] = np.inf
@@ -163,7 +163,7 @@ def test_infinity_arrives(nets: dict[str, Net], emulated: Emulated):
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_slopes_are_those_of_torch(kind: str):
+def test_slopes_are_those_of_torch(kind: str) -> None:
     act = Activation(kind, NUMBERS.get(kind, ()))
     z = np.linspace(-12, 12, 97).astype(np.float32)
     point = torch.tensor(z, dtype=torch.float64, requires_grad=True)
@@ -177,7 +177,7 @@ def test_slopes_are_those_of_torch(kind: str):
     np.testing.assert_allclose(found, 2 * wanted.numpy(), rtol=2e-4, atol=2e-5)
 
 
-def test_what_is_refused_says_why():
+def test_what_is_refused_says_why() -> None:
     net = network((16, 512, 16), RELU)
     assert text.refused(net) is None
     for other, rows, part in (
@@ -190,7 +190,7 @@ def test_what_is_refused_says_why():
 
 
 @pytest.mark.parametrize("facts", [H200, A100], ids=["sm_90a", "sm_80"])
-def test_texts_compile_without_spills(facts: GpuFacts):
+def test_texts_compile_without_spills(facts: GpuFacts) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         pytest.skip(nvrtc.reason)

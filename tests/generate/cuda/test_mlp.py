@@ -135,7 +135,7 @@ def kernels(sources: dict[str, tuple[Problem, list[CudaSource]]]) -> Emulated:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_near_float64(name: str, sources: dict[str, tuple[Problem, list[CudaSource]]], kernels: Emulated):
+def test_near_float64(name: str, sources: dict[str, tuple[Problem, list[CudaSource]]], kernels: Emulated) -> None:
     problem, made = sources[name]
     inputs = normal(problem)
     exact = evaluate(problem.graph, inputs, precise=True)[0]
@@ -150,7 +150,9 @@ def test_near_float64(name: str, sources: dict[str, tuple[Problem, list[CudaSour
         assert error <= 1.2 * eager + 0.25 * unit * size, (str(source.schedule), error, eager, size)
 
 
-def test_nan_and_infinity_stay_in_their_rows(sources: dict[str, tuple[Problem, list[CudaSource]]], kernels: Emulated):
+def test_nan_and_infinity_stay_in_their_rows(
+    sources: dict[str, tuple[Problem, list[CudaSource]]], kernels: Emulated
+) -> None:
     problem, made = sources["vectors of 8"]
     inputs = normal(problem)
     inputs[0][5, 3], inputs[0][64, 0] = np.nan, np.inf
@@ -162,7 +164,7 @@ def test_nan_and_infinity_stay_in_their_rows(sources: dict[str, tuple[Problem, l
         assert np.isfinite(np.delete(got, (5, 64), 0)).all()
 
 
-def test_two_blocks_share_few_rows():
+def test_two_blocks_share_few_rows() -> None:
     def pairs(net: Net, facts: GpuFacts = H200) -> list[Schedule]:
         found = templates.schedules(mlp(net), facts)
         assert not isinstance(found, Declined)
@@ -184,7 +186,7 @@ def test_two_blocks_share_few_rows():
     assert isinstance(templates.emit(mlp(Net(64, (64,) * 3)), TWO.schedule()), Declined)
 
 
-def test_layers_alike_are_a_loop():
+def test_layers_alike_are_a_loop() -> None:
     many, few = (templates.emit(mlp(Net(64, (32,) * n)), GROUP.schedule()) for n in (21, 6))
     assert isinstance(many, CudaSource) and isinstance(few, CudaSource)
     at = [s.text.index(f"{s.entry}(const void") for s in (many, few)]
@@ -208,7 +210,7 @@ def test_layers_alike_are_a_loop():
     ],
     ids=str,
 )
-def test_sums_that_one_activation_reads_are_halves(net: Net, form: str):
+def test_sums_that_one_activation_reads_are_halves(net: Net, form: str) -> None:
     source = templates.emit(mlp(net), GROUP.schedule() if max(net.widths) < 100 else RING.schedule())
     assert isinstance(source, CudaSource)
     body = source.text[source.text.index(f"{source.entry}(const void") :]
@@ -231,14 +233,14 @@ def test_sums_that_one_activation_reads_are_halves(net: Net, form: str):
     ],
     ids=str,
 )
-def test_other_ways_are_offered_where_they_may_gain(net: Net, ways: set[str]):
+def test_other_ways_are_offered_where_they_may_gain(net: Net, ways: set[str]) -> None:
     found = templates.schedules(mlp(net), H200)
     assert not isinstance(found, Declined), found.reason
     shapes = [Shape.of(s) for s in found]
     assert {name for name in ("early", "keep") if any(getattr(s, name) for s in shapes)} == ways
 
 
-def test_the_last_warpgroup_asks_where_turns_are_taken():
+def test_the_last_warpgroup_asks_where_turns_are_taken() -> None:
     """It has read what all others have; at first a layer and more is asked for."""
     problem = mlp(Net(1 << 14, (256,) * 5, "silu", BF16))
     for shape, asking in ((RING_TURNS, 128), (replace(RING_TURNS, warps=12), 256), (RING, 0), (PART_TURNS, 0)):
@@ -249,7 +251,7 @@ def test_the_last_warpgroup_asks_where_turns_are_taken():
         assert f"if (t == {asking}) for (int i = 0; i < {first}; ++i) ask();" in source.text
 
 
-def test_schedules_are_few_and_fit():
+def test_schedules_are_few_and_fit() -> None:
     for widths in ((64,) * 5, (3, *(128,) * 4, 1), (256,) * 9, (16,) * 20):
         problem = mlp(Net(1 << 18, widths, dtype=BF16))
         p = chain(problem)
@@ -282,21 +284,21 @@ def test_schedules_are_few_and_fit():
     ],
     ids=str,
 )
-def test_ways_of_overlap_that_are_offered(net: Net, ways: str):
+def test_ways_of_overlap_that_are_offered(net: Net, ways: str) -> None:
     found = templates.schedules(mlp(net), H200)
     assert not isinstance(found, Declined), found.reason
     shapes = [Shape.of(s) for s in found]
     assert {"turns" if s.turns else "flow" if s.flow else "plain" for s in shapes if s.group} == set(ways.split())
 
 
-def test_four_warpgroups_where_special_functions_lie_between_products():
+def test_four_warpgroups_where_special_functions_lie_between_products() -> None:
     for act, expected in (("gelu", True), ("relu", False)):
         found = templates.schedules(mlp(Net(1 << 18, (128,) * 5, act, BF16)), H200)
         assert not isinstance(found, Declined), found.reason
         assert any(Shape.of(s).group and Shape.of(s).warps == 16 for s in found) == expected
 
 
-def test_turns_need_a_ring_that_holds_a_layer():
+def test_turns_need_a_ring_that_holds_a_layer() -> None:
     """A warpgroup that waits for its turn must not hold back the panels of the one that multiplies."""
     for widths in ((256,) * 5, (192,) * 9, (128,) * 13, (240, 256, 250, 256)):
         found = templates.schedules(mlp(Net(1 << 18, widths, "silu", BF16)), H200)
@@ -306,7 +308,7 @@ def test_turns_need_a_ring_that_holds_a_layer():
         assert all(s.stages - 2 >= -(-max(widths) // 64) and s.owners > 1 for s in taking)
 
 
-def test_all_weights_are_replaced():
+def test_all_weights_are_replaced() -> None:
     problem = mlp(Net(64, (32, 32, 32)))
     source = templates.emit(problem, WARP.schedule())
     assert isinstance(source, CudaSource)
@@ -315,7 +317,7 @@ def test_all_weights_are_replaced():
 
 
 @pytest.mark.parametrize("shape", [WARP, GROUP, PIECES, GROUPS], ids=str)
-def test_weights_in_float32_are_rounded_while_they_are_packed(shape: Shape | mlp_wide.Shape):
+def test_weights_in_float32_are_rounded_while_they_are_packed(shape: Shape | mlp_wide.Shape) -> None:
     problem = mlp(Net(20, (8, 48, 33), "silu", BF16))
     short, wide = (mlp_template.emit(problem, shape.schedule(), masters) for masters in (None, F32))
     assert isinstance(short, CudaSource) and isinstance(wide, CudaSource)
@@ -362,13 +364,13 @@ def _computed() -> Problem:
         (_computed(), "weights are computed"),
     ],
 )
-def test_what_is_declined_says_why(problem: Problem, part: str):
+def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
     refused = chain(problem)
     assert isinstance(refused, Declined)
     assert part in refused.reason
 
 
-def test_two_branches_that_meet_are_one_kernel():
+def test_two_branches_that_meet_are_one_kernel() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(F16, (32, 16)))
     one, two = (b.add(Prim.MATMUL, x, b.input(TensorType(F16, (16, 32)), is_weight=True)) for _ in range(2))
@@ -382,7 +384,7 @@ def test_two_branches_that_meet_are_one_kernel():
     np.testing.assert_allclose(got.astype(np.float64), exact, rtol=4e-3, atol=2e-3)
 
 
-def test_a_sample_compiles_without_spills():
+def test_a_sample_compiles_without_spills() -> None:
     problem = mlp(Net(1 << 18, (64,) * 4, "silu", dtype=BF16))
     for arch, facts in (("sm_90a", H200), ("sm_80", A100)):
         found = templates.schedules(problem, facts)
@@ -391,7 +393,7 @@ def test_a_sample_compiles_without_spills():
 
 
 @pytest.mark.parametrize(("arch", "facts"), [("sm_90a", H200), ("sm_80", A100)])
-def test_wide_samples_compile_without_spills(arch: str, facts: GpuFacts):
+def test_wide_samples_compile_without_spills(arch: str, facts: GpuFacts) -> None:
     nets = (Net(1 << 18, (512,) * 4, "gelu", BF16, residual=True), Net(60_000, (784, 512, 256, 10), given=F32))
     for net in nets:
         found = templates.schedules(mlp(net), facts)
@@ -400,7 +402,7 @@ def test_wide_samples_compile_without_spills(arch: str, facts: GpuFacts):
         compiled_well([s for x in found[:1] if isinstance(s := templates.emit(mlp(net), x), CudaSource)], arch, facts)
 
 
-def test_values_in_shared_memory_take_the_place_of_those_that_nobody_reads():
+def test_values_in_shared_memory_take_the_place_of_those_that_nobody_reads() -> None:
     p = chain(mlp(Net(64, (512,) * 9, "relu")))
     beside = chain(mlp(Net(64, (512,) * 9, "relu", residual=True)))
     skip = chain(mlp(Net(64, (64, *(512,) * 4), "relu", skip=(3,))))
@@ -410,7 +412,7 @@ def test_values_in_shared_memory_take_the_place_of_those_that_nobody_reads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [8, 16, 32, 64, 96, 128, 192, 256, 320, 512])
-def test_schedules_compile_without_spills(width: int):
+def test_schedules_compile_without_spills(width: int) -> None:
     for act in ("relu", "gelu"):
         problem = mlp(Net(1 << 18, (width,) * 5, act, dtype=BF16))
         for arch, facts in (("sm_90a", H200), ("sm_80", A100)):
@@ -421,7 +423,7 @@ def test_schedules_compile_without_spills(width: int):
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp_wide", GROUPS), ("mlp_wide_fragments", FEW)])
-def test_the_text_is_the_golden_one(name: str, shape: mlp_wide.Shape):
+def test_the_text_is_the_golden_one(name: str, shape: mlp_wide.Shape) -> None:
     source = templates.emit(
         mlp(Net(300, (40, 288, 288, 5), ("relu", "silu", "none"), BF16, residual=True)), shape.schedule()
     )

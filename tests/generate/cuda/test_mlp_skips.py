@@ -72,7 +72,7 @@ def kernels(sources: dict[str, tuple[Problem, list[CudaSource]]]) -> Emulated:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_near_float64(name: str, sources: dict[str, tuple[Problem, list[CudaSource]]], kernels: Emulated):
+def test_near_float64(name: str, sources: dict[str, tuple[Problem, list[CudaSource]]], kernels: Emulated) -> None:
     problem, made = sources[name]
     inputs = normal(problem)
     exact = np.asarray(evaluate(problem.graph, inputs, precise=True)[0], dtype=np.float64)
@@ -85,7 +85,7 @@ def test_near_float64(name: str, sources: dict[str, tuple[Problem, list[CudaSour
         assert error <= 1.2 * eager + 0.25 * unit * size, (str(source.schedule), error, eager, size)
 
 
-def test_a_second_input_is_read_inside():
+def test_a_second_input_is_read_inside() -> None:
     """As many inputs as are given, weights are packed: nothing is joined in memory."""
     net = nerf(4096, 64, BF16)
     problem = skips(net)
@@ -109,13 +109,13 @@ def test_a_second_input_is_read_inside():
         (Skips(32, (1500, 32, 16), (8,), beside=((1, -1),)), "do not fit into shared memory"),
     ],
 )
-def test_what_is_declined_says_why(net: Skips, part: str):
+def test_what_is_declined_says_why(net: Skips, part: str) -> None:
     refused = mlp_template.schedules(skips(net), H200)
     assert isinstance(refused, Declined)
     assert part in refused.reason
 
 
-def test_rows_of_other_inputs_stay_apart():
+def test_rows_of_other_inputs_stay_apart() -> None:
     """Not a number in one row of a second input is seen in that row alone."""
     net, shapes = CASES["beside the last"]
     problem = skips(net)
@@ -129,7 +129,7 @@ def test_rows_of_other_inputs_stay_apart():
 
 
 @pytest.mark.parametrize(("arch", "facts"), [("sm_90a", H200), ("sm_80", A100)])
-def test_radiance_fields_compile_without_spills(arch: str, facts: GpuFacts):
+def test_radiance_fields_compile_without_spills(arch: str, facts: GpuFacts) -> None:
     for width in (64, 256) if facts.capability == 90 else (64,):
         problem = skips(nerf(1 << 18, width, BF16))
         found = templates.schedules(problem, facts)
@@ -169,7 +169,7 @@ def heads(rows: int, width: int, dtype: DType, *, joined: bool, out: DType | Non
 )  # fmt: skip
 def test_several_results(
     rows: int, width: int, dtype: DType, out: DType | None, shapes: tuple[Shape, ...], joined: bool
-):
+) -> None:
     problem = heads(rows, width, dtype, joined=joined, out=out)
     p = chain(problem)
     assert isinstance(p, Chain), p.reason

@@ -98,7 +98,9 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_windows_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
+def test_windows_of_integers_are_exact(
+    name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated
+) -> None:
     problem = CASES[name][0]
     inputs = small_integers(problem, most=1 if "mean" in name else 2)
     exact = evaluate(problem.graph, inputs, precise=True)
@@ -111,7 +113,7 @@ def test_windows_of_integers_are_exact(name: str, defer: bool, sources: dict[str
             np.testing.assert_array_equal(x, rounded(y, dtype))
 
 
-def test_nothing_beside_the_image_reaches_a_window(sources: dict[str, CudaSource], kernels: Emulated):
+def test_nothing_beside_the_image_reaches_a_window(sources: dict[str, CudaSource], kernels: Emulated) -> None:
     """Places that pad a window are no zeros: the greatest of negative results is negative."""
     problem = CASES["padded"][0]
     inputs = small_integers(problem)
@@ -120,7 +122,7 @@ def test_nothing_beside_the_image_reaches_a_window(sources: dict[str, CudaSource
     np.testing.assert_array_equal(got, np.full_like(got, -3))
 
 
-def test_a_value_that_is_no_number_wins(sources: dict[str, CudaSource], kernels: Emulated):
+def test_a_value_that_is_no_number_wins(sources: dict[str, CudaSource], kernels: Emulated) -> None:
     problem = CASES["2x2"][0]
     inputs = small_integers(problem)
     inputs[0][0, 0, 0, 0] = np.nan
@@ -130,7 +132,7 @@ def test_a_value_that_is_no_number_wins(sources: dict[str, CudaSource], kernels:
         assert np.isfinite(got[0, :, 1:, 1:]).all()
 
 
-def test_sums_are_of_rounded_results(kernels: Emulated, sources: dict[str, CudaSource]):
+def test_sums_are_of_rounded_results(kernels: Emulated, sources: dict[str, CudaSource]) -> None:
     """2049 is 2048 in f16 before it is added, as the convolution's own kernel stores it."""
     problem = CASES["mean"][0]
     inputs = small_integers(problem)
@@ -143,7 +145,7 @@ def test_sums_are_of_rounded_results(kernels: Emulated, sources: dict[str, CudaS
 
 
 @pytest.mark.parametrize("facts", [H200, A100], ids=["sm_90a", "sm_80"])
-def test_schedules_come_from_the_template(facts: GpuFacts):
+def test_schedules_come_from_the_template(facts: GpuFacts) -> None:
     problem = pooled_convolution(1, 3, 224, 224, 64, 7, 2, 3, pool=(3, 2, 1))
     found = templates.schedules(problem, facts)
     assert not isinstance(found, Declined), found.reason
@@ -154,7 +156,7 @@ def test_schedules_come_from_the_template(facts: GpuFacts):
 
 
 @pytest.mark.parametrize("facts", [H200, A100], ids=["sm_90a", "sm_80"])
-def test_shapes_fit_the_device(facts: GpuFacts):
+def test_shapes_fit_the_device(facts: GpuFacts) -> None:
     for problem in (CASES["stem"][0], pooled_convolution(1, 64, 56, 56, 64, 3, 1, 1)):
         p = match(problem)
         found = pooled_choose.shapes(p, facts)
@@ -166,7 +168,7 @@ def test_shapes_fit_the_device(facts: GpuFacts):
             assert facts.capability >= 90 or s.split == 1
 
 
-def test_two_kernels_are_left_where_the_copy_engine_feeds_the_convolution():
+def test_two_kernels_are_left_where_the_copy_engine_feeds_the_convolution() -> None:
     """As measured: on a GPU without such kernels the one is worth measuring."""
     problem = pooled_convolution(16, 128, 112, 112, 128, 3, 1, 1)
     refused = templates.schedules(problem, H200)
@@ -175,14 +177,14 @@ def test_two_kernels_are_left_where_the_copy_engine_feeds_the_convolution():
     assert not isinstance(templates.schedules(problem, A100), Declined)
 
 
-def test_windows_that_do_not_overlap_compute_nothing_twice():
+def test_windows_that_do_not_overlap_compute_nothing_twice() -> None:
     p = match(pooled_convolution(1, 64, 56, 56, 64, 3, 1, 1))
     assert Geometry.of(p, replace(EARLY, ph=4, pw=7)).repeated == 1.0
     over = match(pooled_convolution(1, 3, 224, 224, 64, 7, 2, 3, pool=(3, 2, 1)))
     assert Geometry.of(over, replace(EARLY, ph=8, pw=8, bc=4)).repeated == pytest.approx((17 / 16) ** 2)
 
 
-def test_more_repetition_is_modelled_to_cost_more():
+def test_more_repetition_is_modelled_to_cost_more() -> None:
     p = match(pooled_convolution(16, 32, 147, 147, 64, 3, pool=(3, 2, 0)))
     per_window = [
         pooled_choose.cycles(p, Shape(n, n, 64, 32, 16, 64, 1, 1, 1, True), H200)  # blocks fill the device either way
@@ -202,7 +204,7 @@ def test_more_repetition_is_modelled_to_cost_more():
         (pooled_convolution(1, 520, 9, 9, 16, 3, fin=ROW), "many channels"),
     ],
 )
-def test_what_is_declined_says_why(problem: Problem, part: str):
+def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
     refused = templates.schedules(problem, replace(H200, tf32=False))
     assert isinstance(refused, Declined)
     assert part in refused.reason
@@ -216,13 +218,13 @@ def test_what_is_declined_says_why(problem: Problem, part: str):
         (Shape(2, 2, 16, 32, 16, 16, 2, 1, 1, True), "not finished in registers"),
     ],
 )
-def test_shapes_that_do_not_fit_are_declined(shape: Shape, part: str):
+def test_shapes_that_do_not_fit_are_declined(shape: Shape, part: str) -> None:
     refused = pooled.emit(match(pooled_convolution(1, 16, 9, 9, 16, 3, 1, 1)), shape.schedule(), "k")
     assert isinstance(refused, Declined)
     assert part in refused.reason
 
 
-def test_a_sample_compiles_without_spills():
+def test_a_sample_compiles_without_spills() -> None:
     vgg, stem = (
         pooled_convolution(1, 64, 224, 224, 64, 3, 1, 1),
         pooled_convolution(1, 3, 224, 224, 64, 7, 2, 3, pool=(3, 2, 1)),

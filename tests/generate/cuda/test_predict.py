@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 from tests.generate.cuda.products import LAST, convolution, product
 
@@ -37,7 +39,7 @@ def test_schedules_that_are_offered_have_a_prediction(name: str) -> None:
 
 
 @pytest.mark.parametrize("choose", [halo_choose, tma_choose], ids=["halo", "tma"])
-def test_it_is_what_ranked_them(choose) -> None:
+def test_it_is_what_ranked_them(choose: ModuleType) -> None:
     problem = PROBLEMS["3x3"]
     p = normal_form(problem)
     assert isinstance(p, Product)

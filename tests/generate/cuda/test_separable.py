@@ -48,12 +48,12 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
+def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     # the value between stays a small integer
     assert_exact(kernels, CASES[name][0], sources[name], most=1, defer=defer)
 
 
-def test_schedules_come_from_the_template():
+def test_schedules_come_from_the_template() -> None:
     problem = pair(1, 384, 14, 14, 128)
     found = templates.schedules(problem, H200)
     assert not isinstance(found, Declined), found.reason
@@ -73,20 +73,20 @@ def test_schedules_come_from_the_template():
         (pair(1, 16, 9, 9, 16, shared=True), "others read"),
     ],
 )
-def test_what_is_declined_says_why(problem: Problem, part: str):
+def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
     refused = templates.schedules(problem, H200)
     assert isinstance(refused, Declined)
     assert part in refused.reason
 
 
-def test_a_shape_that_does_not_fit_is_declined():
+def test_a_shape_that_does_not_fit_is_declined() -> None:
     p = match(pair(1, 32, 9, 9, 24))
     refused = separable.emit(p, Shape(16, 32, 16, 16, 16, 1, 1, False).schedule(), "k")
     assert isinstance(refused, Declined)
     assert "steps" in refused.reason
 
 
-def test_a_sample_compiles_without_spills():
+def test_a_sample_compiles_without_spills() -> None:
     for arch, facts, problem in (
         ("sm_90a", H200, pair(1, 768, 7, 7, 256, 5, 1, 2)),
         ("sm_80", A100, CASES["cluster"][0]),

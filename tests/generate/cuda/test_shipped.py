@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.model_quality import LATER, RECORDED
@@ -125,7 +126,7 @@ def test_a_table_is_written_and_read_again() -> None:
         (lambda d: [d], "TypeError"),
     ],
 )
-def test_a_malformed_or_old_table_is_an_error_that_says_what_to_do(damage, told: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_malformed_or_old_table_is_an_error_that_says_what_to_do(damage: Callable[..., Any], told: str) -> None:  # type: ignore[no-untyped-def]
     data = json.loads(made(Tried("s", 5, 0.5)).to_json())
     with pytest.raises(ArtifactError, match=told) as raised:
         Shipped.from_json(json.dumps(damage(data)))

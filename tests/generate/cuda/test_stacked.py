@@ -59,14 +59,14 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
+def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], most=1, defer=defer)
 
 
 LARGE = (pair(16, 64, 56, 56, 256, between=64, residual=True), pair(16, 128, 28, 28, 512, between=128))
 
 
-def test_schedules_come_from_the_template():
+def test_schedules_come_from_the_template() -> None:
     for problem in LARGE:
         found = templates.schedules(problem, A100)
         assert not isinstance(found, Declined), found.reason
@@ -77,7 +77,7 @@ def test_schedules_come_from_the_template():
 
 
 @pytest.mark.parametrize("facts", [H200, A100], ids=["sm_90a", "sm_80"])
-def test_shapes_fit_the_device(facts: GpuFacts):
+def test_shapes_fit_the_device(facts: GpuFacts) -> None:
     for problem in LARGE:
         p = match(problem)
         w = halo.window(p.first)
@@ -100,13 +100,13 @@ def test_shapes_fit_the_device(facts: GpuFacts):
         (pair(1, 16, 9, 9, 16, 1, 1, 0, between=32), "no convolution with a field"),
     ],
 )
-def test_what_is_declined_says_why(problem: Problem, part: str):
+def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
     refused = templates.schedules(problem, H200)
     assert isinstance(refused, Declined)
     assert part in refused.reason
 
 
-def test_groups_are_declined():
+def test_groups_are_declined() -> None:
     for found in (matched(pair(1, 32, 9, 9, 16, between=32, groups=4)), matched(pair(1, 32, 9, 9, 16))):
         assert isinstance(found, Declined)
         assert "groups" in found.reason
@@ -121,13 +121,13 @@ def test_groups_are_declined():
         (replace(PLAIN, wm=16, wn=64, vm=16, vn=32), "divide"),
     ],
 )
-def test_shapes_that_do_not_fit_are_declined(shape: Shape, part: str):
+def test_shapes_that_do_not_fit_are_declined(shape: Shape, part: str) -> None:
     refused = stacked.emit(match(CASES["one part"][0]), shape.schedule(), "k")
     assert isinstance(refused, Declined)
     assert part in refused.reason
 
 
-def test_a_sample_compiles_without_spills():
+def test_a_sample_compiles_without_spills() -> None:
     for arch, facts, problems in (
         ("sm_90a", H200, [pair(16, 64, 56, 56, 256, between=64, residual=True)]),
         ("sm_80", A100, [pair(16, 64, 28, 28, 120, between=96)]),

@@ -77,11 +77,11 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 @pytest.mark.parametrize("defer", [1, 2])
 @pytest.mark.parametrize("name", list(CASES))
-def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated):
+def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 
 
-def test_a_stage_that_is_given_back_too_early_is_seen():
+def test_a_stage_that_is_given_back_too_early_is_seen() -> None:
     """Deferred copies overwrite what products have not read: the emulation is no rubber stamp."""
     problem, s = CASES["two warpgroups, packed"]
     source = made(problem, s, "k0")
@@ -92,7 +92,7 @@ def test_a_stage_that_is_given_back_too_early_is_seen():
         assert_exact(Emulated([wrong]), problem, wrong, defer=True)
 
 
-def test_constants_are_copied_before_the_wait(sources: dict[str, CudaSource]):
+def test_constants_are_copied_before_the_wait(sources: dict[str, CudaSource]) -> None:
     for name, first in (("24 rows, packed", True), ("split", False)):
         text = sources[name].text
         body = text[text.index(f" {sources[name].entry}(") :]
@@ -100,7 +100,7 @@ def test_constants_are_copied_before_the_wait(sources: dict[str, CudaSource]):
         assert bool(sources[name].replaces_weights) == first
 
 
-def test_large_tiles_compile_without_spills():
+def test_large_tiles_compile_without_spills() -> None:
     nt = product((64, 4096), (4096, 4096), weight=False, turn_right=True)
     compile_all(
         [
@@ -129,13 +129,13 @@ def test_large_tiles_compile_without_spills():
         (product((136, 16), (136, 72), weight=False, turn_left=True), shape(16, 64), "along rows"),
     ],
 )
-def test_what_is_declined_says_why(problem: Problem, s: Shape, reason: str):
+def test_what_is_declined_says_why(problem: Problem, s: Shape, reason: str) -> None:
     found = swap.emit(contraction(problem), s.schedule(), "k")
     assert isinstance(found, Declined)
     assert reason in found.reason
 
 
-def test_a_schedule_is_read_back():
+def test_a_schedule_is_read_back() -> None:
     s = shape(24, 128, stages=6, split=4)
     assert Shape.of(s.schedule()) == s
     assert s.schedule().param("template") == "swap"
@@ -149,7 +149,7 @@ def offered(m: int, facts: GpuFacts, **more: object) -> list[Shape]:
     return [Shape.of(s) for s in found if s.param("template") == "swap"]
 
 
-def test_few_rows_are_offered_transposed_shapes_on_hopper_alone():
+def test_few_rows_are_offered_transposed_shapes_on_hopper_alone() -> None:
     facts = GpuFacts()
     for m in (1, 8, 16, 32):
         found = offered(m, facts)
@@ -162,7 +162,7 @@ def test_few_rows_are_offered_transposed_shapes_on_hopper_alone():
     assert offered(16, replace(facts, capability=80)) == []
 
 
-def test_what_is_offered_fits_and_has_a_price():
+def test_what_is_offered_fits_and_has_a_price() -> None:
     facts = GpuFacts()
     for m, n, k in ((1, 4096, 4096), (9, 72, 264), (32, 14336, 4096), (16, 4096, 14336), (3, 50257, 768)):
         problem = Gemm(m, n, k, layout="nt").problem()
@@ -182,7 +182,7 @@ def of_many(m: int, n: int, k: int, facts: GpuFacts | None = None, **more: objec
     return [s for _, s in swap_choose.shapes(p, facts or GpuFacts())]
 
 
-def test_many_rows_are_offered_tiles_that_all_run_at_once():
+def test_many_rows_are_offered_tiles_that_all_run_at_once() -> None:
     first = of_many(968, 1376, 2616)[0]
     assert (first.bm, first.bn, first.pair) == (104, 128, 7)  # 10 by 11 tiles, 15 clusters of eight
     assert (144, 128, 0) in [(s.bm, s.bn, s.pair) for s in of_many(1536, 1536, 1536)]
@@ -192,7 +192,7 @@ def test_many_rows_are_offered_tiles_that_all_run_at_once():
             assert source.launches[0].grid[0] <= GpuFacts().sms
 
 
-def test_many_rows_are_not_offered_where_other_tiles_fit_as_well():
+def test_many_rows_are_not_offered_where_other_tiles_fit_as_well() -> None:
     assert of_many(968, 1376, 2616, turn_right=True) == []
     assert of_many(968, 1376, 2616, weight=True) == []
     assert of_many(4096, 4096, 4096) == []  # no tile is large enough for one round
@@ -200,7 +200,7 @@ def test_many_rows_are_not_offered_where_other_tiles_fit_as_well():
     assert of_many(968, 1376, 2616, GpuFacts(capability=80)) == []
 
 
-def test_tiles_of_many_rows_compile_without_spills():
+def test_tiles_of_many_rows_compile_without_spills() -> None:
     found = [Shape(104, 128, 7, 1, 7), Shape(144, 128, 6, 1), Shape(160, 192, 5, 1, 2), Shape(200, 128, 5, 1, 3)]
     nn = product((1536, 2616), (2616, 1376), weight=False, gelu=True)
     compile_all([made(nn, s, f"k{i}") for i, s in enumerate(found)])

@@ -146,7 +146,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
 @pytest.mark.parametrize("name", [*CASES, *(f"tf32, {name}" for name in TF32)])
-def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated):
+def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, (CASES.get(name) or TF32[name.removeprefix("tf32, ")])[0], sources[name], defer=defer)
 
 
@@ -181,7 +181,7 @@ def of_lines() -> tuple[dict[tuple[str, str], CudaSource], Emulated]:
 @pytest.mark.parametrize("name", LINES)
 def test_lines_are_multiplied_as_they_lie(
     name: str, shape: str, of_lines: tuple[dict[tuple[str, str], CudaSource], Emulated]
-):
+) -> None:
     problem, (found, emulated) = LINES[name], of_lines
     source = found[name, shape]
     assert "w_store16(" not in source.text.rpartition("__launch_bounds__")[2], "nothing passes through registers"
@@ -191,7 +191,7 @@ def test_lines_are_multiplied_as_they_lie(
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_lines_compile_without_spills(arch: str):
+def test_lines_compile_without_spills(arch: str) -> None:
     shapes = [Shape(128, 64, 16, 64, 64, 1, 4, 1, False), Shape(128, 128, 32, 32, 64, 1, 4, 1, False)]
     problem = product((1024, 1024), (1024, 1024), weight=False, dtype=F32)
     sources = [templates.emit(problem, s.schedule("simt")) for s in shapes]
@@ -244,13 +244,13 @@ def compiled_well(sources: list[CudaSource], arch: str, facts: GpuFacts) -> None
             assert gate(result, launch, facts) is None
 
 
-def test_a_sample_compiles_without_spills():
+def test_a_sample_compiles_without_spills() -> None:
     compiled(network(1)[5:8] + network(16)[2:3], "sm_90a", 1)
     compiled(network(16)[6:7], "sm_80", 1)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_a_sample_of_f32_compiles_without_spills(arch: str):
+def test_a_sample_of_f32_compiles_without_spills(arch: str) -> None:
     large = product((2048, 1024), (2048, 1024), turn_right=True, dtype=F32)
     pixels = convolution(1, 64, 56, 56, 64, 3, 1, 1, dtype=F32, residual=True)
     compiled([large, pixels], arch, 1)
@@ -258,7 +258,7 @@ def test_a_sample_of_f32_compiles_without_spills(arch: str):
 
 
 @pytest.mark.parametrize("arch", [80, 90])
-def test_tf32_only_where_it_is_allowed(arch: int):
+def test_tf32_only_where_it_is_allowed(arch: int) -> None:
     problem = product((256, 512), (512, 512), dtype=F32)
     strict, loose = (templates.schedules(problem, GpuFacts(capability=arch, tf32=allowed)) for allowed in (False, True))
     assert not isinstance(strict, Declined)
@@ -273,7 +273,7 @@ def test_tf32_only_where_it_is_allowed(arch: int):
     assert templates.schedules(sixteen, GpuFacts(tf32=True)) == templates.schedules(sixteen, GpuFacts())
 
 
-def test_warpgroups_that_threads_feed_do_not_take_f32():
+def test_warpgroups_that_threads_feed_do_not_take_f32() -> None:
     shape = Shape(64, 64, 32, 64, 64, 1, 4, 1, False, True)
     found = templates.emit(product((256, 512), (512, 512), dtype=F32), shape.schedule("wgmma"))
     assert isinstance(found, Declined)
@@ -283,7 +283,7 @@ def test_warpgroups_that_threads_feed_do_not_take_f32():
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 16])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_kernels_of_networks_compile_without_spills(n: int, arch: str):
+def test_kernels_of_networks_compile_without_spills(n: int, arch: str) -> None:
     compiled(network(n), arch, 3)
 
 
@@ -296,7 +296,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", list(GOLDEN))
-def test_text(name: str):
+def test_text(name: str) -> None:
     golden(name, choose(*GOLDEN[name]))
 
 
@@ -305,7 +305,7 @@ def golden(name: str, source: CudaSource) -> None:
     goldens.check(f"cuda/kernels/{name}.cu", f"// {source.schedule}\n{text}")
 
 
-def test_what_is_declined_says_why():
+def test_what_is_declined_says_why() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.I32, (4, 4)))
     graph = b.build([b.add(Prim.MATMUL, x, x)])
@@ -325,7 +325,7 @@ def test_what_is_declined_says_why():
     assert "3-d" in found.reason
 
 
-def test_entries_are_synthetic_and_depend_on_problem_and_schedule():
+def test_entries_are_synthetic_and_depend_on_problem_and_schedule() -> None:
     problem = convolution(1, 16, 9, 9, 24, 3)
     found = templates.schedules(problem, H200)
     assert not isinstance(found, Declined)

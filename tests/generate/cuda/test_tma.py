@@ -330,7 +330,7 @@ PIPELINES = (
 
 
 @pytest.mark.parametrize(("name", "defer"), [*((name, 1) for name in CASES), *((name, 2) for name in PIPELINES)])
-def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated):
+def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 
 
@@ -348,7 +348,7 @@ def compile_all(sources: list[CudaSource]) -> None:
         assert gate(result, source.launches[0], GpuFacts()) is None
 
 
-def test_every_role_compiles():
+def test_every_role_compiles() -> None:
     relu = product((4096, 512), (512, 512), turn_right=True)
     turned = product((1, 512, 512), (1, 512, 512), weight=False, turn_left=True)
     compile_all(
@@ -367,7 +367,7 @@ def test_every_role_compiles():
 
 
 @pytest.mark.slow
-def test_large_tiles_compile_without_spills():
+def test_large_tiles_compile_without_spills() -> None:
     gelu = product((4096, 512), (512, 3072), gelu=True)
     conv = convolution(16, 256, 28, 28, 512, 3, 1, 1, residual=True)
     tiles = ((128, 256, False), (256, 128, False), (128, 128, True), (64, 256, True))
@@ -394,7 +394,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", list(GOLDEN))
-def test_text(name: str):
+def test_text(name: str) -> None:
     source = made(*GOLDEN[name], "ENTRY")
     text = f"// {source.schedule}\n{source.text.replace(prelude(), '').replace(tma_header(), '')}"
     goldens.check(f"cuda/kernels/{name}.cu", text)
@@ -408,7 +408,7 @@ def test_text(name: str):
         (convolution(1, 64, 20, 20, 32, 3, 1, 1, fout=ROW), "lie apart"),
     ],
 )
-def test_what_is_declined_says_why(problem: Problem, reason: str):
+def test_what_is_declined_says_why(problem: Problem, reason: str) -> None:
     found = tma.emit(contraction(problem), linear(64, 32).schedule(), "k")
     assert isinstance(found, Declined)
     assert reason in found.reason
@@ -426,7 +426,7 @@ def test_what_is_declined_says_why(problem: Problem, reason: str):
         (heads_parted(2, 3, 20, 16, 40), {"store": 32}, "several dimensions"),
     ],
 )
-def test_results_that_the_copy_engine_does_not_take(problem: Problem, changes: dict[str, object], reason: str):
+def test_results_that_the_copy_engine_does_not_take(problem: Problem, changes: dict[str, object], reason: str) -> None:
     shape = replace(linear(64, 64), **changes)  # type: ignore[arg-type]
     found = tma.emit(contraction(problem), shape.schedule(), "k")
     assert isinstance(found, Declined)
@@ -440,7 +440,7 @@ def test_results_that_the_copy_engine_does_not_take(problem: Problem, changes: d
         ("stored by boxes, nn, two warpgroups", "if (lane == 0) w_stores_done();"),
     ],
 )
-def test_boxes_that_are_filled_or_left_too_early_are_seen(name: str, gone: str, sources: dict[str, CudaSource]):
+def test_boxes_that_are_filled_or_left_too_early_are_seen(name: str, gone: str, sources: dict[str, CudaSource]) -> None:
     source = sources[name]
     assert gone in source.text
     wrong = replace(source, text=source.text.replace(gone, ""))
@@ -448,7 +448,7 @@ def test_boxes_that_are_filled_or_left_too_early_are_seen(name: str, gone: str, 
         assert_exact(Emulated([wrong]), CASES[name][0], wrong, defer=True)
 
 
-def test_f32_is_declined_where_it_may_not_be_rounded():
+def test_f32_is_declined_where_it_may_not_be_rounded() -> None:
     exact = product_of(product((64, 64), (64, 64), dtype=F32))
     assert isinstance(exact, Product)
     found = tma.emit(exact, linear(64, 32).schedule(), "k")
@@ -457,7 +457,7 @@ def test_f32_is_declined_where_it_may_not_be_rounded():
     assert tma_choose.shapes(exact, GpuFacts()) == []
 
 
-def test_one_buffer_is_declined():
+def test_one_buffer_is_declined() -> None:
     found = tma.emit(contraction(CASES["linear"][0]), linear(64, 64, stages=1).schedule(), "k")
     assert isinstance(found, Declined)
     assert "one buffer" in found.reason
@@ -480,14 +480,14 @@ def test_one_buffer_is_declined():
         ("linear", {"even": True, "blocks": 11}, "fewer steps than blocks"),
     ],
 )
-def test_blocks_that_cannot_work_together_are_declined(name: str, changes: dict[str, object], reason: str):
+def test_blocks_that_cannot_work_together_are_declined(name: str, changes: dict[str, object], reason: str) -> None:
     problem, shape = CASES[name]
     found = tma.emit(contraction(problem), replace(shape, **changes).schedule(), "k")  # type: ignore[arg-type]
     assert isinstance(found, Declined)
     assert reason in found.reason
 
 
-def test_a_schedule_tells_new_parameters_where_they_are_used():
+def test_a_schedule_tells_new_parameters_where_they_are_used() -> None:
     old, new = linear(64, 64).schedule(), linear(64, 64, pair=1, even=True, band=4).schedule()
     assert not {"pair", "even", "band", "spare"} & set(dict(old.params))
     assert Shape.of(old) == linear(64, 64)
@@ -495,7 +495,7 @@ def test_a_schedule_tells_new_parameters_where_they_are_used():
 
 
 @pytest.mark.parametrize(("tiles", "units", "steps"), [(7, 5, 9), (3, 5, 9), (64, 6, 4), (10, 5, 3)])
-def test_even_shares_cover_every_step_once(tiles: int, units: int, steps: int):
+def test_even_shares_cover_every_step_once(tiles: int, units: int, steps: int) -> None:
     e = Even(tiles, units, steps)
     assert e.shared == {(7, 5): 7, (3, 5): 3, (64, 6): 10, (10, 5): 0}[tiles, units]
     by, over = map(int, re.findall(r"\d+", e.range_of("unit")))
@@ -505,27 +505,27 @@ def test_even_shares_cover_every_step_once(tiles: int, units: int, steps: int):
     assert max(b - a for a, b in pairwise(starts)) - min(b - a for a, b in pairwise(starts)) <= 1
 
 
-def test_rows_within_sectors_are_offered_clusters_of_four():
+def test_rows_within_sectors_are_offered_clusters_of_four() -> None:
     problem = product((968, 2616), (1376, 2616), weight=False, bias=False, turn_right=True)
     found = [s for _, s in tma_choose.shapes(contraction(problem), GpuFacts(), 12)]
     assert any(s.together == 4 for s in found), found
     assert all(s.blocks <= 30 * 4 for s in found if s.together == 4)
 
 
-def test_large_products_are_offered_pairs_and_even_shares():
+def test_large_products_are_offered_pairs_and_even_shares() -> None:
     found = [s for _, s in tma_choose.every(contraction(product((5120, 5120), (5120, 5120), weight=False)), GpuFacts())]
     assert any(s.pair for s in found)
     assert any(s.even for s in found)
     assert all(s.blocks for s in found if s.even)
 
 
-def test_other_architectures_have_no_shapes():
+def test_other_architectures_have_no_shapes() -> None:
     p = contraction(product((2048, 768), (768, 3072)))
     assert tma_choose.shapes(p, GpuFacts(capability=80)) == []
     assert tma_choose.shapes(p, GpuFacts(capability=100)) == []
 
 
-def test_few_shapes_that_fit():
+def test_few_shapes_that_fit() -> None:
     facts = GpuFacts()
     for problem in (GOLDEN["tma_turns"][0], GOLDEN["tma_field"][0], CASES["3x3 strided"][0], CASES["nn"][0]):
         p = contraction(problem)
@@ -541,7 +541,7 @@ def test_few_shapes_that_fit():
 
 @pytest.mark.parametrize("sizes", [(16, 14, 14), (16, 7, 7), (1, 56, 56), (3, 13, 17)])
 @pytest.mark.parametrize("rows", [64, 128, 256])
-def test_boxes_cover_the_pixels(sizes: tuple[int, int, int], rows: int):
+def test_boxes_cover_the_pixels(sizes: tuple[int, int, int], rows: int) -> None:
     box = tma_choose.best_box(sizes, rows, (1, 2, 2))
     assert math.prod(box) <= rows
     assert all(1 <= b <= n for b, n in zip(box, sizes, strict=True))
@@ -549,7 +549,7 @@ def test_boxes_cover_the_pixels(sizes: tuple[int, int, int], rows: int):
     assert math.prod(sizes) <= boxes * math.prod(box) <= 2 * math.prod(sizes) + rows
 
 
-def test_boxes_are_offered_where_they_were_seen_to_gain():
+def test_boxes_are_offered_where_they_were_seen_to_gain() -> None:
     facts = GpuFacts()
 
     def boxed(m: int, n: int, k: int, **more: object) -> list[dict[str, object]]:

@@ -96,7 +96,7 @@ def kernels() -> Emulated:
 
 
 @pytest.mark.parametrize("name", list(ENDS))
-def test_rough_only_where_rounding_hides_it(name: str, kernels: Emulated):
+def test_rough_only_where_rounding_hides_it(name: str, kernels: Emulated) -> None:
     after, wanted = ENDS[name]
     problem = problem_of(after)
     source = made(problem, linear(64, 32), f"k{list(ENDS).index(name)}")

@@ -71,15 +71,15 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 @pytest.mark.parametrize("defer", [0, 1, 2], ids=["at once", "late", "products late"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated):
+def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 
 
-def test_bytes_are_exact(sources: dict[str, CudaSource], kernels: Emulated):
+def test_bytes_are_exact(sources: dict[str, CudaSource], kernels: Emulated) -> None:
     integers.assert_bits(kernels, BYTES[0], sources["bytes"], defer=True)
 
 
-def test_sums_that_are_read_too_early_are_seen(sources: dict[str, CudaSource]):
+def test_sums_that_are_read_too_early_are_seen(sources: dict[str, CudaSource]) -> None:
     """The emulation is no rubber stamp: blocks that do not wait miss what others leave."""
     early, count = re.subn(r"w_await\(flag \+ [^;]*\);", "*(flag + share * 4) = 0;", sources["two"].text)
     assert count == 1
@@ -88,7 +88,7 @@ def test_sums_that_are_read_too_early_are_seen(sources: dict[str, CudaSource]):
         assert_exact(Emulated([wrong]), CASES["two"][0], wrong, defer=0)
 
 
-def test_a_part_that_nobody_finishes_is_seen(sources: dict[str, CudaSource]):
+def test_a_part_that_nobody_finishes_is_seen(sources: dict[str, CudaSource]) -> None:
     source = sources["two"]
     less = source.text.replace("if (o / 2 % 2 == unit % 2) {", "if (o / 2 % 2 == 0 && unit % 2 == 0) {")
     assert less != source.text
@@ -97,7 +97,7 @@ def test_a_part_that_nobody_finishes_is_seen(sources: dict[str, CudaSource]):
         assert_exact(Emulated([wrong]), CASES["two"][0], wrong, defer=0)
 
 
-def test_every_block_writes_and_reads_its_share_of_a_tile(sources: dict[str, CudaSource]):
+def test_every_block_writes_and_reads_its_share_of_a_tile(sources: dict[str, CudaSource]) -> None:
     """Of four blocks each leaves three quarters of its sums, and flags for each of the others."""
     source = sources["four"]
     assert source.workspace_bytes == 16 * 128 * 128 * 4
@@ -107,14 +107,14 @@ def test_every_block_writes_and_reads_its_share_of_a_tile(sources: dict[str, Cud
 
 
 @pytest.mark.parametrize(("name", "count"), [("two", 2), ("four", 4), ("pairs below", 4), ("two by two, nn", 8)])
-def test_the_launch_says_how_many_wait_for_each_other(name: str, count: int):
+def test_the_launch_says_how_many_wait_for_each_other(name: str, count: int) -> None:
     source = made(*CASES[name], "k")
     assert source.launches[0].at_once == count
     assert kernel_from_json(kernel_to_json(source)) == source
     assert made(CASES[name][0], linear(64, 64), "k").launches[0].at_once == 1
 
 
-def test_a_small_part_of_a_gpu_has_room_for_twice_what_waits():
+def test_a_small_part_of_a_gpu_has_room_for_twice_what_waits() -> None:
     """A seventh of an H200: even the last blocks of two such kernels leave room for the next."""
     deep = contraction(product((128, 16384), (128, 16384), weight=False, bias=False, turn_right=True))
     small = replace(GpuFacts(), sms=16)
@@ -125,7 +125,7 @@ def test_a_small_part_of_a_gpu_has_room_for_twice_what_waits():
         assert 2 * source.launches[0].at_once <= 16
 
 
-def test_they_compile_without_spills():
+def test_they_compile_without_spills() -> None:
     deep = nt(1024, 1024, 8192, bias=False)
     found = [
         together(128, 256, 128, groups=2, stages=4),
@@ -148,19 +148,19 @@ def test_they_compile_without_spills():
     ],
     ids=["not even", "uneven shares", "pieces of 16", "more blocks than pieces", "one block", "boxes"],
 )
-def test_tiles_that_blocks_cannot_finish_together_are_declined(problem: Problem, shape: Shape):
+def test_tiles_that_blocks_cannot_finish_together_are_declined(problem: Problem, shape: Shape) -> None:
     found = tma.emit(contraction(problem), shape.schedule(), "k")
     assert isinstance(found, Declined)
     assert "together" in found.reason
 
 
-def test_a_schedule_is_read_back():
+def test_a_schedule_is_read_back() -> None:
     s = together(64, 64, 8)
     assert Shape.of(s.schedule()) == s
     assert "mutual" not in dict(replace(s, mutual=False).schedule().params)
 
 
-def test_long_sums_of_few_tiles_are_offered_first():
+def test_long_sums_of_few_tiles_are_offered_first() -> None:
     deep = contraction(product((512, 8192), (512, 8192), weight=False, bias=False, turn_right=True))
     found = [s for _, s in tma_choose.shapes(deep, GpuFacts(), 4)]
     assert found[0].mutual
@@ -169,7 +169,7 @@ def test_long_sums_of_few_tiles_are_offered_first():
         assert not s.mutual or (s.even and not s.turns and s.blocks <= GpuFacts().sms)
 
 
-def test_short_sums_and_many_tiles_are_not_divided():
+def test_short_sums_and_many_tiles_are_not_divided() -> None:
     for m, n, k in ((512, 512, 512), (8192, 8192, 1024)):
         p = contraction(product((m, k), (n, k), weight=False, bias=False, turn_right=True))
         assert not any(s.mutual for _, s in tma_choose.shapes(p, GpuFacts(), 4))

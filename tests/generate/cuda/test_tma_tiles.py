@@ -77,16 +77,16 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 @pytest.mark.parametrize("defer", [0, 1, 2], ids=["at once", "late", "products late"])
 @pytest.mark.parametrize("name", list(CASES))
-def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated):
+def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 
 
 @pytest.mark.parametrize("name", list(INTEGERS))
-def test_bytes_are_exact(name: str, sources: dict[str, CudaSource], kernels: Emulated):
+def test_bytes_are_exact(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     integers.assert_bits(kernels, INTEGERS[name][0], sources[name], defer=True)
 
 
-def test_they_compile():
+def test_they_compile() -> None:
     large = nt(4096, 4096, 1024)
     shapes = [
         linear(128, 112, groups=2, stages=7, pair=3),
@@ -112,13 +112,13 @@ def test_they_compile():
     ],
     ids=["packed", "split", "woven", "8 columns", "nn"],
 )
-def test_columns_that_are_no_whole_pieces_are_declined(problem: Problem, shape: Shape):
+def test_columns_that_are_no_whole_pieces_are_declined(problem: Problem, shape: Shape) -> None:
     found = tma.emit(contraction(problem), shape.schedule(), "k")
     assert isinstance(found, Declined)
     assert "whole" in found.reason
 
 
-def test_parts_of_columns_are_whole_units():
+def test_parts_of_columns_are_whole_units() -> None:
     found = tma.emit(contraction(nt(600, 160, 136)), linear(64, 80, pair=4).schedule(), "k")
     assert isinstance(found, Declined)
     assert "whole units" in found.reason

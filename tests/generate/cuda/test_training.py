@@ -77,7 +77,7 @@ def emulated(gradients: dict[str, Gradient]) -> Emulated:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_near_float64(name: str, gradients: dict[str, Gradient], emulated: Emulated):
+def test_near_float64(name: str, gradients: dict[str, Gradient], emulated: Emulated) -> None:
     net, rows = CASES[name]
     x, dy, parameters = normal(net, rows)
     dx, others = Runner(emulated, net, gradients[name]).run(x, dy, parameters)
@@ -90,7 +90,7 @@ def test_near_float64(name: str, gradients: dict[str, Gradient], emulated: Emula
     assert error <= 1.2 * own + 0.5 * unit, (error, own)
 
 
-def test_rows_in_chunks_add_up(gradients: dict[str, Gradient], emulated: Emulated):
+def test_rows_in_chunks_add_up(gradients: dict[str, Gradient], emulated: Emulated) -> None:
     net, _ = CASES["ragged"]
     x, dy, parameters = normal(net, 100)
     runner = Runner(emulated, net, gradients["ragged"])
@@ -100,7 +100,7 @@ def test_rows_in_chunks_add_up(gradients: dict[str, Gradient], emulated: Emulate
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * np.abs(a).max())
 
 
-def test_equal_bits_whatever_the_number_of_blocks(gradients: dict[str, Gradient], emulated: Emulated):
+def test_equal_bits_whatever_the_number_of_blocks(gradients: dict[str, Gradient], emulated: Emulated) -> None:
     net, rows = CASES["ragged"]
     inputs = normal(net, rows)
     (dx, one), (again, two) = (Runner(emulated, net, gradients["ragged"], n).run(*inputs) for n in (1, 3))
@@ -108,7 +108,7 @@ def test_equal_bits_whatever_the_number_of_blocks(gradients: dict[str, Gradient]
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-def test_infinities_stay_in_their_columns():
+def test_infinities_stay_in_their_columns() -> None:
     """What lies behind the columns of a layer has zero weights: an infinity in another column must not make it NaN."""
     nets = network((24, 37, 33, 9), RELU), network((24, 40, 9, 9, 9), RELU)
     found = [made(net, shape=shape) for net in nets for shape in (None, Shape(1, 4, 1, 0, inside=True))]
@@ -120,7 +120,7 @@ def test_infinities_stay_in_their_columns():
     assert "w_bound<" not in made(network((5, 32, 16, 3), RELU)).text.split("chain(", 1)[1]
 
 
-def test_parameters_in_float32_are_rounded_where_they_are_read():
+def test_parameters_in_float32_are_rounded_where_they_are_read() -> None:
     net = network((5, 24, 3), TANH, given=DType.F32)
     x, dy, parameters = normal(net, 20)
     rng = np.random.default_rng(1)
@@ -135,7 +135,7 @@ def test_parameters_in_float32_are_rounded_where_they_are_read():
     assert any(not np.array_equal(rounded(p, net.dtype), p) for p in held)
 
 
-def test_infinity_arrives():
+def test_infinity_arrives() -> None:
     net = network((16, 16, 16), RELU, DType.F16)
     x, dy, parameters = normal(net, 20)
     dy[3, 2] = np.inf
@@ -145,7 +145,7 @@ def test_infinity_arrives():
     assert not np.isfinite(others[2][2]).any() and np.isfinite(np.delete(others[2], 2, 0)).all()
 
 
-def test_the_input_alone():
+def test_the_input_alone() -> None:
     net = network((3, 32, 32, 1), Activation("sin", (2.0,)), DType.F16, given=DType.F32)
     x, dy, parameters = normal(net, 300)
     g = made(net, parameters=False)
@@ -154,7 +154,7 @@ def test_the_input_alone():
     assert error_of(got, exact(net, x, dy, parameters)[0]) < 4e-3
 
 
-def test_what_is_declined_says_why():
+def test_what_is_declined_says_why() -> None:
     wide = gradient(network((2048, 2048, 2048), RELU), H200)
     old = gradient(network((16, 16, 16), RELU), replace(H200, capability=75))
     assert isinstance(wide, Declined) and "need more registers or shared memory" in wide.reason
@@ -164,7 +164,7 @@ def test_what_is_declined_says_why():
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_kernels_compile_without_spills(arch: str):
+def test_kernels_compile_without_spills(arch: str) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         pytest.skip(nvrtc.reason)

@@ -144,7 +144,7 @@ def emulated(gradients: dict[str, Gradient]) -> Emulated:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_near_float64(name: str, gradients: dict[str, Gradient], emulated: Emulated):
+def test_near_float64(name: str, gradients: dict[str, Gradient], emulated: Emulated) -> None:
     n, rows = CASES[name]
     x, dy, parameters = normal(n, rows)
     dx, others = Runner(emulated, n, gradients[name]).run(x, dy, parameters)
@@ -162,7 +162,7 @@ def test_near_float64(name: str, gradients: dict[str, Gradient], emulated: Emula
     assert max(errors) <= 4 * max(own) + 4 * unit, (errors, own)
 
 
-def test_equal_bits_whatever_the_number_of_blocks(gradients: dict[str, Gradient], emulated: Emulated):
+def test_equal_bits_whatever_the_number_of_blocks(gradients: dict[str, Gradient], emulated: Emulated) -> None:
     n, rows = CASES["dense"]
     inputs = normal(n, rows)
     (dx, one), (again, two) = (Runner(emulated, n, gradients["dense"], blocks).run(*inputs) for blocks in (1, 3))
@@ -170,7 +170,7 @@ def test_equal_bits_whatever_the_number_of_blocks(gradients: dict[str, Gradient]
     assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
 
 
-def test_rows_in_chunks_add_up(gradients: dict[str, Gradient], emulated: Emulated):
+def test_rows_in_chunks_add_up(gradients: dict[str, Gradient], emulated: Emulated) -> None:
     n, _ = CASES["radiance field"]
     x, dy, parameters = normal(n, 100)
     runner = Runner(emulated, n, gradients["radiance field"])
@@ -181,7 +181,7 @@ def test_rows_in_chunks_add_up(gradients: dict[str, Gradient], emulated: Emulate
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4 * np.abs(a).max())
 
 
-def test_the_input_alone():
+def test_the_input_alone() -> None:
     n = net((16, 32, 32, 32, 4), SILU, DType.F16, sources={2: (0, 2)}, added={1: (1, False)})
     x, dy, parameters = normal(n, 200)
     g = made(n, parameters=False)
@@ -189,7 +189,7 @@ def test_the_input_alone():
     assert error_of(got, exact(n, x, dy, parameters)[0]) < 6e-3
 
 
-def test_gradients_by_differences():
+def test_gradients_by_differences() -> None:
     """What kernels are compared with, against central differences in float64."""
     n = net((3, 5, 5, 2), TANH, sources={1: (0, 1), 2: (-1, 2)}, added={1: (1, True)}, parts=((0, 3), (4, 2)), row=6)
     x, dy, parameters = normal(n, 4)
@@ -213,13 +213,13 @@ def test_gradients_by_differences():
         (net((8,) * 30, RELU, added={3: (3, False)}), "layers with skips"),
     ],
 )
-def test_what_is_declined_says_why(n: Network, part: str):
+def test_what_is_declined_says_why(n: Network, part: str) -> None:
     refused = gradient(n, H200)
     assert isinstance(refused, Declined) and part in refused.reason
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_kernels_compile_without_spills(arch: str):
+def test_kernels_compile_without_spills(arch: str) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         pytest.skip(nvrtc.reason)
@@ -236,7 +236,7 @@ def test_kernels_compile_without_spills(arch: str):
             assert used.spill_stores == used.stack_bytes == 0, (n.widths, shape, entry.name, used)
 
 
-def test_infinities_stay_in_their_columns():
+def test_infinities_stay_in_their_columns() -> None:
     nets = (
         net((24, 37, 37, 37, 9), RELU, added={1: (1, False), 2: (2, True)}),
         net((24, 37, 33, 9), RELU, sources={2: (2, 1)}),

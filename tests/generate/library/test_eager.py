@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -16,7 +18,7 @@ from weft.generate.library.execute import resolve
 X = np.random.default_rng(0).normal(size=(1, 4, 8, 8)).astype(np.float32)
 
 
-def make(nodes, weights=None, x=X, name="x", outputs=("y",)) -> bytes:
+def make(nodes, weights=None, x=X, name: str = "x", outputs=("y",)) -> bytes:
     tensors = [numpy_helper.from_array(np.asarray(v), k) for k, v in (weights or {}).items()]
     given = helper.make_tensor_value_info(name, TensorProto.FLOAT, list(x.shape))
     made = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs]
@@ -24,7 +26,7 @@ def make(nodes, weights=None, x=X, name="x", outputs=("y",)) -> bytes:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
 
 
-def f32(*shape, seed=0):
+def f32(*shape, seed: int = 0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
@@ -77,7 +79,7 @@ ONE_CALL = {
 
 
 @pytest.mark.parametrize("op", ONE_CALL)
-def test_one_call_per_operator(op):
+def test_one_call_per_operator(op: str) -> None:
     attributes, operands, target = ONE_CALL[op]
     names = [f"w{k}" for k in range(len(operands))]
     node = helper.make_node(op, ["x", *names], ["y"], name="n", **attributes)
@@ -98,7 +100,7 @@ def test_one_call_per_operator(op):
         ({"mode": "linear", "coordinate_transformation_mode": "asymmetric"}, None),
     ],
 )
-def test_resize_is_one_call_only_where_it_means_the_same(attributes, target):
+def test_resize_is_one_call_only_where_it_means_the_same(attributes: dict[str, Any], target: str | None) -> None:
     node = helper.make_node("Resize", ["x", "", "s"], ["y"], **attributes)
     eager = check(make([node], {"s": np.array([1, 1, 2, 3], np.float32)}))
     if target is None:
@@ -109,7 +111,7 @@ def test_resize_is_one_call_only_where_it_means_the_same(attributes, target):
 
 @pytest.mark.parametrize("trans", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("scale", [(1.0, 1.0), (0.5, 2.0)])
-def test_gemm(trans, scale):
+def test_gemm(trans: tuple[int, int], scale: tuple[float, float]) -> None:
     x = f32(3, 5)
     m, k = x.shape[::-1] if trans[0] else x.shape
     y = f32(*((7, k) if trans[1] else (k, 7)), seed=1)
@@ -121,13 +123,13 @@ def test_gemm(trans, scale):
     assert eager.module(torch.from_numpy(x))[0].shape == (m, 7)
 
 
-def test_uneven_pads_cost_a_second_call_and_say_so():
+def test_uneven_pads_cost_a_second_call_and_say_so() -> None:
     node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 0, 0, 1])
     eager = check(make([node], {"w": f32(6, 4, 3, 3)}))
     assert dict(eager.parts) == {"Conv": 1}
 
 
-def network(prefix="net") -> bytes:
+def network(prefix: str = "net") -> bytes:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"], name=f"{prefix}/conv", pads=[1] * 4),
         helper.make_node("BatchNormalization", ["a", "g", "b", "m", "v"], ["n"], name=f"{prefix}/norm"),
@@ -144,14 +146,14 @@ def network(prefix="net") -> bytes:
     return make(nodes, weights)
 
 
-def test_nothing_is_fused_or_folded():
+def test_nothing_is_fused_or_folded() -> None:
     eager = check(network())
     assert [t.split(".")[1] for t in calls(eager)] == ["convolution", "batch_norm", "relu", "add", "mul"]
     assert eager.operators == 6 and not eager.parts
     assert len(dict(eager.module.named_buffers())) == 5, "weights as they stand in the file"
 
 
-def test_torch_compile_takes_it():
+def test_torch_compile_takes_it() -> None:
     eager = check(network())
     torch._dynamo.reset()
     compiled = torch.compile(eager.module, backend="aot_eager", fullgraph=True)
@@ -160,14 +162,14 @@ def test_torch_compile_takes_it():
     torch._dynamo.reset()
 
 
-def test_names_of_the_model_reach_no_source_text():
+def test_names_of_the_model_reach_no_source_text() -> None:
     hostile = "x'\n__import__('os').abort()#"
     nodes = [helper.make_node("Relu", [hostile], ["y"], name=hostile)]
     eager = check(make(nodes, name=hostile))
     assert "import" not in eager.module.code and "abort" not in eager.module.code
 
 
-def test_what_torch_cannot_run_is_named():
+def test_what_torch_cannot_run_is_named() -> None:
     nodes = [helper.make_node("TopK", ["x", "k"], ["y", "i"], axis=-1)]
     data = make(nodes, {"k": np.array([2])})
     imported = import_onnx(data)
@@ -177,7 +179,7 @@ def test_what_torch_cannot_run_is_named():
         eager_model(imported.graph)
 
 
-def test_rows_name_rules_and_operators_that_exist():
+def test_rows_name_rules_and_operators_that_exist() -> None:
     from weft.fission.registry import RULES
 
     assert set(ROWS) <= set(RULES)

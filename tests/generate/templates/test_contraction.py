@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.generate.templates.harness import LAST, ROW, Facts, check, conv, f32, problem
@@ -10,6 +12,7 @@ from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType
+from weft.kernels.formats import Format
 
 
 def image(c: int, h: int, w: int, n: int = 1):
@@ -42,7 +45,9 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("case", SHAPES, ids=str)
-def test_convolution(case):
+def test_convolution(
+    case: tuple[Any, ...],
+) -> None:
     n, c, h, w, oc, k, s, lo, hi, d, g = case
     b, x = image(c, h, w, n)
     y = conv(b, x, oc, k, strides=s, lo=lo, hi=hi, dilations=d, groups=g)
@@ -52,14 +57,14 @@ def test_convolution(case):
 @pytest.mark.parametrize("fin", [ROW, LAST])
 @pytest.mark.parametrize("fout", [ROW, LAST])
 @pytest.mark.parametrize(("c", "oc", "k", "p"), [(3, 20, 3, 1), (24, 5, 1, 0), (20, 33, 3, 0)])
-def test_every_pair_of_formats(fin, fout, c, oc, k, p):
+def test_every_pair_of_formats(fin: Format, fout: Format, c: int, oc: int, k: int, p: int) -> None:
     b, x = image(c, 9, 11)
     y = b.apply(Prim.MAX, conv(b, x, oc, (k, k), lo=(p, p)), 0.0)
     check(problem(b, [y], [fin, ROW], [fout]), most=1)
 
 
 @pytest.mark.parametrize("simd", [16, 32])
-def test_narrower_vectors(simd):
+def test_narrower_vectors(simd: int) -> None:
     b, x = image(19, 9, 11)
     y = conv(b, x, 21, (3, 3), lo=(1, 1))
     check(problem(b, [y], [LAST, ROW], [LAST]), facts=Facts(simd, 2))
@@ -69,13 +74,13 @@ def test_narrower_vectors(simd):
 
 
 @pytest.mark.parametrize("threads", [1, 3, 7])
-def test_numbers_of_threads(threads):
+def test_numbers_of_threads(threads: int) -> None:
     b, x = image(32, 10, 10)
     y = conv(b, x, 48, (3, 3), lo=(1, 1))
     check(problem(b, [y], [LAST, ROW], [LAST]), facts=Facts(64, threads))
 
 
-def test_every_schedule_is_right():
+def test_every_schedule_is_right() -> None:
     b, x = image(33, 15, 14)
     y = b.apply(Prim.MAX, conv(b, x, 70, (3, 3), lo=(1, 1)), 0.0)
     found = check(problem(b, [y], [LAST, ROW], [LAST]), most=99)
@@ -96,7 +101,7 @@ DEPTHWISE = [
 
 
 @pytest.mark.parametrize("case", DEPTHWISE, ids=str)
-def test_depthwise(case):
+def test_depthwise(case: tuple[int, ...]) -> None:
     c, h, w, k, s, p, d = case
     b, x = image(c, h, w, 2)
     y = conv(b, x, c, (k, k), strides=(s, s), lo=(p, p), dilations=(d, d), groups=c)
@@ -108,14 +113,14 @@ def test_depthwise(case):
 
 @pytest.mark.parametrize("mode", ["reflect", "edge", "constant"])
 @pytest.mark.parametrize("fin", [ROW, LAST])
-def test_padding_before_the_convolution(mode, fin):
+def test_padding_before_the_convolution(mode: str, fin: Format) -> None:
     b, x = image(5, 9, 8)
     y = conv(b, b.add(Prim.PAD, x, attrs=a.PadAttrs((0, 0, 4, 3), (0, 0, 4, 2), mode)), 12, (9, 5), strides=(2, 1))
     check(problem(b, [y], [fin, ROW], [LAST]), most=1)
 
 
 @pytest.mark.parametrize("pad", [False, True])
-def test_nearest_upsampling_before_the_convolution(pad):
+def test_nearest_upsampling_before_the_convolution(pad: bool) -> None:
     b, x = image(16, 6, 7)
     for axis, size in ((2, 12), (3, 14)):
         index = b.constant((np.arange(size) // 2).astype(np.int64))
@@ -126,7 +131,7 @@ def test_nearest_upsampling_before_the_convolution(pad):
     check(problem(b, [y], [LAST, ROW], [LAST]), most=1)
 
 
-def test_tables_of_indices_that_are_reshaped_or_counted():
+def test_tables_of_indices_that_are_reshaped_or_counted() -> None:
     b, x = image(16, 6, 7)
     pairs = b.broadcast(b.constant(np.arange(6).reshape(6, 1)), (6, 2))
     x = b.add(Prim.GATHER, x, b.reshape(pairs, (12,)), attrs=a.GatherAttrs(2))
@@ -134,13 +139,13 @@ def test_tables_of_indices_that_are_reshaped_or_counted():
     check(problem(b, [conv(b, x, 20, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST]), most=1)
 
 
-def test_cropped_input():
+def test_cropped_input() -> None:
     b, x = image(8, 12, 12)
     x = b.slice(x, (0, 0, 1, 2), (1, 8, 9, 8), (1, 1, 1, 1))
     check(problem(b, [conv(b, x, 16, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST]), most=1)
 
 
-def test_one_dimension():
+def test_one_dimension() -> None:
     b = GraphBuilder()
     x = b.input(f32(2, 6, 21))
     y = conv(b, x, 20, (3,), strides=(2,), lo=(1,), dilations=(1,))
@@ -170,7 +175,7 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 @pytest.mark.parametrize("out", [ROW, LAST])
-def test_epilogue(activation, out):
+def test_epilogue(activation: str, out: Format) -> None:
     """Affine batch norm, residual, activation, gate; channels with a tail."""
     b, x = image(12, 9, 7, 2)
     y = conv(b, x, 21, (3, 3), lo=(1, 1))
@@ -183,7 +188,7 @@ def test_epilogue(activation, out):
     check(p, most=1, gain=6.0)
 
 
-def test_operands_in_other_formats_than_the_output():
+def test_operands_in_other_formats_than_the_output() -> None:
     b, x = image(8, 6, 6)
     y = conv(b, x, 18, (1, 1))
     y = b.apply(Prim.ADD, y, b.input(f32(1, 18, 6, 6)))
@@ -191,13 +196,13 @@ def test_operands_in_other_formats_than_the_output():
     check(problem(b, [y], [LAST, ROW, ROW, ROW], [LAST]), most=1, gain=4.0)
 
 
-def test_several_outputs():
+def test_several_outputs() -> None:
     b, x = image(8, 6, 6)
     y = conv(b, x, 18, (3, 3), lo=(1, 1))
     check(problem(b, [b.apply(Prim.MAX, y, 0.0), y], [LAST, ROW], [LAST, ROW]), most=1)
 
 
-def test_constants_by_value():
+def test_constants_by_value() -> None:
     b, x = image(4, 6, 6)
     rng = np.random.default_rng(3)
     w = b.constant(rng.standard_normal((5, 4, 3, 3)).astype(np.float32))
@@ -206,7 +211,7 @@ def test_constants_by_value():
     check(problem(b, [b.apply(Prim.ADD, y, bias)], [LAST], [LAST]), most=1)
 
 
-def test_result_seen_through_a_reshape():
+def test_result_seen_through_a_reshape() -> None:
     b, x = image(6, 5, 4)
     y = b.reshape(conv(b, x, 20, (1, 1)), (1, 20, 20))
     check(problem(b, [b.apply(Prim.MAX, y, 0.0)], [LAST, ROW], [ROW]), most=1)
@@ -217,7 +222,7 @@ MATMULS = [(1, 300, 257), (1, 64, 16), (3, 17, 5), (49, 64, 96), (13, 1, 40), (6
 
 @pytest.mark.parametrize("case", MATMULS, ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_linear(case, transposed):
+def test_linear(case: tuple[int, ...], transposed: bool) -> None:
     m, k, n = case
     b = GraphBuilder()
     x = b.input(f32(m, k))
@@ -227,7 +232,7 @@ def test_linear(case, transposed):
     check(problem(b, [y]))
 
 
-def test_linear_of_a_batch_is_one_product():
+def test_linear_of_a_batch_is_one_product() -> None:
     b = GraphBuilder()
     x, w = b.input(f32(2, 9, 24)), b.input(f32(24, 40), is_weight=True)
     y = b.add(Prim.MATMUL, x, w)
@@ -237,7 +242,7 @@ def test_linear_of_a_batch_is_one_product():
 
 
 @pytest.mark.parametrize("heads_last", [False, True])
-def test_attention(heads_last):
+def test_attention(heads_last: bool) -> None:
     """Scores with scale and mask, from (batch, sequence, heads * depth) without a copy."""
     n, h, s, d = 2, 3, 20, 24
     b = GraphBuilder()
@@ -255,7 +260,7 @@ def test_attention(heads_last):
     check(problem(b, [y]))
 
 
-def test_slices_of_one_projection():
+def test_slices_of_one_projection() -> None:
     """q, k of a packed projection: offsets and row strides."""
     n, s, h, d = 1, 10, 2, 16
     b = GraphBuilder()
@@ -266,13 +271,13 @@ def test_slices_of_one_projection():
     check(problem(b, [b.add(Prim.MATMUL, q, k)]))
 
 
-def test_broadcast_batches():
+def test_broadcast_batches() -> None:
     b = GraphBuilder()
     x, w = b.input(f32(2, 1, 7, 33)), b.input(f32(3, 33, 21))
     check(problem(b, [b.add(Prim.MATMUL, x, w)]))
 
 
-def test_transposed_left_operand():
+def test_transposed_left_operand() -> None:
     b = GraphBuilder()
     x, w = b.input(f32(31, 19)), b.input(f32(31, 21), is_weight=True)
     check(problem(b, [b.add(Prim.MATMUL, b.transpose(x, (1, 0)), w)]))
@@ -280,7 +285,7 @@ def test_transposed_left_operand():
 
 @pytest.mark.parametrize("out", [ROW, LAST])
 @pytest.mark.parametrize("case", [(32, 3, 9, 4, 1), (20, 7, 1, 0, 1), (5, 1, 5, 2, 1), (17, 4, 3, 2, 2)], ids=str)
-def test_lanes_along_the_sum(case, out):
+def test_lanes_along_the_sum(case: tuple[int, ...], out: Format) -> None:
     """Few output channels."""
     c, oc, k, p, d = case
     b, x = image(c, 13, 11, 2)

@@ -16,6 +16,7 @@ from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
 from weft.kernels.source import KernelSource
 
 
@@ -25,14 +26,14 @@ def refused(p) -> str:
     return found.reason
 
 
-def test_other_element_types():
+def test_other_element_types() -> None:
     for dtype in (DType.F64, DType.F16, DType.BF16, DType.I32):
         b = GraphBuilder()
         x, w = b.input(TensorType(dtype, (4, 8))), b.input(TensorType(dtype, (8, 5)), is_weight=True)
         assert dtype.value in refused(problem(b, [b.add(Prim.MATMUL, x, w)]))
 
 
-def test_no_contraction_and_two():
+def test_no_contraction_and_two() -> None:
     b = GraphBuilder()
     x = b.input(f32(4, 4))
     assert "0 contractions" in refused(problem(b, [b.apply(Prim.EXP, x)]))
@@ -41,35 +42,35 @@ def test_no_contraction_and_two():
     assert "2 contractions" in refused(problem(b, [b.add(Prim.MATMUL, b.add(Prim.MATMUL, x, w), v)]))
 
 
-def test_a_reduction_behind():
+def test_a_reduction_behind() -> None:
     b = GraphBuilder()
     x, w = b.input(f32(4, 8)), b.input(f32(8, 5), is_weight=True)
     y = b.reduce(Prim.REDUCE_MAX, b.add(Prim.MATMUL, x, w), (1,))
     assert "reduce_max after" in refused(problem(b, [y]))
 
 
-def test_a_slice_behind():
+def test_a_slice_behind() -> None:
     b = GraphBuilder()
     x, w = b.input(f32(4, 8)), b.input(f32(8, 6), is_weight=True)
     y = b.slice(b.add(Prim.MATMUL, x, w), (0, 0), (4, 3), (1, 1))
     assert "slice after" in refused(problem(b, [y]))
 
 
-def test_a_computed_filter():
+def test_a_computed_filter() -> None:
     b = GraphBuilder()
     x, w = b.input(f32(1, 4, 6, 6)), b.input(f32(5, 4, 3, 3))
     y = b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1)))
     assert "no constant" in refused(problem(b, [y]))
 
 
-def test_three_dimensions():
+def test_three_dimensions() -> None:
     b = GraphBuilder()
     x, w = b.input(f32(1, 4, 6, 6, 6)), b.input(f32(5, 4, 3, 3, 3), is_weight=True)
     y = b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((1,) * 3, (0,) * 3, (0,) * 3, (1,) * 3))
     assert "3-d" in refused(problem(b, [y]))
 
 
-def test_padding_with_another_value_or_of_channels():
+def test_padding_with_another_value_or_of_channels() -> None:
     for attrs in (
         a.PadAttrs((0, 0, 1, 1), (0, 0, 1, 1), "constant", 1.0),
         a.PadAttrs((0, 1, 0, 0), (0, 1, 0, 0)),
@@ -79,20 +80,20 @@ def test_padding_with_another_value_or_of_channels():
         assert "padding" in refused(problem(b, [conv(b, x, 8, (3, 3))], [LAST, ROW], [LAST]))
 
 
-def test_a_result_that_is_read_twice_at_different_positions():
+def test_a_result_that_is_read_twice_at_different_positions() -> None:
     b = GraphBuilder()
     x, w = b.input(f32(6, 8)), b.input(f32(8, 6), is_weight=True)
     y = b.add(Prim.MATMUL, x, w)
     assert "other positions" in refused(problem(b, [b.apply(Prim.ADD, y, b.transpose(y, (1, 0)))]))
 
 
-def test_an_output_of_another_type():
+def test_an_output_of_another_type() -> None:
     b = GraphBuilder()
     x, w = b.input(f32(6, 8)), b.input(f32(8, 6), is_weight=True)
     assert "bool" in refused(problem(b, [b.apply(Prim.GT, b.add(Prim.MATMUL, x, w), 0.0)]))
 
 
-def test_a_gather_of_channels_and_with_computed_indices():
+def test_a_gather_of_channels_and_with_computed_indices() -> None:
     b = GraphBuilder()
     x = b.input(f32(1, 4, 6, 6))
     y = b.add(Prim.GATHER, x, b.constant(np.array([1, 0, 2, 3])), attrs=a.GatherAttrs(1))
@@ -103,7 +104,7 @@ def test_a_gather_of_channels_and_with_computed_indices():
     assert "computed indices" in refused(problem(b, [conv(b, y, 8, (1, 1))], [LAST, ROW, ROW], [LAST]))
 
 
-def test_empty_tensors():
+def test_empty_tensors() -> None:
     b = GraphBuilder()
     x, w = b.input(f32(0, 8)), b.input(f32(8, 6), is_weight=True)
     assert refused(problem(b, [b.add(Prim.MATMUL, x, w)])) == "empty result"
@@ -112,7 +113,7 @@ def test_empty_tensors():
     assert refused(problem(b, [b.add(Prim.MATMUL, x, w)])) == "empty sum"
 
 
-def test_emit_depends_on_its_arguments_only_and_names_are_its_own():
+def test_emit_depends_on_its_arguments_only_and_names_are_its_own() -> None:
     b = GraphBuilder()
     x = b.input(f32(1, 16, 9, 9), 'x; system("rm")')
     p = problem(b, [conv(b, x, 32, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST])
@@ -130,7 +131,7 @@ def test_emit_depends_on_its_arguments_only_and_names_are_its_own():
         assert all(list(x.params) == sorted(x.params) for x in found)
 
 
-def test_threads_and_lanes_of_the_facts():
+def test_threads_and_lanes_of_the_facts() -> None:
     b = GraphBuilder()
     x = b.input(f32(1, 64, 56, 56))
     p = problem(b, [conv(b, x, 64, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST])
@@ -155,7 +156,12 @@ def test_threads_and_lanes_of_the_facts():
         ((4, 6), (12, 1), (3, 8), None),
     ],
 )
-def test_views_reshape(shape, strides, new, want):
+def test_views_reshape(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    new: tuple[int, ...],
+    want: tuple[int, ...] | None,
+) -> None:
     got = View(shape, strides).reshape(new)
     assert (None if got is None else got.strides) == want
 
@@ -176,7 +182,7 @@ def golden_problems():
 
 
 @pytest.mark.parametrize(("name", "p"), list(golden_problems()), ids=lambda x: x if isinstance(x, str) else "")
-def test_text_of_the_first_schedule(name, p):
+def test_text_of_the_first_schedule(name: str, p: Problem) -> None:
     found = templates.schedules(p, Facts(64, 1))
     assert not isinstance(found, Declined)
     source = templates.emit(p, found[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
+from weft.kernels.formats import Format
 from weft.kernels.source import KernelSource
 
 
 @pytest.mark.parametrize("m", [2, 4])
-def test_the_matrices_are_exact(m):
+def test_the_matrices_are_exact(m: int) -> None:
     at, g, bt = (np.array(x, dtype=object) for x in matrices(m))
     d = np.array([Fraction(i * i + 3 * i + 1, 7) for i in range(m + 2)], dtype=object)
     w = np.array([Fraction(2), Fraction(-3, 5), Fraction(1, 3)], dtype=object)
@@ -29,7 +31,7 @@ def test_the_matrices_are_exact(m):
 
 @pytest.mark.parametrize("algorithm", ["winograd2", "winograd4"])
 @pytest.mark.parametrize(("n", "h", "w", "oc"), [(1, 14, 14, 64), (2, 9, 7, 32), (1, 5, 23, 96), (1, 3, 3, 16)])
-def test_numbers(algorithm, n, h, w, oc):
+def test_numbers(algorithm: str, n: int, h: int, w: int, oc: int) -> None:
     b = GraphBuilder()
     x = b.input(f32(n, 64, h, w))
     y = conv(b, x, oc, (3, 3), lo=(1, 1))
@@ -37,7 +39,7 @@ def test_numbers(algorithm, n, h, w, oc):
 
 
 @pytest.mark.parametrize("algorithm", ["winograd2", "winograd4"])
-def test_epilogue_padding_and_clipping(algorithm):
+def test_epilogue_padding_and_clipping(algorithm: str) -> None:
     b = GraphBuilder()
     x = b.input(f32(1, 64, 10, 9))
     padded = b.add(Prim.PAD, x, attrs=a.PadAttrs((0, 0, 1, 1), (0, 0, 1, 1), "reflect"))
@@ -48,7 +50,7 @@ def test_epilogue_padding_and_clipping(algorithm):
     check(problem(b, [y], [LAST, ROW, ROW, LAST], [LAST]), only=algorithm, most=2)
 
 
-def test_without_padding_and_with_asymmetric_padding():
+def test_without_padding_and_with_asymmetric_padding() -> None:
     for lo, hi in (((0, 0), (0, 0)), ((1, 0), (2, 1))):
         b = GraphBuilder()
         x = b.input(f32(1, 64, 11, 8))
@@ -56,7 +58,7 @@ def test_without_padding_and_with_asymmetric_padding():
 
 
 @pytest.mark.parametrize("simd", [16, 32])
-def test_narrower_vectors(simd):
+def test_narrower_vectors(simd: int) -> None:
     b = GraphBuilder()
     x = b.input(f32(1, 64, 9, 9))
     p = problem(b, [conv(b, x, 64, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST])
@@ -74,7 +76,7 @@ def test_narrower_vectors(simd):
     ],
     ids=str,
 )
-def test_not_offered(c, kwargs, formats):
+def test_not_offered(c: int, kwargs: dict[str, Any], formats: tuple[Format, Format]) -> None:
     b = GraphBuilder()
     x = b.input(f32(1, c, 12, 12))
     found = templates.schedules(
@@ -84,7 +86,7 @@ def test_not_offered(c, kwargs, formats):
     assert {s.param("algorithm") for s in found} == {"direct"}
 
 
-def test_few_channels_have_no_large_tiles():
+def test_few_channels_have_no_large_tiles() -> None:
     b = GraphBuilder()
     x = b.input(f32(1, 32, 12, 12))
     found = templates.schedules(problem(b, [conv(b, x, 64, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST]), Facts())
@@ -93,7 +95,7 @@ def test_few_channels_have_no_large_tiles():
 
 @pytest.mark.parametrize("algorithm", ["winograd2", "winograd4"])
 @pytest.mark.parametrize("special", [np.inf, -np.inf, np.nan, 2e38])
-def test_what_is_not_finite_stays_where_it_belongs(algorithm, special):
+def test_what_is_not_finite_stays_where_it_belongs(algorithm: str, special: float) -> None:
     b = GraphBuilder()
     x = b.input(f32(1, 64, 13, 9))
     p = problem(b, [conv(b, x, 32, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST])

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.gpu
 LIMIT_S = 300
 
 
-def test_on_a_gpu_kernels_learn_as_well_as_modules():
+def test_on_a_gpu_kernels_learn_as_well_as_modules() -> None:
     found = load("image_regression").main(["--device", "cuda", "--steps", "300"])
     assert len(found) == 8
     for (_, _, decibels, seconds), (_, _, own, own_seconds) in zip(found[::2], found[1::2], strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -114,14 +114,14 @@ def many_compiled() -> None:
 
 
 @pytest.mark.parametrize("case", CHECKS, ids=lambda c: c.name)
-def test_near_float64_and_equal_bits(case: Case, compiled: None):
+def test_near_float64_and_equal_bits(case: Case, compiled: None) -> None:
     row = check(case)
     assert row["why_not"] is None and row["backward"] is None
     assert row["right"] and row["equal_bits"] and row["types"], row
 
 
 @pytest.mark.parametrize("seed", FEW)
-def test_random_networks(seed: int, few_compiled: None, one_kernel: None):
+def test_random_networks(seed: int, few_compiled: None, one_kernel: None) -> None:
     row = check(random_case(seed))
     assert row["why_not"] is None and row["right"] and row["equal_bits"] and row["types"], row
 
@@ -129,7 +129,7 @@ def test_random_networks(seed: int, few_compiled: None, one_kernel: None):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Weft. no kernel for")  # of the networks that 16 bits lose, as is looked at below
 @pytest.mark.parametrize("first", MANY[::20])
-def test_many_random_networks(first: int, many_compiled: None, one_kernel: None):
+def test_many_random_networks(first: int, many_compiled: None, one_kernel: None) -> None:
     cases = [random_case(seed) for seed in range(first, first + 20)]
     rows = [check(c) for c in cases]
     # of some networks (x sin 5x over many layers) 16 bits give nothing: no kernel is near to torch, or both overflow
@@ -143,7 +143,7 @@ def test_many_random_networks(first: int, many_compiled: None, one_kernel: None)
 
 
 @pytest.mark.parametrize("width", [32, 64])
-def test_all_shapes_agree(width: int, monkeypatch: pytest.MonkeyPatch):
+def test_all_shapes_agree(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(3001, (width,) * 5, "silu")
     net = Network((width,) * 5, (*(Activation("silu"),) * 3, Activation()), (True,) * 4, DType.BF16, DType.F32)
     found = shapes(net, gpu_facts(None, calibrate=False))
@@ -156,12 +156,12 @@ def test_all_shapes_agree(width: int, monkeypatch: pytest.MonkeyPatch):
     kernels_of.cache_clear()
 
 
-def test_training_with_a_gradient_scaler():
+def test_training_with_a_gradient_scaler() -> None:
     assert changed_weights_are_seen()
 
 
 @pytest.mark.parametrize("widths", [(48, 512, 384, 5), (300, 300, 300), (784, 512, 10), (3, 272, 272, 272, 1)])
-def test_wide_layers(widths: tuple[int, ...]):
+def test_wide_layers(widths: tuple[int, ...]) -> None:
     """Forward near float64, without gradients."""
     net = network(Case(1, widths, "silu")).cuda()
     fused = FusedMLP(net).requires_grad_(False)
@@ -186,14 +186,14 @@ def never_judged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", WIDE_CHECKS, ids=lambda c: c.name)
-def test_training_of_wide_layers(case: Case, never_judged: None):
+def test_training_of_wide_layers(case: Case, never_judged: None) -> None:
     row = check(case)
     assert row["why_not"] is None and row["backward"] is None
     assert row["right"] and row["equal_bits"] and row["types"], row
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_training_of_wide_layers_with_each_activation(act: str, never_judged: None):
+def test_training_of_wide_layers_with_each_activation(act: str, never_judged: None) -> None:
     row = check(Case(333, (40, 320, 264, 300, 9), act, "f16" if len(act) % 2 else "bf16"))
     assert row["why_not"] is None and row["right"] and row["equal_bits"] and row["types"], row
 
@@ -208,13 +208,13 @@ def random_wide_case(seed: int) -> Case:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_training_of_random_wide_layers(seed: int, never_judged: None):
+def test_training_of_random_wide_layers(seed: int, never_judged: None) -> None:
     row = check(random_wide_case(seed))
     assert row["why_not"] is None and row["right"] and row["equal_bits"] and row["types"], row
 
 
 @pytest.mark.parametrize("asked", ["x", "parameters", "one"])
-def test_some_gradients_of_wide_layers(asked: str, never_judged: None):
+def test_some_gradients_of_wide_layers(asked: str, never_judged: None) -> None:
     net = FusedMLP(network(Case(1, (24, 384, 384, 8), "silu")).cuda())
     x = torch.randn(700, 24, device="cuda", requires_grad=asked == "x")
     wanted = {"x": [x], "parameters": list(net.parameters()), "one": [net[2].weight]}[asked]
@@ -226,7 +226,7 @@ def test_some_gradients_of_wide_layers(asked: str, never_judged: None):
         assert float((a - b).norm()) < 3e-2 * float(b.norm())
 
 
-def test_second_gradients_of_wide_layers(never_judged: None):
+def test_second_gradients_of_wide_layers(never_judged: None) -> None:
     net = FusedMLP(network(Case(1, (3, 300, 300, 300, 1), "softplus")).cuda())
     x = torch.randn(500, 3, device="cuda")
     found = []
@@ -239,7 +239,7 @@ def test_second_gradients_of_wide_layers(never_judged: None):
     assert float((found[0] - found[1]).norm()) < 5e-2 * float(found[1].norm())
 
 
-def test_a_step_of_wide_layers_in_a_graph(never_judged: None):
+def test_a_step_of_wide_layers_in_a_graph(never_judged: None) -> None:
     net = FusedMLP(network(Case(1, (16, 384, 384, 8))).cuda())
     x = torch.randn(2000, 16, device="cuda")
 
@@ -268,7 +268,7 @@ def test_a_step_of_wide_layers_in_a_graph(never_judged: None):
 
 
 @pytest.mark.parametrize("act", ["snake", "bump"])
-def test_a_formula_at_the_end_has_the_type_of_the_modules(act: str):
+def test_a_formula_at_the_end_has_the_type_of_the_modules(act: str) -> None:
     net = FusedMLP(nn.Sequential(*network(Case(1, (8, 32, 32), act)), ACTS_OF[act]()).cuda())
     x = torch.randn(300, 8, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
@@ -278,12 +278,12 @@ def test_a_formula_at_the_end_has_the_type_of_the_modules(act: str):
     assert float((got.float() - wanted.float()).norm()) < 0.02 * float(wanted.float().norm())
 
 
-def test_training_with_an_optimizer_that_leaves_versions_alone():
+def test_training_with_an_optimizer_that_leaves_versions_alone() -> None:
     assert silent_optimizer()
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_training_goes_as_with_the_modules(fused: bool):
+def test_training_goes_as_with_the_modules(fused: bool) -> None:
     """Hundreds of steps: the loss ends where that of the modules does."""
     case = Case(5000, (2, 64, 64, 64, 1), "silu", "bf16")
     kernels_, modules = FusedMLP(network(case).cuda()), network(case).cuda()
@@ -303,7 +303,7 @@ def test_training_goes_as_with_the_modules(fused: bool):
     assert found[0] < 0.02 and found[0] <= 1.5 * found[1] + 1e-3, found
 
 
-def test_a_whole_step_in_a_graph():
+def test_a_whole_step_in_a_graph() -> None:
     case = Case(4096, (16, 64, 64, 8), "relu", "bf16")
     net = FusedMLP(network(case).cuda())
     x, wanted = torch.randn(4096, 16, device="cuda"), torch.randn(4096, 8, device="cuda")
@@ -336,7 +336,7 @@ def test_a_whole_step_in_a_graph():
     assert float((again - eager).abs()) < 1e-2 * float(eager)
 
 
-def test_a_loss_of_gradients():
+def test_a_loss_of_gradients() -> None:
     assert second_derivatives()
 
 
@@ -345,7 +345,7 @@ def net() -> FusedMLP:
     return FusedMLP(network(Case(100, (16, 64, 64, 8))).cuda().bfloat16())
 
 
-def test_weights_that_change_are_seen(net: FusedMLP):
+def test_weights_that_change_are_seen(net: FusedMLP) -> None:
     x = torch.randn(100, 16, device="cuda", dtype=torch.bfloat16)
     first = net(x)
     net[0].weight.data.mul_(2)
@@ -358,7 +358,7 @@ def test_weights_that_change_are_seen(net: FusedMLP):
     assert not net(x).any()
 
 
-def test_a_graph_reads_the_weights_of_its_replay(net: FusedMLP):
+def test_a_graph_reads_the_weights_of_its_replay(net: FusedMLP) -> None:
     x = torch.randn(100, 16, device="cuda", dtype=torch.bfloat16)
     net(x)
     graph = torch.cuda.CUDAGraph()
@@ -372,7 +372,7 @@ def test_a_graph_reads_the_weights_of_its_replay(net: FusedMLP):
     assert float((y - eager).abs().max()) < 0.1
 
 
-def test_inference_mode_first(net: FusedMLP):
+def test_inference_mode_first(net: FusedMLP) -> None:
     x = torch.randn(100, 16, device="cuda", dtype=torch.bfloat16)
     with torch.inference_mode():
         first = net(x).clone()
@@ -383,7 +383,7 @@ def test_inference_mode_first(net: FusedMLP):
     assert net[0].weight.grad is not None
 
 
-def test_views_and_other_streams(net: FusedMLP):
+def test_views_and_other_streams(net: FusedMLP) -> None:
     wide = torch.randn(100, 40, device="cuda", dtype=torch.bfloat16)
     x = wide[:, 3:19]
     wanted = net(x.contiguous())
@@ -398,7 +398,7 @@ def test_views_and_other_streams(net: FusedMLP):
     assert torch.equal(copy.deepcopy(net)(x), wanted)
 
 
-def test_rows_in_parts(net: FusedMLP, monkeypatch: pytest.MonkeyPatch):
+def test_rows_in_parts(net: FusedMLP, monkeypatch: pytest.MonkeyPatch) -> None:
     run = net._run(torch.ones(1, 16, device="cuda", dtype=torch.bfloat16), net._known())
     outside = [s for s in shapes(run.kernels.net, gpu_facts(None, calibrate=False)) if not s.inside]
     kernels_of.cache_clear()
@@ -422,7 +422,7 @@ def test_rows_in_parts(net: FusedMLP, monkeypatch: pytest.MonkeyPatch):
         (lambda: (FusedMLP(nn.Sequential(nn.Linear(16, 8)).half()), torch.float16), "fewer than two"),
     ],
 )
-def test_fallbacks_give_what_the_module_gives(make, part: str):
+def test_fallbacks_give_what_the_module_gives(make: Callable[..., Any], part: str) -> None:
     fused, dtype = make()
     fused = fused.cuda()
     x = torch.randn(10, 16, device="cuda", dtype=dtype)

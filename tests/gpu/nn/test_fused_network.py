@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import random
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from tests.gpu.machine import Gpu, Known
 from torch import nn
 
 import weft
-from weft.device.cuda.facts import gpu_facts
+from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.generate.cuda.mlp import kernel as mlp
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
@@ -121,7 +123,7 @@ def compiled() -> None:
 
 
 @pytest.mark.parametrize("seed", range(MODULES))
-def test_gradients_of_any_skips(seed: int, compiled: None):
+def test_gradients_of_any_skips(seed: int, compiled: None) -> None:
     late()
     module = module_of(seed)
     row = check(module, module.given, module.rows)
@@ -129,7 +131,7 @@ def test_gradients_of_any_skips(seed: int, compiled: None):
     assert row["right"] and row["bits"] and row["types"], (module, row)
 
 
-def test_gradients_of_a_radiance_field(compiled: None):
+def test_gradients_of_a_radiance_field(compiled: None) -> None:
     late()
     torch.manual_seed(64)
     row = check(prepared(Radiance(64)), (63, 27), 20_001)
@@ -137,7 +139,7 @@ def test_gradients_of_a_radiance_field(compiled: None):
     assert row["right"] and row["bits"] and row["types"], row
 
 
-def test_a_radiance_field_is_trained(compiled: None):
+def test_a_radiance_field_is_trained(compiled: None) -> None:
     """Steps of an optimizer with and without the kernels end alike."""
     late()
     torch.manual_seed(0)
@@ -159,7 +161,9 @@ def test_a_radiance_field_is_trained(compiled: None):
 
 
 @pytest.mark.parametrize("half", range(2))
-def test_chains_of_several_inputs(half: int, gpu, record_property):
+def test_chains_of_several_inputs(
+    half: int, gpu: tuple[Gpu, GpuFacts], record_property: Callable[[str, object], None]
+) -> None:
     """Any networks, two schedules of each that the gate takes: near float64, the same bits twice."""
     late()
     machine, facts = gpu
@@ -200,7 +204,9 @@ def test_chains_of_several_inputs(half: int, gpu, record_property):
     assert len(refused) <= len(cases) // 5, refused
 
 
-def test_a_module_of_two_inputs_becomes_one_kernel(tmp_path, monkeypatch, record_property):
+def test_a_module_of_two_inputs_becomes_one_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
     """And that takes less time than the same network cut where the second input comes in."""
     late()
     torch.manual_seed(0)
@@ -228,7 +234,7 @@ def test_a_module_of_two_inputs_becomes_one_kernel(tmp_path, monkeypatch, record
     assert len(kinds["cut"]) > 1 and times["one"] < times["cut"], (kinds, times)
 
 
-def test_inputs_that_need_no_gradient(compiled: None):
+def test_inputs_that_need_no_gradient(compiled: None) -> None:
     """Gradients of the parameters alone are the same bits."""
     late()
     torch.manual_seed(1)
@@ -245,7 +251,7 @@ def test_inputs_that_need_no_gradient(compiled: None):
 
 
 @pytest.mark.parametrize("joined", [False, True])
-def test_several_results(joined: bool, gpu):
+def test_several_results(joined: bool, gpu: tuple[Gpu, GpuFacts]) -> None:
     late()
     machine, facts = gpu
     problems = [

@@ -58,7 +58,7 @@ def trained(net: nn.Module, *, graphed: bool, scaled: bool, steps: int = 60) -> 
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
-def test_recorded_training_is_training(fused: bool, scaled: bool):
+def test_recorded_training_is_training(fused: bool, scaled: bool) -> None:
     make = FusedMLP if fused else (lambda net: net)
     called, _ = trained(make(network()), graphed=False, scaled=scaled)
     found, recorded = trained(make(network()), graphed=True, scaled=scaled)
@@ -67,7 +67,7 @@ def test_recorded_training_is_training(fused: bool, scaled: bool):
         assert a == pytest.approx(b, rel=2e-2, abs=1e-5)
 
 
-def test_called_and_recorded_steps_share_a_module():
+def test_called_and_recorded_steps_share_a_module() -> None:
     net = FusedMLP(network())
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
 
@@ -88,7 +88,7 @@ def test_called_and_recorded_steps_share_a_module():
     assert all(not torch.equal(a, b) for a, b in zip(net.parameters(), plain.parameters(), strict=True))
 
 
-def test_a_step_that_waits_says_so():
+def test_a_step_that_waits_says_so() -> None:
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
     step = GraphedStep(lambda x, y: (net(x) - y).square().mean() * float(x.sum()), optimizer, warmup=1)
@@ -99,7 +99,7 @@ def test_a_step_that_waits_says_so():
     assert any("must not wait for the device" in note for note in caught.value.__notes__)
 
 
-def test_an_average_that_replays_make_is_read():
+def test_an_average_that_replays_make_is_read() -> None:
     """Of a module that nobody trains, whose parameters a replay changes without new versions."""
     net = FusedMLP(network())
     average = torch.optim.swa_utils.AveragedModel(net).requires_grad_(False)
@@ -123,7 +123,7 @@ def test_an_average_that_replays_make_is_read():
     assert step.recorded
 
 
-def test_a_state_that_was_replaced_is_an_error():
+def test_a_state_that_was_replaced_is_an_error() -> None:
     net = FusedMLP(network())
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True, capturable=True)
 
@@ -144,7 +144,7 @@ def test_a_state_that_was_replaced_is_an_error():
     assert again.recorded and losses[-1] < losses[0]
 
 
-def test_memory_is_kept_from_other_streams():
+def test_memory_is_kept_from_other_streams() -> None:
     """What a module holds is let go while another stream still uses it: the same results as of one stream."""
     (x, dy), *_ = batches(1, 60_000)
     reference = FusedMLP(network())

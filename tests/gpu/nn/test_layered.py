@@ -32,7 +32,7 @@ def by_layers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gradients_of_any_skips(seed: int, by_layers: None):
+def test_gradients_of_any_skips(seed: int, by_layers: None) -> None:
     module = module_of(seed)
     layers = layers_of(module, *module.given)
     assert text.refused(layers.network(DType.BF16, DType.BF16 if layers.parts else DType.F32, DType.F32)) is None
@@ -42,14 +42,14 @@ def test_gradients_of_any_skips(seed: int, by_layers: None):
 
 
 @pytest.mark.parametrize("width", [48, 256])
-def test_gradients_of_a_radiance_field(width: int, by_layers: None):
+def test_gradients_of_a_radiance_field(width: int, by_layers: None) -> None:
     torch.manual_seed(width)
     row = check(prepared(Radiance(width)), (63, 27), 10_001)
     assert row["why_not"] is None and row["backward"] is None, row
     assert row["right"] and row["bits"] and row["types"], row
 
 
-def test_a_wide_field_is_trained_by_layers_without_being_told():
+def test_a_wide_field_is_trained_by_layers_without_being_told() -> None:
     """They take two thirds of the time of one kernel for all; recorded steps end where steps of the modules do."""
     rows = 1 << 17
     kernels.kernels_of.cache_clear()

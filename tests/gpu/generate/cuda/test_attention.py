@@ -70,7 +70,7 @@ def kernels_of(name: str, facts: GpuFacts) -> list[CudaSource]:
 @pytest.mark.parametrize(
     "name", [n for n, p in SHAPES.items() if not n.startswith("linear") and p.graph.type_of(0).dtype is F32]
 )
-def test_tf32(name: str, gpu):
+def test_tf32(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     problem, sources = SHAPES[name], kernels_of(name, replace(facts, tf32=True))
     sources = [s for s in sources if s.schedule.param("template") == "attention_tf32"]
@@ -85,7 +85,7 @@ def test_tf32(name: str, gpu):
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_every_schedule(name: str, gpu):
+def test_every_schedule(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     judged(SHAPES[name], kernels_of(name, facts), machine)
 
@@ -97,7 +97,7 @@ GIVEN = {f"warpgroups, {name}": case for name, case in WARPGROUPS.items()} | {
 
 
 @pytest.mark.parametrize("name", list(GIVEN))
-def test_given_shapes(name: str, gpu):
+def test_given_shapes(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     if facts.capability != 90:
         pytest.skip("warpgroups and clusters are Hopper's")

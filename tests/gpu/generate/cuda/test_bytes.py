@@ -7,6 +7,7 @@ import pytest
 from tests.generate.cuda.test_bytes import CASES, I8, U8, convolution, numbers, product, requantized
 from tests.gpu.machine import Gpu, Known
 
+from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
@@ -24,7 +25,7 @@ SHAPES = CASES | {
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_every_schedule(name: str, gpu):
+def test_every_schedule(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     problem = SHAPES[name]
     found = templates.schedules(problem, facts)

@@ -87,7 +87,7 @@ def same(machine: Gpu, problem: Problem, sources: list[CudaSource]) -> None:
 
 
 @pytest.mark.parametrize("name", list(GRID))
-def test_every_layout_end_and_size(name: str, grid: tuple[Gpu, dict[str, list[CudaSource]]]):
+def test_every_layout_end_and_size(name: str, grid: tuple[Gpu, dict[str, list[CudaSource]]]) -> None:
     machine, found = grid
     assert any(s.schedule.param("template") == "tma" for s in found[name])
     same(machine, GRID[name], found[name])
@@ -102,13 +102,13 @@ def features(hopper: tuple[Gpu, GpuFacts]) -> tuple[Gpu, dict[str, CudaSource]]:
 
 
 @pytest.mark.parametrize("name", list(CASES | INTEGERS))
-def test_every_feature(name: str, features: tuple[Gpu, dict[str, CudaSource]]):
+def test_every_feature(name: str, features: tuple[Gpu, dict[str, CudaSource]]) -> None:
     machine, found = features
     same(machine, (CASES | INTEGERS)[name][0], [found[name]])
 
 
 @pytest.mark.parametrize("name", list(TILES))
-def test_tiles_of_any_width(name: str, features: tuple[Gpu, dict[str, CudaSource]]):
+def test_tiles_of_any_width(name: str, features: tuple[Gpu, dict[str, CudaSource]]) -> None:
     machine, found = features
     problem = TILES[name][0]
     inputs = small_integers(problem)

@@ -65,7 +65,7 @@ def check(machine: Gpu, problem: Problem, sources: list[CudaSource], name: str) 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["apart", "fast"])
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_every_schedule(name: str, fast: bool, gpu: tuple[Gpu, GpuFacts]):
+def test_every_schedule(name: str, fast: bool, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     problem = SHAPES[name]
     found = templates.schedules(problem, replace(facts, fast_f8=fast))
@@ -76,7 +76,7 @@ def test_every_schedule(name: str, fast: bool, gpu: tuple[Gpu, GpuFacts]):
 
 
 @pytest.mark.parametrize("name", list(TMA))
-def test_every_feature(name: str, gpu: tuple[Gpu, GpuFacts]):
+def test_every_feature(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     if facts.capability != 90:
         pytest.skip("the tma template is for compute capability 9.0")
@@ -84,7 +84,7 @@ def test_every_feature(name: str, gpu: tuple[Gpu, GpuFacts]):
     check(machine, problem, [made(problem, shape, "k0")], name)
 
 
-def test_halves_are_exact(gpu: tuple[Gpu, GpuFacts]):
+def test_halves_are_exact(gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     for name, problem in MMA.items():
         found = templates.schedules(problem, replace(facts, capability=80))
@@ -96,7 +96,7 @@ def test_halves_are_exact(gpu: tuple[Gpu, GpuFacts]):
 
 @pytest.mark.parametrize("apart", [True, False], ids=["apart", "fast"])
 @pytest.mark.parametrize("k", [128, 512, 2048, 8192, 32768])
-def test_bits_of_sums(k: int, apart: bool, gpu: tuple[Gpu, GpuFacts]):
+def test_bits_of_sums(k: int, apart: bool, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     if facts.capability != 90:
         pytest.skip("the tma template is for compute capability 9.0")
@@ -106,7 +106,7 @@ def test_bits_of_sums(k: int, apart: bool, gpu: tuple[Gpu, GpuFacts]):
 
 
 @pytest.mark.parametrize("dtype", [E4, E5])
-def test_conversions(dtype: DType, gpu: tuple[Gpu, GpuFacts]):
+def test_conversions(dtype: DType, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     for problem, inputs in readings(dtype):
         generator = CudaGenerator()

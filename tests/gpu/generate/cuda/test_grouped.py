@@ -10,6 +10,7 @@ from tests.generate.cuda.tensor_emulator import rounded, small_integers
 from tests.generate.cuda.test_grouped import CASES, GIVEN, network
 from tests.gpu.machine import TF32_ERROR, Gpu, Known, normal
 
+from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.gemm.grouped import kernel as grouped
 from weft.generate.cuda.gemm.grouped import tma as grouped_tma
@@ -30,7 +31,7 @@ PROBLEMS: dict[str, Problem] = {
 
 
 @pytest.mark.parametrize("name", list(PROBLEMS))
-def test_every_shape(name: str, gpu):
+def test_every_shape(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     problem, tf32 = PROBLEMS[name], name.endswith("tf32")
     found = grouped.matched(problem, tf32=tf32)

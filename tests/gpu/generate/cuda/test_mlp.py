@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tests.generate.cuda.mlps import BF16, F16, F32, Net, mlp, normal, random_net
 from tests.generate.cuda.test_mlp import CASES
+from tests.gpu.conftest import Compile
 from tests.gpu.machine import Gpu, Known
 
 import weft
+from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin
 from weft.generate.cuda import templates
 from weft.ir.declined import Declined
@@ -66,7 +70,7 @@ NETS: dict[str, Net] = {
 
 
 @pytest.fixture(scope="module")
-def compiled(gpu):
+def compiled(gpu: tuple[Gpu, GpuFacts]):
     """All sources by net, their cubins by text, and what runs them without compiling them again."""
     machine, facts = gpu
     found: dict[str, list[CudaSource]] = {}
@@ -84,7 +88,7 @@ def compiled(gpu):
 
 
 @pytest.mark.parametrize("name", list(NETS))
-def test_every_schedule(name: str, compiled):
+def test_every_schedule(name: str, compiled: Compile) -> None:
     sources, _, machine, started = compiled
     if time.monotonic() - started > SECONDS:
         pytest.skip(f"{SECONDS} s are over")
@@ -101,7 +105,7 @@ def test_every_schedule(name: str, compiled):
 
 
 @pytest.mark.parametrize("first", range(0, RANDOM, 50))
-def test_random_networks(first: int, gpu, record_property):
+def test_random_networks(first: int, gpu: tuple[Gpu, GpuFacts], record_property: Callable[[str, object], None]) -> None:
     """Any networks, one schedule of each that the gate takes: near float64, the same bits twice."""
     machine, facts = gpu
     cases: list[tuple[int, list[CudaSource]]] = []
@@ -151,7 +155,7 @@ def _exact(problem, inputs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return exact, np.asarray(evaluate(problem.graph, inputs)[0], dtype=np.float64)
 
 
-def test_kernels_do_not_spill(compiled):
+def test_kernels_do_not_spill(compiled: Compile) -> None:
     sources, by_text, _, _ = compiled
     spilled = {}
     for name, made in sources.items():
@@ -163,7 +167,7 @@ def test_kernels_do_not_spill(compiled):
     assert not spilled, spilled
 
 
-def test_a_module_becomes_one_kernel(tmp_path):
+def test_a_module_becomes_one_kernel(tmp_path: Path) -> None:
     torch.manual_seed(0)
     layers = [m for _ in range(5) for m in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
     net = torch.nn.Sequential(*layers).half().cuda().eval()
@@ -200,7 +204,7 @@ def _linear(*widths: int) -> list[torch.nn.Module]:
     return [m for k, n in pairwise(widths) for m in (torch.nn.Linear(k, n), torch.nn.ReLU())]
 
 
-def test_layers_around_a_second_input_are_two_kernels(tmp_path):
+def test_layers_around_a_second_input_are_two_kernels(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = _Radiance().half().cuda().eval()
     rows = 1 << 18

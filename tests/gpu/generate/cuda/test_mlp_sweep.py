@@ -56,7 +56,7 @@ def test_the_sweep_holds_what_it_says() -> None:
 
 
 @pytest.fixture(scope="module")
-def sources(gpu) -> tuple[list[tuple[Net, Problem, CudaSource]], Gpu]:
+def sources(gpu: tuple[Gpu, GpuFacts]) -> tuple[list[tuple[Net, Problem, CudaSource]], Gpu]:
     machine, facts = gpu
     made = [emitted(i, n, facts) for i, n in enumerate(nets())]
     return made, Gpu(Known(machine.nvrtc, machine.arch, [s for _, _, s in made]), machine.arch)

@@ -50,12 +50,12 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpu]:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_every_feature(name: str, gpu: Gpu):
+def test_every_feature(name: str, gpu: Gpu) -> None:
     problem, s = CASES[name]
     check(gpu, problem, [made(problem, s, "k0")])
 
 
 @pytest.mark.parametrize("name", list(SWEEP))
-def test_sizes(name: str, gpu: Gpu):
+def test_sizes(name: str, gpu: Gpu) -> None:
     problem, s = SWEEP[name]
     check(gpu, problem, [made(problem, s, "k0")])

@@ -72,18 +72,18 @@ ROUNDED: dict[str, Problem] = {
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_every_schedule(name: str, gpu):
+def test_every_schedule(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     check(machine, SHAPES[name], facts, exact=name != "gelu")
 
 
 @pytest.mark.parametrize("name", list(ROUNDED))
-def test_every_schedule_in_tf32(name: str, gpu):
+def test_every_schedule_in_tf32(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     check(machine, ROUNDED[name], replace(facts, tf32=True), exact=True)
 
 
-def check(machine: Gpu, problem: Problem, facts: GpuFacts, *, exact: bool):
+def check(machine: Gpu, problem: Problem, facts: GpuFacts, *, exact: bool) -> None:
     """Integers exactly; random numbers near float64."""
     found = templates.schedules(problem, facts)
     assert not isinstance(found, Declined), found.reason
@@ -113,7 +113,7 @@ EMULATED = {"halo": HALO, "pair": PAIRS, "pooled": POOLED, "stacked": STACKED}
 
 
 @pytest.mark.parametrize("name", [f"{kind}, {x}" for kind, cases in EMULATED.items() for x in cases])
-def test_shapes_of_the_emulation(name: str, gpu):
+def test_shapes_of_the_emulation(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     kind, _, case = name.partition(", ")
     problem, shape = EMULATED[kind][case]

@@ -103,13 +103,13 @@ def check(machine: Gpu, problem: Problem, sources: list[CudaSource], *, exact: b
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_every_feature(name: str, gpu: tuple[Gpu, GpuFacts]):
+def test_every_feature(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     problem, shape = CASES[name]
     check(gpu[0], problem, [made(problem, shape, "k0")])
 
 
 @pytest.mark.parametrize("name", list(TOGETHER))
-def test_tiles_that_blocks_finish_together(name: str, gpu: tuple[Gpu, GpuFacts]):
+def test_tiles_that_blocks_finish_together(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     problem, shape = TOGETHER[name]
     source = made(problem, shape, "k0")
     check(gpu[0], problem, [source])
@@ -120,7 +120,7 @@ def test_tiles_that_blocks_finish_together(name: str, gpu: tuple[Gpu, GpuFacts])
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_what_is_chosen(name: str, gpu: tuple[Gpu, GpuFacts]):
+def test_what_is_chosen(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     sources = chosen(SHAPES[name], facts)
     assert sources
@@ -128,11 +128,11 @@ def test_what_is_chosen(name: str, gpu: tuple[Gpu, GpuFacts]):
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_large_tiles(tile: tuple[int, int, int, bool], gpu: tuple[Gpu, GpuFacts]):
+def test_large_tiles(tile: tuple[int, int, int, bool], gpu: tuple[Gpu, GpuFacts]) -> None:
     check(gpu[0], LARGE, [large(tile)])
 
 
-def test_products_of_fields_begin_at_any_row(gpu: tuple[Gpu, GpuFacts]):
+def test_products_of_fields_begin_at_any_row(gpu: tuple[Gpu, GpuFacts]) -> None:
     """The swizzle of an operand follows its address: a failure says whether the descriptor's base offset would help."""
     problem, shape = CASES["field"]
     source = made(problem, shape, "k0")
