@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from weft.generate.cuda.loops.body import CudaBody
 from weft.generate.cuda.loops.lanes import Known, Scene, digits, no_reduction, walk
 from weft.generate.cuda.loops.launch import Draft
+from weft.generate.cuda.loops.stages import Part
 from weft.generate.expr import Value, c_type
 from weft.generate.loopnest.body import Place
 from weft.generate.loopnest.index import Index, Loaded, Var, index_of
@@ -22,9 +23,6 @@ from weft.generate.loopnest.plan import Key
 from weft.ir import attrs as a
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
-
-if TYPE_CHECKING:
-    from weft.generate.cuda.loops.point import Part
 
 Noted = dict[NodeId, list[Place]]
 

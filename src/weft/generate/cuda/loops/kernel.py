@@ -18,9 +18,9 @@ from weft.generate.cuda.loops.meeting import factors_together
 from weft.generate.cuda.loops.moments import Moments, meet_header, moments_header
 from weft.generate.cuda.loops.outward import Outward, outward, outward_header
 from weft.generate.cuda.loops.parts import in_parts
-from weft.generate.cuda.loops.point import Part, emit_parts, parts_of
+from weft.generate.cuda.loops.point import emit_parts, parts_of
 from weft.generate.cuda.loops.rows import Rows
-from weft.generate.cuda.loops.stages import Segment, build_segments, choose_roots, is_heavy
+from weft.generate.cuda.loops.stages import Part, Segment, build_segments, choose_roots, is_heavy
 from weft.generate.cuda.loops.tile import Tiled
 from weft.generate.cuda.loops.wait import WAIT, with_wait
 from weft.generate.cuda.role.assemble import role_header, solo

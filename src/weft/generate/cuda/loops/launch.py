@@ -1,11 +1,42 @@
-"""One launch under construction: its text, its grid, and the shared memory that it declares."""
+"""One launch under construction: its text, its grid, its shared memory; and what it asks of the source around it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from weft.generate.cuda.loops.body import CudaBody
+from weft.generate.cuda.loops.body import Accesses, CudaBody
+from weft.generate.cuda.loops.forms import Form
+from weft.generate.loopnest.body import Place
 from weft.generate.loopnest.nest import Nest
+from weft.ir.graph import NodeId
+from weft.ir.types import DType
+
+
+class Source(Protocol):
+    """What the emission of one launch asks of the source that it is part of (`kernel.CudaText`)."""
+
+    @property
+    def form(self) -> Form:
+        """What the schedule decides."""
+
+    @property
+    def rough(self) -> bool:
+        """Whether the last bits of f32 are lost anyway."""
+
+    @property
+    def accesses(self) -> Accesses:
+        """Memory accesses, `frozen` in the second pass."""
+
+    @property
+    def carried(self) -> dict[str, dict[int, set[tuple[NodeId, Place]]]]:
+        """Per launch and stage the values that the first pass asked for; that pass adds to it."""
+
+    def allocate(self, count: int, dtype: DType) -> str:
+        """Name of an array in the workspace."""
+
+    def counters(self, count: int) -> str:
+        """Name of an array of counters, zero between calls."""
 
 
 @dataclass(slots=True)

@@ -20,29 +20,24 @@ Source: Chan, Golub, LeVeque: Algorithms for computing the sample variance: anal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from weft.generate.cuda.loops.exchange import Accumulator
 from weft.generate.cuda.loops.forms import MEETING
-from weft.generate.cuda.loops.lanes import digits, elementwise_root
+from weft.generate.cuda.loops.lanes import Scene, digits, elementwise_root
+from weft.generate.cuda.loops.launch import Draft, Source
 from weft.generate.cuda.loops.parts import centred
 from weft.generate.cuda.loops.rows import Rows, Space
+from weft.generate.cuda.loops.stages import Segment
 from weft.generate.expr import c_type
 from weft.generate.expr.ctype import storage_type
 from weft.generate.loopnest.body import Place
 from weft.generate.loopnest.plan import Stage
 from weft.ir.graph import Graph, NodeId
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from weft.generate.cuda.loops.kernel import CudaText
-    from weft.generate.cuda.loops.lanes import Scene
-    from weft.generate.cuda.loops.launch import Draft
-    from weft.generate.cuda.loops.stages import Segment
 
 WARP = 32
 HALF_BYTES = 2
@@ -90,8 +85,8 @@ class Moments(Rows):
     """What the blocks of this row leave for each other, and, `_left`, how many had read it."""
     _left = ""
 
-    def __init__(self, text: CudaText, draft: Draft, scene: Scene, segment: Segment) -> None:
-        super().__init__(text, draft, scene, segment)
+    def __init__(self, source: Source, draft: Draft, scene: Scene, segment: Segment) -> None:
+        super().__init__(source, draft, scene, segment)
         self._packs: dict[str, str] = {}
         """Per wide read the array in which what it read waits as it was."""
         self._packed: dict[Held, Packed] = {}
@@ -158,7 +153,7 @@ class Moments(Rows):
                 self._moments()
             return
         super()._stage(number, stage)
-        if not (stage.reductions or self.text.accesses.frozen):
+        if not (stage.reductions or self.source.accesses.frozen):
             self._note_row_values()
 
     def _note_row_values(self) -> None:
@@ -171,10 +166,10 @@ class Moments(Rows):
             and all(v.name in own for i in place for v in i.variables)
             and not any(True for i in place for _ in i.loaded())
         }
-        self.text.carried.setdefault(self.draft.suffix, {}).setdefault(-1, set()).update(found)
+        self.source.carried.setdefault(self.draft.suffix, {}).setdefault(-1, set()).update(found)
 
     def _read_row_values(self) -> None:
-        for node, place in sorted(self.text.carried.get(self.draft.suffix, {}).get(-1, ()), key=repr):
+        for node, place in sorted(self.source.carried.get(self.draft.suffix, {}).get(-1, ()), key=repr):
             self.body.value(node, place)
 
     def _fits(self, space: Space, nodes: Sequence[NodeId], *, ahead: bool) -> bool:
@@ -266,7 +261,7 @@ class Moments(Rows):
         put, rows, group = self.nest.put, self.row_lanes, f"role.block_x() / {self.cluster}u"
         beside = self.columns if self.by_columns else 1
         words = self.cluster * rows * beside * SLOT_WORDS
-        slots, departed = (self.text.counters(self.groups * n) for n in (words, 1))
+        slots, departed = (self.source.counters(self.groups * n) for n in (words, 1))
         desk, self._slots, self._left, total, squares = (self.draft.name(p) for p in "mmnst")
         self.draft.shared.append(f"W_SHARED w_desk<{self.draft.threads}, {rows}, {beside}, {self.cluster}> {desk};")
         put(f"unsigned* const {self._slots} = {slots} + ({group} * {words}u);")
@@ -295,7 +290,7 @@ class Moments(Rows):
     def _late_row_values(self, operand: NodeId) -> list[str]:
         """Reads what elements need of their rows; gives the lines that widen it, for which no pass has to wait."""
         needed, lines, items = _inputs_of(self.scene.graph, operand), [], self.nest.stack[self.level].items
-        for node, place in sorted(self.text.carried.get(self.draft.suffix, {}).get(-1, ()), key=repr):
+        for node, place in sorted(self.source.carried.get(self.draft.suffix, {}).get(-1, ()), key=repr):
             before = len(items)
             array = self.body.value(node, place).value.name.partition("[")[0]
             if len(items) == before + 2 and array in self.body.chunks and self._is_half(node) and node not in needed:
@@ -349,7 +344,7 @@ class Moments(Rows):
         first = f"role.thread() / {WARP}u * {WARP // (self.columns if self.by_columns else 1)}u"
         first = f"{self.part} * {space.slice}u + {first}" if self.cluster > 1 else first
         found: list[list[str]] = [[] for _ in shift]
-        for turn in [0] if self.text.rough else [0, space.turns // 3, 2 * space.turns // 3]:
+        for turn in [0] if self.source.rough else [0, space.turns // 3, 2 * space.turns // 3]:
             names = [self.draft.name("s") for _ in shift]
             put(f"w_f32 {', '.join(names)};")
             with self.body.block(""):

@@ -14,8 +14,8 @@ from functools import lru_cache
 from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.loops.kernel import CudaText
 from weft.generate.cuda.loops.lanes import Oversized, Scene, probe
-from weft.generate.cuda.loops.point import MOST_LANES, Part, parts_of
-from weft.generate.cuda.loops.stages import Segment
+from weft.generate.cuda.loops.point import MOST_LANES, parts_of
+from weft.generate.cuda.loops.stages import Part, Segment
 from weft.generate.cuda.loops.tile import Tiled
 from weft.generate.loopnest.body import Access
 from weft.generate.loopnest.index import Var, inner_coefficient

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from weft.generate.cuda.loops.body import TileKey
 from weft.generate.cuda.loops.corners import corners, emit_corners
@@ -23,45 +21,19 @@ from weft.generate.cuda.loops.lanes import (
     walk,
 )
 from weft.generate.cuda.loops.launch import Draft
+from weft.generate.cuda.loops.stages import Part
 from weft.generate.cuda.loops.tile import Tiled, emit_tiled, tiled
 from weft.generate.loopnest.index import Index, Var, index_of
 from weft.generate.loopnest.plan import Key, Stage
 
 MOST_LANES = 8
 """Neighbours that one thread computes at once."""
-LEAST_RUN = 8
-"""Vectors of neighbouring threads that lie side by side where a thread has several."""
 MOST_WHOLE = 16
 """Elements of an innermost loop that a thread takes all of."""
 MOST_UNROLLED = 32
 """Elements of such a thread."""
 MAX_PIECES = 12
 """Ranges of blocks into which the edges of joins cut a stage."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A stage, or the piece of it between edges of joins, for a range of blocks of its own."""
-
-    stage: Stage
-    variables: tuple[Var, ...]
-    """Outer to inner; the innermost is the one with lanes."""
-    lanes: int
-    at: dict[Key, Index]
-    inner: Var | None = None
-    """A short loop inside of that, all of which a thread has."""
-
-    @property
-    def vectors(self) -> int:
-        """Work items."""
-        return math.prod(v.size for v in self.variables) // self.lanes
-
-    def shares(self, items: int) -> bool:
-        """Whether a thread's vectors lie along the innermost loop, so that they share all other coordinates."""
-        if items == 1 or len(self.variables) < 2:
-            return False
-        each, rest = divmod(self.variables[-1].size // self.lanes, items)
-        return rest == 0 and each >= LEAST_RUN
 
 
 def parts_of(scene: Scene, stage: Stage, form: Form, prefix: str) -> list[Part | Tiled]:

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from weft.generate.cuda.loops.exchange import Accumulator, Team
 from weft.generate.cuda.loops.lanes import (
@@ -27,18 +26,15 @@ from weft.generate.cuda.loops.lanes import (
     order,
     probe,
 )
+from weft.generate.cuda.loops.launch import Draft, Source
 from weft.generate.cuda.loops.point import MOST_LANES
+from weft.generate.cuda.loops.stages import Segment
 from weft.generate.expr import Value, c_type
 from weft.generate.loopnest.body import Place
 from weft.generate.loopnest.index import Index, Var, index_of
 from weft.generate.loopnest.plan import Key, Stage, reduced_axes
 from weft.ir.graph import NodeId
 from weft.ir.types import DType
-
-if TYPE_CHECKING:
-    from weft.generate.cuda.loops.kernel import CudaText
-    from weft.generate.cuda.loops.launch import Draft
-    from weft.generate.cuda.loops.stages import Segment
 
 MAX_CARRIED = 64
 """Registers of a thread for values that wait for a later stage; half of what it has, in large blocks."""
@@ -76,10 +72,10 @@ class Space:
 class Rows(Team):
     """Emits one segment into a draft."""
 
-    def __init__(self, text: CudaText, draft: Draft, scene: Scene, segment: Segment) -> None:
+    def __init__(self, source: Source, draft: Draft, scene: Scene, segment: Segment) -> None:
         super().__init__(draft, scene.graph)
-        self.text, self.scene, self.segment = text, scene, segment
-        self.form = text.form
+        self.source, self.scene, self.segment = source, scene, segment
+        self.form = source.form
         self.slices = False
         """Whether a block of a cluster owns elements that follow each other, not every so many."""
         self.part = "rank"
@@ -306,7 +302,7 @@ class Rows(Team):
         """Arrays for what several stages over the same loops ask for: loaded values and costly intermediates."""
         self.arrays: dict[tuple[int, NodeId, Place], str] = {}
         self.kept: set[tuple[int, NodeId, Place]] = set()
-        asked = self.text.carried.get(self.draft.suffix, {})
+        asked = self.source.carried.get(self.draft.suffix, {})
         for which, space in enumerate(self.spaces):
             wanted: dict[tuple[NodeId, Place], int] = {}
             for number in space.stages:
@@ -449,7 +445,7 @@ class Rows(Team):
         which = self.spaces.index(space)
         if space.turns == 1 or any(key[0] == which for key in self.arrays):
             return []
-        asked = self.text.carried.get(self.draft.suffix, {}).get(number, set())
+        asked = self.source.carried.get(self.draft.suffix, {}).get(number, set())
         keys = [(which, *key) for key in asked if key[0] in self.scene.readable]
         order = sorted(keys, key=lambda k: (_at_run_time(k[2]), repr(k)))  # indices before what they are indices of
         return order if len(keys) * min(BATCH, space.turns) <= MAX_CARRIED else []
@@ -493,7 +489,7 @@ class Rows(Team):
             w, node, place = key
             if w == which:
                 self.body.remember(node, place, Value(self._held(key), self.scene.graph.type_of(node).dtype))
-        if self.text.accesses.frozen:
+        if self.source.accesses.frozen:
             return
         for earlier in space.stages[: space.stages.index(number)]:  # the first pass: as if every root waited
             for root in self.segment.stages[earlier].pre:
@@ -515,7 +511,7 @@ class Rows(Team):
             found = self.body.known(node, place)
             if found is not None:
                 self._hold((w, node, place), found.value.name)
-        if self.text.accesses.frozen:
+        if self.source.accesses.frozen:
             return
         mine = {r for s in space.stages for r in self.segment.stages[s].pre}
         own = {v.name for v in space.variables}
@@ -524,7 +520,7 @@ class Rows(Team):
             for node, place in self.body.asked
             if (node in self.scene.readable or node in mine) and any(v.name in own for i in place for v in i.variables)
         }
-        self.text.carried.setdefault(self.draft.suffix, {})[number] = kept
+        self.source.carried.setdefault(self.draft.suffix, {})[number] = kept
 
     def _element(self, stage: Stage, at: dict[Key, Index], partial: dict[NodeId, Accumulator], inside: str) -> None:
         graph, layout, body = self.scene.graph, self.scene.layout, self.body
@@ -564,8 +560,8 @@ class Rows(Team):
         for total in totals:
             if total.root not in arrays:
                 arrays[total.root] = (
-                    self.text.allocate(self.split * count, total.dtype.accumulator),
-                    self.text.allocate(self.split * count, DType.I32) if total.is_arg else "",
+                    self.source.allocate(self.split * count, total.dtype.accumulator),
+                    self.source.allocate(self.split * count, DType.I32) if total.is_arg else "",
                 )
         with self.body.block(f"if ({self._one()})"):
             for total in totals:
@@ -574,7 +570,7 @@ class Rows(Team):
                 self.nest.put(f"w_st({values} + {where}, {total.name});")
                 if places:
                     self.nest.put(f"w_st({places} + {where}, {total.at});")
-        counter = self.text.counters(self.groups)
+        counter = self.source.counters(self.groups)
         self.nest.put("w_fence();")
         self.nest.put("role.sync();")
         arrived = f"role.thread() == 0u && w_last_arrival({counter} + group, {self.split}u)"

@@ -1,6 +1,6 @@
 """Which values a CUDA kernel stores, and which stages run in one launch.
 
-As for C++ (`cpp.plan`), a stage is one loop nest. A *segment* here is what the same threads do without leaving the
+As for C++ (`loopnest.plan`), a stage is one loop nest. A *segment* here is what the same threads do without leaving the
 kernel: one elementwise stage, or a chain of reductions over the same rows and what is computed from them.
 """
 
@@ -10,14 +10,42 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from weft.generate.loopnest.index import Index, Var
 from weft.generate.loopnest.plan import EXPENSIVE, REDUCTIONS, WINDOWS, Key, Layout, Stage, cone_of, sources_of
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
 
 FEW = 1 << 12
 """Elements of a row that blocks may reduce again and again for the sake of what follows."""
+LEAST_RUN = 8
+"""Vectors of neighbouring threads that lie side by side where a thread has several."""
 MAX_ROW = 1 << 17
 """Elements of a row that the threads of one block or cluster may go through several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stage, or the piece of it between edges of joins, for a range of blocks of its own."""
+
+    stage: Stage
+    variables: tuple[Var, ...]
+    """Outer to inner; the innermost is the one with lanes."""
+    lanes: int
+    at: dict[Key, Index]
+    inner: Var | None = None
+    """A short loop inside of that, all of which a thread has."""
+
+    @property
+    def vectors(self) -> int:
+        """Work items."""
+        return math.prod(v.size for v in self.variables) // self.lanes
+
+    def shares(self, items: int) -> bool:
+        """Whether a thread's vectors lie along the innermost loop, so that they share all other coordinates."""
+        if items == 1 or len(self.variables) < 2:
+            return False
+        each, rest = divmod(self.variables[-1].size // self.lanes, items)
+        return rest == 0 and each >= LEAST_RUN
 
 
 @dataclass(slots=True)
