@@ -54,7 +54,7 @@ W_FN float w_exp2(float x) {  // within 2 ulp
 def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
     """Shapes worth measuring, the most promising first; Declined for what is no attention.
 
-    Linear attention: see `attention_linear`, whose schedules say so.
+    Linear attention: see `linear`, whose schedules say so.
     """
     if facts.capability < 80:
         return Declined(f"compute capability {facts.capability / 10}; attention needs 8.0")

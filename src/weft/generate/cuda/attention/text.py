@@ -1,4 +1,4 @@
-"""The text of the attention kernel; see `attention` for what it does."""
+"""The text of the attention kernel; see `kernel` for what it does."""
 
 from __future__ import annotations
 

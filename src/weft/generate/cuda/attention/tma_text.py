@@ -1,4 +1,4 @@
-"""The text of attention by warpgroups; see `attention_tma` for what it does."""
+"""The text of attention by warpgroups; see `tma` for what it does."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ class PairKernel(Kernel):
 
 
 def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) -> RoleSource | Declined:
-    """A chain of which two blocks have half of the columns each; `masters` as of `mlp.emit`."""
+    """A chain of which two blocks have half of the columns each; `masters` as of `kernel.emit`."""
     p = chain(problem)
     if isinstance(p, Declined):
         return p

@@ -139,7 +139,7 @@ def _cycles(p: Chain, shape: Shape, facts: GpuFacts) -> float:
 
 
 def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) -> RoleSource | Declined:
-    """A chain whose layers are made a piece of their columns at a time; `masters` as of `mlp.emit`."""
+    """A chain whose layers are made a piece of their columns at a time; `masters` as of `kernel.emit`."""
     p = chain(problem)
     if isinstance(p, Declined):
         return p

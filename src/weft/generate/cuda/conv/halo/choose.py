@@ -1,4 +1,4 @@
-"""Which shapes of the halo template to measure: a model of cycles ranks them; see `choose`."""
+"""Which shapes of the halo template to measure: a model of cycles ranks them; see `gemm.mma.choose`."""
 
 from __future__ import annotations
 

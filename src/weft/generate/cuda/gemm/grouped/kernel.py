@@ -1,7 +1,8 @@
 """Products of different sizes in one launch: a flat grid over the tiles of all members, one member to a block.
 
-A block runs the kernel of `mma` of the product whose tile it has, with its sizes, operands and end as they are: members
-share the shape of their blocks and nothing else. Each may have its sums divided among a number of blocks of its own.
+A block runs the role of `gemm.mma` for the product whose tile it has, with its sizes, operands and end as they are:
+members share the shape of their blocks and nothing else. Each may have its sums divided among a number of blocks of its
+own.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Shape(Parameters):
     wk: int
     stages: int
     splits: tuple[int, ...]
-    """Per member, in the order of `grouped_match.members`."""
+    """Per member, in the order of `match.members`."""
     cluster: int = 1
     """Blocks of a cluster, which is what shares a sum then: splits are 1 or this. 1: sums meet in the workspace."""
     group: bool = False

@@ -1,4 +1,4 @@
-"""Products of different sizes in one launch by the copy engine and warpgroups: `grouped` with the kernels of `tma`.
+"""Products of different sizes in one launch by the copy engine and warpgroups: `kernel` with the roles of `gemm.tma`.
 
 Members share the threads of a block and how many blocks are on a multiprocessor; tiles, stages and boxes are each one's
 own. Every member has blocks that go on to further tiles of it: multiprocessors are divided among the members so that

@@ -1,4 +1,4 @@
-"""Which shapes of the tma template to measure: those that the model of `tma_cost` puts first."""
+"""Which shapes of the tma template to measure: those that the model of `cost` puts first."""
 
 from __future__ import annotations
 
