@@ -33,7 +33,7 @@ from weft.kernels.source import (
     Ref,
     Schedule,
 )
-from weft.tune.cuda_device import CaptureError, HungError
+from weft.tune.cuda_device import HANG_S, CaptureError, HungError
 from weft.tune.cuda_subject import CallSubject, CudaSubject, GpuSubject
 from weft.tune.cuda_trial import Bench, RestartError, run_trial
 from weft.tune.messages import Message
@@ -83,11 +83,14 @@ class FakeGpu:
     recorded: int = 0
     evictions: list[bool] = field(default_factory=list)
     launches: list[int] = field(default_factory=list)
+    patience_s: list[float] = field(default_factory=list)
+    """Of each wait."""
     room: int = 1 << 30
     now_us: float = 0.0
     """Scripted time of everything that was launched so far."""
 
-    def wait(self) -> None:
+    def wait(self, limit_s: float = HANG_S) -> None:
+        self.patience_s.append(limit_s)
         pending, self.pending = self.pending, None
         if pending is not None:
             raise pending

@@ -32,11 +32,12 @@ from weft.kernels.formats import Format
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CallStep, CudaSource, KernelSource, Launch, Pointer, Ref, Schedule
 from weft.options import Options
+from weft.tune.cuda_device import HANG_S
 from weft.tune.cuda_shaken import Shaken, shaken
 from weft.tune.cuda_site import CANARY_TEXT, CudaSite, describe_gpu, device_index, driver_version
 from weft.tune.cuda_subject import LATE_ENTRY, LateWriter, Waited
 from weft.tune.cuda_timing import CUDA_POLICY, copies_needed, launches_needed, time_rounds
-from weft.tune.cuda_worker import canary
+from weft.tune.cuda_worker import CANARY_S, canary
 from weft.tune.site import Built, HostSite, Refused
 from weft.tune.store import Database
 from weft.tune.tuner import ProblemTrial, Tuner, winner
@@ -257,6 +258,20 @@ def test_the_canary_compiles_and_is_asked_for(nvrtc: Nvrtc, tmp_path: Path) -> N
 def test_the_canary_on_a_sound_and_on_a_sick_device() -> None:
     assert canary(FakeGpu(), "", "") == ""
     assert "does not run" in canary(FakeGpu(), "/nonexistent.cubin", "weft_canary")
+
+
+def test_the_canary_waits_longer_than_a_kernel_may_hang() -> None:
+    """Other processes may hold a sound GPU for seconds: the machine is not called sick for that."""
+    gpu = FakeGpu()
+    canary(gpu, "x.cubin", "weft_canary", driver=_Loads())  # type: ignore[arg-type]
+    assert gpu.patience_s == [CANARY_S] and HANG_S < CANARY_S < Options().trial_timeout_s
+
+
+class _Loads:
+    """A driver whose kernels do nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., _Loads]:
+        return lambda *given, **named: self
 
 
 def test_timings_belong_to_one_gpu_driver_compiler_and_policy(nvrtc: Nvrtc) -> None:

@@ -10,15 +10,16 @@ import torch
 from tests.ir.random_graphs import random_graph
 from tests.tune.cases import problem, single_graphs
 
-from weft.generate.library.execute import BoundCall
+from weft.generate.library.execute import TORCH_DTYPE, BoundCall
 from weft.generate.library.translate import Program
-from weft.ir.graph import Graph
+from weft.ir.graph import Graph, GraphBuilder, NodeId
 from weft.ir.prims import Prim
-from weft.ir.types import DType
+from weft.ir.types import DType, TensorType
 from weft.kernels.formats import Format
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import Schedule
 from weft.tune.bulk import classes
+from weft.tune.inputs import InputSet
 from weft.tune.verify import (
     Arena,
     Binding,
@@ -68,6 +69,35 @@ def judge(graph: Graph, format: Format = Format.ROW) -> Verified:
 def test_random_graphs_pass(seed: int) -> None:
     found = judge(random_graph(1000 + seed), Format.LAST if seed % 2 else Format.ROW).finding
     assert found.verdict is Verdict.OK, found
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+def test_next_to_an_overflow_inside_rounding_decides(dtype: DType) -> None:
+    """A scaled value that is just finite may be infinite in a right kernel, whose order or functions differ a little.
+
+    Sines of 30 times their argument, as in a network of sines: gradients grow by 30 a layer, and a sum over rows takes
+    an infinite one into every result of its column.
+    """
+    largest = torch.finfo(TORCH_DTYPE[dtype]).max
+    b = GraphBuilder()
+    x = b.input(TensorType(dtype, (32,)))
+    third = b.apply(Prim.MUL, x, b.scalar(1 / 3, dtype))  # rounded, so that nothing is exact
+
+    def scaled(most: float) -> NodeId:
+        """Of magnitude `most` for 2, and small again in the end."""
+        steep = b.apply(Prim.MUL, third, b.scalar(1.5 * 256, dtype))
+        return b.apply(Prim.MUL, b.apply(Prim.MUL, steep, b.scalar(most / 256, dtype)), b.scalar(2.0**-12, dtype))
+
+    outputs = [scaled(part * largest) for part in (0.98, 1.5, 0.1)]
+    whole = build_reference(problem(b.build(outputs)), seed=0).cases[0]
+    given = whole.inputs[0].abs()
+    assert whole.kind is InputSet.INTEGERS and bool((given == 2).any())
+    for want, doubt in zip(whole.expected, (given == 2, given >= 1, given < 0), strict=True):
+        assert (torch.ones_like(doubt) if want.judged is None else want.judged).tolist() == (~doubt).tolist()
+        got = torch.where(doubt, want.rounded * torch.inf, want.rounded)
+        assert compare(got, want, "here").verdict is Verdict.OK
+        got[int((~doubt).nonzero()[0])] = torch.inf
+        assert compare(got, want, "here").verdict is Verdict.NAN_CLASS
 
 
 SKIPPED = {Prim.INPUT, Prim.CONSTANT, Prim.OPAQUE}

@@ -45,8 +45,8 @@ class Gpu(Protocol):
         """Handle of the stream that everything runs on."""
         ...
 
-    def wait(self) -> None:
-        """Until all is done. HungError after `HANG_S`; an error of a kernel is raised here."""
+    def wait(self, limit_s: float = HANG_S) -> None:
+        """Until all is done. HungError after the limit; an error of a kernel is raised here."""
         ...
 
     def is_sound(self) -> bool:

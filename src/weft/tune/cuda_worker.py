@@ -26,6 +26,8 @@ from weft.tune.messages import BOARD_BYTES, GarbageError, Message
 from weft.tune.worker import PipeChannel, TrialRequest
 
 CANARY_THREADS = 4096
+CANARY_S = 20.0
+"""Its kernel hangs on no sound GPU, but other processes may make it wait; less than a trial's patience."""
 KEEP_BYTES = 16 << 30
 """Memory that the framework may hold on to between trials."""
 SETTLING = 2
@@ -54,7 +56,7 @@ def canary(gpu: Gpu, object_path: str, entry: str, *, driver: CudaDriver | None 
                 dependent=False,
             )
             launch.launch(gpu.stream)
-            gpu.wait()
+            gpu.wait(CANARY_S)
             if not torch.equal(out, x * 2 + 1):
                 return "a compiled kernel computes wrongly"
     except (RuntimeError, OSError, WeftError) as error:

@@ -59,6 +59,8 @@ class _State:
     noise: torch.Generator
     undecided: float = 0.0
     """Units by which operands of comparisons are off."""
+    overflow: float = 1.0
+    """Times the largest 16-bit float: what is beyond it becomes infinite."""
     undefined: bool = False
     """Set by a primitive that met an undefined case."""
 
@@ -76,7 +78,7 @@ class _State:
         """Rounded once to the element type, in the type that holds it."""
         held = self.held(dtype)
         if self.mode is not Mode.PRECISE and dtype.is_float and dtype.itemsize < 4:
-            return narrowed(x, dtype).to(held)
+            return _overflown(x, narrowed(x, dtype).to(held), dtype, self.overflow)
         return x if x.dtype == held else x.to(held)
 
 
@@ -87,6 +89,17 @@ def narrowed(x: T, dtype: DType) -> T:
     """In an element type; casts to e4m3 saturate in any version of torch."""
     limit = FLOAT8[dtype].greatest if dtype is DType.F8E4M3 else math.inf
     return (x.clamp(-limit, limit) if limit < math.inf else x).to(TORCH_DTYPE[dtype])
+
+
+def _overflown(x: T, rounded: T, dtype: DType, overflow: float) -> T:
+    """`rounded`, as if values overflowed at another multiple of the largest number of a 16-bit float."""
+    if overflow == 1.0 or dtype.itemsize == 1:  # 8-bit floats saturate
+        return rounded
+    largest = torch.finfo(TORCH_DTYPE[dtype]).max
+    if overflow < 1.0:
+        return torch.where(x.abs() > overflow * largest, torch.copysign(torch.full_like(x, math.inf), x), rounded)
+    spared = torch.isinf(rounded) & (x.abs() <= overflow * largest)
+    return torch.where(spared, torch.copysign(torch.full_like(x, largest), x), rounded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +124,7 @@ def evaluate(
     device: torch.device | str = "cpu",
     undecided: float = 0.0,
     scaled: Collection[int] = (),
+    overflow: float = 1.0,
     check: Callable[[], None] = lambda: None,
 ) -> Evaluation | Declined:
     """Run a graph. `inputs` have the graph's own element types and shapes; `seed` is that of the noise of PLAIN.
@@ -118,6 +132,8 @@ def evaluate(
     `undecided`: units of rounding of their RMS by which operands of comparisons are off in PLAIN, evenly spread.
     `scaled`: differences of which a right kernel may take a multiple, that of each operand by itself (the exponents of
     powers of two): off by a unit of both operands in PLAIN, evenly spread.
+
+    `overflow`: f16 and bf16 overflow at so many times their largest number; not in PRECISE, where nothing is rounded.
 
     `exactness`: find out which outputs are exact (PRECISE mode only; without it none is). `device`: that of the inputs;
     everything is computed there. On a GPU the caller sees to it that products of f32 are products of f32. `check` is
@@ -128,7 +144,7 @@ def evaluate(
     """
     if any(n.prim is Prim.OPAQUE for n in graph.nodes):
         return Declined("an opaque primitive has no reference")
-    state = _State(mode, torch.Generator(device).manual_seed(seed), undecided)
+    state = _State(mode, torch.Generator(device).manual_seed(seed), undecided, overflow)
     live = _live(graph)
     uses = [0] * len(graph)
     for i in live:

@@ -60,7 +60,7 @@ def odd(problem: Problem) -> bool:
 def padded_plan(found: Alternatives, setting: Setting) -> Plan:
     """The plan of few kernels by estimates in which no product reads odd channels where there is a way around it."""
     candidates = enumerate_candidates(found.graph, limits_of(setting.options), found).candidates
-    problems = collect(found.graph, candidates, found, setting.facts)
+    problems = collect(found.graph, candidates, found, setting.platform.facts)
     maker = untuned._Maker(problems, setting, "fused")
     prices = {k: e.estimate_us * (50.0 if odd(e.problem) else 1.0) for k, e in problems.entries.items()}
     for _ in range(untuned.ROUNDS):
