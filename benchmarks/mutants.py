@@ -907,30 +907,39 @@ def explain(bench: Bench, survivors: Sequence[Mutant]) -> None:
 
 
 def same_code_where_known(bench: Bench, m: Mutant) -> bool:
-    """Do both texts give the same code where the sizes of the one launch are assumed in them?"""
+    """Do both texts give the same code where the sizes of their launches are assumed in them?"""
     sources = [x for x in (m.origin.source, m.source) if isinstance(x, CudaSource)]
-    if any(len({y.entry for y in x.launches}) != 1 or x.pack for x in sources):
-        return False
     paths = [bench.build(told(x)) for x in sources]
     return len(paths) == 2 and all(paths) and code_of(paths[0]) == code_of(paths[1])
 
 
+Dim3 = tuple[int, int, int]
+_ENTRY = re.compile(r"extern \"C\" __global__|W_KERNEL\(")
+
+
 def told(source: CudaSource) -> CudaSource:
-    """The text with what the launch says: sizes of grid and block, and where shared memory begins."""
-    launch = source.launches[0]
-    facts = " && ".join(
-        f"{name}.{axis} < {n}u"
-        for name, sizes in (("threadIdx", launch.block), ("blockIdx", launch.grid))
-        for axis, n in zip("xyz", sizes, strict=True)
-    )
-    text = "\n".join(
-        x + f" __builtin_assume({facts});" if re.match(r"(extern \"C\" __global__|W_KERNEL\().*\{$", x) else x
-        for x in source.text.split("\n")
-    )
-    for axis, n in zip("xyz", launch.grid, strict=True):
-        text = text.replace(f"gridDim.{axis}", f"{n}u").replace(f"role.blocks_{axis}()", f"{n}u")
+    """The text with what the launches say: sizes of grid and block of each entry, and where shared memory begins."""
+    launches: dict[str, set[tuple[Dim3, Dim3]]] = {}
+    for launch in (*source.launches, *source.pack):
+        launches.setdefault(launch.entry, set()).add((launch.block, launch.grid))
+    lines, sizes = [], None
+    for line in source.text.split("\n"):
+        if _ENTRY.match(line):
+            asked = next((x for name, x in launches.items() if re.search(rf"\b{name}\b", line)), set())
+            sizes = next(iter(asked)) if len(asked) == 1 else None
+            if sizes is not None and line.endswith("{"):
+                line += f" __builtin_assume({_within(*sizes)});"
+        for axis, n in zip("xyz", sizes[1] if sizes else (), strict=False):
+            line = line.replace(f"gridDim.{axis}", f"{n}u").replace(f"role.blocks_{axis}()", f"{n}u")
+        lines.append(line)
     base = "const u32 sb = w_shared(sm);"
-    return replace(source, text=text.replace(base, f"{base} __builtin_assume((sb & 1023u) == 0u);"))
+    text = "\n".join(lines).replace(base, f"{base} __builtin_assume((sb & 1023u) == 0u);")
+    return replace(source, text=text)
+
+
+def _within(block: Dim3, grid: Dim3) -> str:
+    names = (("threadIdx", block), ("blockIdx", grid))
+    return " && ".join(f"{name}.{axis} < {n}u" for name, of in names for axis, n in zip("xyz", of, strict=True))
 
 
 def needless(m: Mutant) -> str:
