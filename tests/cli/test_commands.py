@@ -398,6 +398,9 @@ def test_explain_by_number_node_and_operator(run: Weft, saved: Path) -> None:
     assert by_name and all(any("softmax" in o for o in s["operators"]) for s in by_name)
     text = run("explain", saved, "0").out
     assert "kernel 0" in text and "primitives" in text and "tried" in text
+    files = {f for s in everything for f in s["written_in"]}
+    assert files and all((Path(weft.__file__).parent.parent / f).is_file() for f in files)
+    assert f"written in  {', '.join(first['written_in']) or '-'}" in text
     beside = run("explain", str(saved) + ".record.json", "0", "--format", "json")
     assert beside.data == [first]
 

@@ -72,6 +72,14 @@ def test_data_carries_every_kernel_and_node() -> None:
     assert data["strings"][data["kernels"][1]["schedule"]] == "cpp.tile(1)"
 
 
+def test_a_kernel_tells_its_file() -> None:
+    record = make_record(kernels=2)
+    step = replace(record.steps[0], schedule="cuda(bm=64,template=tma)")
+    data = _data(render(replace(record, steps=(step, record.steps[1]))))
+    assert data["strings"][data["kernels"][0]["written"]] == "weft/generate/cuda/gemm/tma/kernel.py"
+    assert data["strings"][data["kernels"][1]["written"]] == ""
+
+
 def test_graph_of_kernels_follows_values_through_free_nodes() -> None:
     record = make_record(kernels=4)
     view = _data(render(record))["views"]["kernels"]

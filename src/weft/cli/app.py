@@ -34,6 +34,7 @@ from weft.cli.show import Screen, memory, microseconds, plain, print_pairs, summ
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
 from weft.frontends.torch.dtypes import HELD
+from weft.generate.written import written_in
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.record import CompileRecord
 from weft.options import Options, default_cache_dir, parse_text
@@ -441,7 +442,7 @@ def explain(
         problem = f"no kernel of this plan matches {visible(node or '')!r}; all {len(record.steps)}: leave NODE out"
         raise OptionError(option="NODE", problem=problem)
     if screen.json:
-        screen.data([to_json(s) for s in steps])
+        screen.data([cast("dict[str, Any]", to_json(s)) | {"written_in": written_in(s.schedule)} for s in steps])
         return
     if not record.is_tuned:
         screen.out.print(f"[bold]{plain(record.verdict, 200)}[/bold]")
@@ -450,6 +451,7 @@ def explain(
         print_pairs(
             screen,
             {
+                "  written in": ", ".join(written_in(s.schedule)) or "-",
                 "  operators": ", ".join(plain(o) for o in s.operators) or "-",
                 "  primitives": plain(", ".join(s.primitives), 400),
                 "  time": microseconds(s.cost_us) if s.measured else "not measured",

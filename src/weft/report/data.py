@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from weft.generate.written import written_in
 from weft.kernels.record import CompileRecord, NodeRecord, StepRecord
 from weft.report.layout import draw
 from weft.report.text import clean, clean_source, finite
@@ -84,6 +85,7 @@ def _step(s: StepRecord, total_us: float, strings: Strings, source: int) -> dict
     return {
         "n": s.position,
         "schedule": strings.number(s.schedule, 300),
+        "written": strings.number(", ".join(written_in(s.schedule)), 300),
         "kind": strings.number(s.kind),
         "prims": strings.number(summarised(s.primitives), 400),
         "count": len(s.primitives),

@@ -169,6 +169,7 @@
       ["Lower bound", ofBound(k) !== null ? `${time(k.bound)}: it runs at ${percent(ofBound(k), 0)} of that speed` : positive(k.bound) ? time(k.bound) : ""],
       ["Predicted", ratio(k) !== null ? `${time(k.predicted)}, ${ratio(k).toFixed(2)} of measured` : positive(k.predicted) ? time(k.predicted) : ""],
       ["Primitives", `${k.count}: ${say(k.prims)}`],
+      ["Written in", say(k.written)],
     ]));
     all.push(make("h4", "", "Why this kernel"), make("p", "", whyChosen(k)));
     all.push(make("h4", "", "Why it is not fused further"), ...notFused(k));

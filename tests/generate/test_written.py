@@ -1,0 +1,88 @@
+"""Where a line of a kernel is written: the files that `weft explain` and the report name are those that write it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from tests.generate.cuda import test_goldens as goldens
+from tests.generate.templates.harness import LAST, ROW, Facts, conv, f32, problem
+
+import weft
+from weft.generate.cpp import templates
+from weft.generate.cuda.role.role import RoleSource
+from weft.generate.written import FILES, written_in
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.kernels.source import KernelSource
+
+ROOT = Path(weft.__file__).parent.parent
+PACK = "weft/generate/cuda/gemm/common/pack.py"
+NAMES = [n for n in goldens.NAMES if not n.startswith("training")]
+
+
+def makers(kind: type, make: Callable[[], Any]) -> tuple[Any, set[str]]:
+    """What a call gives, and the files of ours that made objects of a class on the way."""
+    found: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "__init__" and isinstance(frame.f_locals["self"], kind):
+            caller = frame.f_back
+            while caller is not None and not Path(caller.f_code.co_filename).is_relative_to(ROOT):
+                caller = caller.f_back  # `dataclasses.replace`
+            assert caller is not None
+            found.add(str(Path(caller.f_code.co_filename).relative_to(ROOT)))
+
+    sys.setprofile(note)
+    try:
+        return make(), found
+    finally:
+        sys.setprofile(None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_files_make_the_roles(name: str) -> None:
+    first, second = (goldens.FOLDER / f"{name}.cu").read_text(encoding="utf-8").split("\n")[:2]
+    place, schedule = first.removeprefix("// "), json.loads(second.removeprefix("// "))
+    goldens.table(place.partition(" ")[0])
+    source, found = makers(RoleSource, partial(goldens.made, place, schedule))
+    told = written_in(str(source.schedule))
+    assert told
+    assert told[0] in found
+    assert found <= {*told, PACK}
+
+
+def test_the_files_make_the_functions_for_cpus() -> None:
+    seen = set()
+    for groups in (1, 16):
+        b = GraphBuilder()
+        x = b.input(f32(1, 16, 14, 14))
+        posed = problem(b, [conv(b, x, 16, (3, 3), lo=(1, 1), groups=groups)], [LAST, ROW], [LAST])
+        schedules = templates.schedules(posed, Facts())
+        assert not isinstance(schedules, Declined)
+        for schedule in schedules:
+            source, found = makers(KernelSource, partial(templates.emit, posed, schedule))
+            assert isinstance(source, KernelSource)
+            assert written_in(str(schedule)) == tuple(found)
+            seen.add(schedule.param("template"))
+    assert seen == {template for generator, template in FILES if generator == "cpp" and template}
+
+
+def test_every_template_is_told_by_files_that_are_there() -> None:
+    names = {n.partition(".")[0] for n in NAMES} - goldens.OTHERS
+    assert {template for generator, template in FILES if generator == "cuda"} == {*names, ""}
+    assert all((ROOT / "weft" / "generate" / f).is_file() for files in FILES.values() for f in files)
+
+
+def test_schedules_as_text() -> None:
+    assert written_in("cpp(lanes=8,threads=2)") == ("weft/generate/cpp/kernel.py",)
+    assert written_in("cpp(algorithm=winograd4,template=winograd)") == ("weft/generate/cpp/templates/winograd.py",)
+    assert written_in("cuda(template=tma)") == written_in("cuda(a=(1, 1),template=tma,z=0)")
+    for other in ("library(form=eager)", "plugin(template=tma)", "cuda(template=none)", "cuda", "", "cpp.tile(3)"):
+        assert written_in(other) == ()
