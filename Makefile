@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first.
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first. CI runs `make test-all`.
 # WEFT_PYTHON=/path/to/python uses that interpreter and what it has installed, with no set-up at all.
 
 SHELL := /bin/bash
@@ -16,8 +16,10 @@ RUN := $(PY) -m
 BASE ?= HEAD
 SEED ?= 1
 WHERE ?= tests
+ALL := not gpu and not multigpu and not whole
+QUICK := $(ALL) and not slow
 
-.PHONY: demo test test-random kernels check conformance replay bench gpu-test gpu-bench gpu-faults gpu-sanitize hooks clean
+.PHONY: demo test test-all test-random kernels check conformance replay bench gpu-test gpu-bench gpu-faults gpu-sanitize hooks clean
 
 $(READY): pyproject.toml tools/setup.sh
 	bash tools/setup.sh
@@ -25,12 +27,17 @@ $(READY): pyproject.toml tools/setup.sh
 demo: $(READY)
 	$(PY) -m benchmarks.demo
 
+# some minutes: something of every area
 test: $(READY)
-	$(RUN) pytest -m "not gpu and not multigpu and not whole" -n 2 --dist worksteal
+	$(RUN) pytest -m "$(QUICK)" -n 2 --dist worksteal
 
-# the same in another order, which SEED gives: no test depends on those before it
+# those marked `slow` too: sweeps, thousands of faults, kernels of whole networks
+test-all: $(READY)
+	$(RUN) pytest -m "$(ALL)" -n 2 --dist worksteal
+
+# all of them in another order, which SEED gives: no test depends on those before it
 test-random: $(READY)
-	$(RUN) pytest -m "not gpu and not multigpu and not whole" -n 2 --dist worksteal --shuffle $(SEED)
+	$(RUN) pytest -m "$(ALL)" -n 2 --dist worksteal --shuffle $(SEED)
 
 # every kernel of the ten networks' plans for a GPU, compiled for sm_80 and sm_90a; needs no GPU, takes minutes
 kernels: $(READY)

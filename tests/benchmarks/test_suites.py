@@ -58,6 +58,7 @@ def test_every_command_that_is_named_can_be_run() -> None:
     assert not missing
 
 
+@pytest.mark.slow
 def test_nobody_depends_on_the_lab() -> None:
     """What stands there may break with any change of the product: no suite, tool, test or part of it imports it."""
     for folder in ("benchmarks", "tools", "tests", "src", "examples"):

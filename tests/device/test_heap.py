@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.slow import few
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's allocator"
@@ -94,11 +95,14 @@ compiled = weft.compile(module, other(1), options=options)
 
 @pytest.mark.parametrize(
     "action",
-    [
-        "weft.compile(module, other(2), options=options)",
-        "compiled(other(2))",
-        "compiled.refit({k: v + 1 for k, v in module.state_dict().items()}, recompile=True)",
-    ],
+    few(
+        [
+            "weft.compile(module, other(2), options=options)",
+            "compiled(other(2))",
+            "compiled.refit({k: v + 1 for k, v in module.state_dict().items()}, recompile=True)",
+        ],
+        1,
+    ),
 )
 def test_a_compilation_leaves_no_peak_behind(action: str, tmp_path: Path) -> None:
     setting = SETTING.replace("sys.argv[1]", repr(str(tmp_path)))

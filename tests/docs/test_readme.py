@@ -34,7 +34,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-TARGETS = ("demo", "test", "check", "conformance", "replay", "bench")
+TARGETS = ("demo", "test", "test-all", "test-random", "kernels", "check", "conformance", "replay", "bench")
 GPU_TARGETS = ("gpu-test", "gpu-bench", "gpu-faults", "gpu-sanitize")
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from tests.gemm.crossed import crossed, spread
+from tests.slow import few
 
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
@@ -52,7 +53,7 @@ class Tuner:
 # -- the space
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", few(LAYOUTS, 1))
 def test_no_size_layout_or_type_is_refused_and_what_is_chosen_has_kernels(layout: str) -> None:
     for (m, n, k), dtype in zip(ODD, [DType.F16, DType.F32, DType.BF16] * 2, strict=True):
         for facts in (H200, profile("a100"), replace(H200, tf32=True)):
@@ -80,6 +81,7 @@ def test_thousands_of_configurations_become_sixteen_of_different_kinds() -> None
     assert sum(us <= 2 * few[0][0] for us, _ in few) >= 8
 
 
+@pytest.mark.slow
 def test_every_one_of_the_thirteen_shapes_has_sixteen() -> None:
     for g in thirteen(Gemm(layout="nt")):
         problem = g.problem()
@@ -182,6 +184,7 @@ def test_what_the_compiler_refuses_and_what_spills_is_refused(nvrtc: Nvrtc) -> N
     assert "spilled" in refusal(replace(made, resources=spilling), source, H200)
 
 
+@pytest.mark.slow
 def test_every_pair_of_layout_type_epilogue_and_odd_size_compiles_for_both(nvrtc: Nvrtc) -> None:
     jobs, sources = [], []
     for number, x in enumerate(spread()):

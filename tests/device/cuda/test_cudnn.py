@@ -10,6 +10,7 @@ from itertools import product as combinations
 import pytest
 import torch
 from tests.device.cuda.stand_in import cudnn as cudnn_of
+from tests.slow import few
 from torch.nn.functional import conv2d
 
 from weft.device.cuda import cudnn as module
@@ -58,7 +59,7 @@ def addresses(given: dict[str, torch.Tensor], workspace: int = 0) -> ConvAddress
     return ConvAddresses(x, w, y, bias, residual, workspace)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", few([torch.float32, torch.float16, torch.bfloat16], 1))
 @pytest.mark.parametrize("last", [True, False])
 def test_convolutions_with_what_follows_them(dtype: torch.dtype, last: bool, library: ctypes.CDLL) -> None:
     cudnn, room = Cudnn(library), torch.zeros(4096, dtype=torch.uint8)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from benchmarks.models import NETWORKS
 from tests.frontends.torch.support import evaluate
+from tests.slow import few
 
 from weft.frontends.torch import import_exported
 from weft.ir.verify import verify_graph
@@ -31,7 +32,7 @@ def exported(name, shape):
         return model, x, torch.export.export(model, (x,), strict=False)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", few(NETWORKS, 2))
 def test_nothing_is_opaque(name: str) -> None:
     _, _, program = exported(name, SMALL.get(name, NETWORKS[name].shape))
     imported = import_exported(program)
@@ -42,10 +43,7 @@ def test_nothing_is_opaque(name: str) -> None:
     assert all(o.source and o.location for o in located)
 
 
-SLOW = ("bert_base", "segformer_b0", "inception_v3")
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in SMALL])
+@pytest.mark.parametrize("name", few(SMALL, 2))
 def test_agrees_with_eager(name: str) -> None:
     model, x, program = exported(name, SMALL[name])
     with torch.no_grad():

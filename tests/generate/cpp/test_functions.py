@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 from tests.generate.cpp.run_kernels import FACTS, Trial, build, check, run, trials
+from tests.slow import few
 
 from weft.generate.cpp import CppGenerator
 from weft.ir import attrs as a
@@ -86,7 +87,7 @@ def arguments(rng: np.random.Generator, prim: Prim, dtype: DType, size: int, pos
 KNOWN = [d for d in DType if not d.is_float8]
 
 
-@pytest.mark.parametrize("dtype", KNOWN, ids=lambda d: d.value)
+@pytest.mark.parametrize("dtype", few(KNOWN, 5), ids=lambda d: d.value)
 def test_every_primitive(dtype: DType) -> None:
     rng = np.random.default_rng(3)
     batch: list[Trial] = []

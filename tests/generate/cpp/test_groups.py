@@ -9,6 +9,7 @@ import pytest
 from tests.generate.cpp.random_groups import random_problem
 from tests.generate.cpp.run_kernels import FACTS, Trial, build, check, run, trials
 from tests.ir.random_graphs import random_inputs
+from tests.slow import few
 
 from weft.device.facts import CpuFacts
 from weft.generate.cpp import generator
@@ -46,11 +47,11 @@ def problem(graph: Graph, name: str, ins: Format = ROW, outs: Format | None = No
 @pytest.mark.parametrize(
     ("dtype", "seeds"),
     [
-        (DType.F32, range(40)),
-        (DType.F64, range(200, 208)),
+        *few([(DType.F32, range(i, i + 8)) for i in range(0, 40, 8)], 1, unpack=True),
+        pytest.param(DType.F64, range(200, 208), marks=pytest.mark.slow),
         (DType.F16, range(300, 308)),
         (DType.BF16, range(400, 408)),
-        (DType.I64, range(500, 506)),
+        pytest.param(DType.I64, range(500, 506), marks=pytest.mark.slow),
         (DType.I32, range(600, 606)),
         (DType.I16, range(700, 704)),
         (DType.I8, range(800, 804)),

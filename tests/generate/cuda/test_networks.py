@@ -1,6 +1,6 @@
 """Without a GPU: every kernel of the ten networks compiles for sm_80 and sm_90a, and hardly any spills registers.
 
-`make test` does three of the networks, `make kernels` all.
+`make test-all` does three of the networks, `make kernels` all.
 """
 
 from __future__ import annotations

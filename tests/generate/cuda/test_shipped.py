@@ -230,6 +230,7 @@ def test_what_was_fastest_elsewhere_is_among_the_sixteen_of_a_product() -> None:
 # -- whether it is right
 
 
+@pytest.mark.slow
 def test_no_entry_is_stale() -> None:
     found = table_for("NVIDIA H200")
     assert isinstance(found, Shipped)
@@ -240,6 +241,7 @@ def test_no_entry_is_stale() -> None:
     assert without(unknown, {"s"}).places == {"here": {}}
 
 
+@pytest.mark.slow
 def test_first_choices_for_a_network_that_the_table_has_not_seen_are_better_than_the_models_alone() -> None:
     cases = known(H200, (LATER,))
     chosen = judged(cases, H200, ("resnet50", "bert_base"))
@@ -252,6 +254,7 @@ def test_first_choices_for_a_network_that_the_table_has_not_seen_are_better_than
     assert head.startswith(f"| all | {len(chosen)} | {100 * model:.1f} % | {100 * table_:.1f} % |")
 
 
+@pytest.mark.slow
 def test_a_table_is_made_of_the_best_of_each_kind_in_each_problem() -> None:
     case = next(x for x in known(H200, (RECORDED,)) if len({kind_of(s) for s in x.times}) > 2)
     found = table_of([case, case])

@@ -9,6 +9,7 @@ import pytest
 from tests.generate.cuda.products import BF16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
 from tests.generate.cuda.test_tma import compile_all, contraction
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.gemm.spec import Gemm
@@ -76,7 +77,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 
 @pytest.mark.parametrize("defer", [1, 2])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 8))
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 

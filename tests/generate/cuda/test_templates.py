@@ -11,6 +11,7 @@ import pytest
 from tests import goldens
 from tests.generate.cuda.products import BF16, F16, F32, LAST, ROW, convolution, heads_joined, heads_parted, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, run, small_integers
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
@@ -145,7 +146,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", [*CASES, *(f"tf32, {name}" for name in TF32)])
+@pytest.mark.parametrize("name", few([*CASES, *(f"tf32, {name}" for name in TF32)], 24))
 def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, (CASES.get(name) or TF32[name.removeprefix("tf32, ")])[0], sources[name], defer=defer)
 
@@ -249,7 +250,7 @@ def test_a_sample_compiles_without_spills() -> None:
     compiled(network(16)[6:7], "sm_80", 1)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", few(["sm_80", "sm_90a"], 1))
 def test_a_sample_of_f32_compiles_without_spills(arch: str) -> None:
     large = product((2048, 1024), (2048, 1024), turn_right=True, dtype=F32)
     pixels = convolution(1, 64, 56, 56, 64, 3, 1, 1, dtype=F32, residual=True)

@@ -11,6 +11,7 @@ import pytest
 from tests import goldens
 from tests.generate.cuda.products import BF16, F32, ROW, convolution, heads_joined, heads_parted, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
@@ -329,7 +330,9 @@ PIPELINES = (
 """Cases that run once more with copies at once and products as late as may be."""
 
 
-@pytest.mark.parametrize(("name", "defer"), [*((name, 1) for name in CASES), *((name, 2) for name in PIPELINES)])
+@pytest.mark.parametrize(
+    ("name", "defer"), few([*((name, 1) for name in CASES), *((name, 2) for name in PIPELINES)], 30, unpack=True)
+)
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 

@@ -12,6 +12,7 @@ from tests.generate.cuda.products import BF16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
 from tests.generate.cuda.test_tma import compile_all, contraction, linear, made
 from tests.generate.cuda.test_tma_tiles import nn, nt
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.tma import choose as tma_choose
@@ -70,7 +71,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 
 @pytest.mark.parametrize("defer", [0, 1, 2], ids=["at once", "late", "products late"])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 4))
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 

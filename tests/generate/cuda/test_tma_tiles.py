@@ -7,6 +7,7 @@ from tests.generate.cuda import test_bytes_tma as integers
 from tests.generate.cuda.products import BF16, F32, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
 from tests.generate.cuda.test_tma import compile_all, contraction, linear, made
+from tests.slow import few
 
 from weft.generate.cuda.gemm.tma import kernel as tma
 from weft.generate.cuda.gemm.tma.shape import Shape
@@ -76,7 +77,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 
 @pytest.mark.parametrize("defer", [0, 1, 2], ids=["at once", "late", "products late"])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 6))
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 

@@ -22,6 +22,7 @@ from tests.generate.cuda.gradients import (
 )
 from tests.generate.cuda.tensor_emulator import Emulated
 from tests.generate.cuda.test_templates import A100, H200
+from tests.slow import few
 
 from weft.device.cuda.nvrtc import CompiledCubin, find_nvrtc
 from weft.generate.cuda.training import KINDS, Activation, Gradient, Network, Shape, gradient, shapes
@@ -76,7 +77,7 @@ def emulated(gradients: dict[str, Gradient]) -> Emulated:
     return Emulated([text_of(g) for g in gradients.values()])
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 5))
 def test_near_float64(name: str, gradients: dict[str, Gradient], emulated: Emulated) -> None:
     net, rows = CASES[name]
     x, dy, parameters = normal(net, rows)
@@ -163,6 +164,7 @@ def test_what_is_declined_says_why() -> None:
         Activation("sin", (float("nan"),)).text("A", DType.F16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_kernels_compile_without_spills(arch: str) -> None:
     nvrtc = find_nvrtc()

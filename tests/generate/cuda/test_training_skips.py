@@ -20,6 +20,7 @@ from tests.generate.cuda.gradients import (
 )
 from tests.generate.cuda.tensor_emulator import Emulated
 from tests.generate.cuda.test_templates import A100, H200
+from tests.slow import few
 
 from weft.device.cuda.nvrtc import CompiledCubin, find_nvrtc
 from weft.generate.cuda.training import Activation, Added, Gradient, Network, Shape, gradient, shapes
@@ -143,7 +144,7 @@ def emulated(gradients: dict[str, Gradient]) -> Emulated:
     return Emulated([text_of(g) for g in gradients.values()])
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 5))
 def test_near_float64(name: str, gradients: dict[str, Gradient], emulated: Emulated) -> None:
     n, rows = CASES[name]
     x, dy, parameters = normal(n, rows)
@@ -218,7 +219,7 @@ def test_what_is_declined_says_why(n: Network, part: str) -> None:
     assert isinstance(refused, Declined) and part in refused.reason
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", few(["sm_80", "sm_90a"], 1))
 def test_kernels_compile_without_spills(arch: str) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
