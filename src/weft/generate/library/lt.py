@@ -246,5 +246,5 @@ def _view(problem: Problem, node: NodeId) -> torch.Tensor | None:
         return seen.expand(n.type.shape)
     try:
         return seen.view(n.type.shape)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # torch 2.11 raises the second for tensors without memory
         return None
