@@ -110,7 +110,6 @@ def prepare(case: Case, facts: GpuFacts, count: int, cache: str, more: More | No
     The first `count` schedules; with `more` those of it too, and of all these only kernels that differ and keep their
     registers.
     """
-    torch.set_num_threads(1)
     start = time.perf_counter()
     try:
         problem, given = problem_of(case)
@@ -413,7 +412,9 @@ def prepare_all(cases: Sequence[Case], count: int, cache: str) -> list[Prepared 
     """All cases on all cores; by fork, before this process touches the GPU."""
     cores = len(os.sched_getaffinity(0))
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(max(1, min(cores - 1, 14)), mp_context=context) as pool:
+    with ProcessPoolExecutor(
+        max(1, min(cores - 1, 14)), context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         futures: list[Future[Prepared | str]] = [pool.submit(prepare, c, GpuFacts(), count, cache) for c in cases]
         found: list[Prepared | str] = []
         for future in futures:

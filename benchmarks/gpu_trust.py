@@ -394,10 +394,11 @@ def _broken(kind: str, number: int, call: Any) -> Any:
     far = 10**6 + 977 * number
     more = {
         "refuses": (CallStep("aten.reshape.default", (where, (3 + number % 7, 1_000_003))),),
-        # not a constant: norms take that out again, and so does a softmax
+        # nothing constant, also where all values are nearly the same: norms and softmax take that out again
         "wrong numbers": (
-            CallStep("aten.cos.default", (where,)),
-            CallStep("aten.add.Tensor", (where, Ref("tmp", len(call.run))), (("alpha", 1 + number % 5),)),
+            CallStep("aten.mul.Tensor", (where, 1000.0)),
+            CallStep("aten.cos.default", (Ref("tmp", len(call.run)),)),
+            CallStep("aten.add.Tensor", (where, Ref("tmp", len(call.run) + 1)), (("alpha", 1 + number % 5),)),
         ),
         "not a number": (CallStep("aten.mul.Tensor", (where, float("nan"))),),
         "another shape": (CallStep("aten.unsqueeze.default", (where, 0)), CallStep("aten.cat.default", (

@@ -204,7 +204,7 @@ def _linear(*widths: int) -> list[torch.nn.Module]:
     return [m for k, n in pairwise(widths) for m in (torch.nn.Linear(k, n), torch.nn.ReLU())]
 
 
-def test_layers_around_a_second_input_are_two_kernels(tmp_path: Path) -> None:
+def test_layers_around_a_second_input_are_one_or_two_kernels(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = _Radiance().half().cuda().eval()
     rows = 1 << 18
@@ -216,5 +216,8 @@ def test_layers_around_a_second_input_are_two_kernels(tmp_path: Path) -> None:
     # sines of rounded angles err alike on both sides; what counts is the layers
     error, own = (float((y - exact).norm() / exact.norm()) for y in (got, eager))
     assert error <= 1.2 * own + 1e-4, (error, own)
-    kinds = [dict(s.kernel.schedule.params).get("template") for s in fused.executable.plan.steps]
-    assert sum(str(k).startswith("mlp") for k in kinds) == 2, kinds
+    steps, nodes = fused.executable.plan.steps, fused.graph.nodes
+    layers = [s for s in steps if str(s.kernel.schedule.param("template")).startswith("mlp")]
+    assert 1 <= len(layers) <= 2, steps
+    others = {nodes[n].prim for s in steps if s not in layers for n in s.members}
+    assert not others & {Prim.MATMUL, Prim.CONV}, others
