@@ -43,6 +43,7 @@ from weft.generate.cuda.space import Ranked, kind, pruned, space
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
+from weft.kernels.stored_names import text_as_called
 
 Line = dict[str, Any]
 T = TypeVar("T")
@@ -327,11 +328,13 @@ def read_times(path: Path) -> list[Line]:
 
 def by_name(ranked: Iterable[Schedule], times: Mapping[str, float]) -> dict[str, Schedule]:
     """Schedules by their names in a record: parameters that came later count for nothing, and the first one wins."""
-    names = {name for text in times for name in re.findall(r"[(,](\w+)=", text)}
+    recorded = {text_as_called(text): text for text in times}
+    names = {name for text in recorded for name in re.findall(r"[(,](\w+)=", text)}
     found: dict[str, Schedule] = {}
     for s in ranked:
         kept = tuple((name, value) for name, value in s.params if name in names)
-        found.setdefault(str(Schedule(s.generator, kept)), s)
+        told = str(Schedule(s.generator, kept))
+        found.setdefault(recorded.get(told, told), s)
     return found
 
 

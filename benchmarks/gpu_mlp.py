@@ -102,7 +102,7 @@ class Candidate:
         what = "group" if p["group"] else "warp"
         if p["template"] == "mlp_wide":
             return f"{what} w{p['warps']} s{p['stages']} c{p['columns']}"
-        overlap = " turns" * bool(p["turns"]) + " early" * bool(p["early"])
+        overlap = " pingpong" * bool(p["pingpong"]) + " early" * bool(p["early"])
         overlap += " keep" * bool(p["keep"]) + f" flow {p['flow']}/{p['pace']}" * bool(p["flow"])
         overlap += " near" * bool(p["near"])
         return f"{what} t{p['tiles']} w{p['warps']} x{p['resident']} s{p['stages']}/{p['fixed']}{overlap}"

@@ -87,7 +87,7 @@ def _stored(s: Shape) -> list[Shape]:
 
 def stores() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Results by the copy engine or by threads: short sums, tiles that warpgroups take in turn."""
-    square, low = (tile(*x, turns=True, woven=True) for x in ((128, 128, 7), (64, 256, 5)))
+    square, low = (tile(*x, pingpong=True, woven=True) for x in ((128, 128, 7), (64, 256, 5)))
     wide = tile(128, 256, 4, woven=True)
     sizes = [(4096, 4096, k) for k in (1024, 512, 768, 1536, 2048)]
     sizes += [(8192, 4096, 1024), (4096, 8192, 512), (8192, 8192, 1024), (4096, 3072, 768), (3152, 3072, 768)]

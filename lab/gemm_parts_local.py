@@ -195,7 +195,7 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
             tile(128, 144, 6, pair=1),
             tile(128, 256, 4),
         ]
-        kinds += [tile(128, 128, 7, turns=True), tile(128, 208, 5), tile(128, 192, 5, pair=1), tile(256, 128, 4)]
+        kinds += [tile(128, 128, 7, pingpong=True), tile(128, 208, 5), tile(128, 192, 5, pair=1), tile(256, 128, 4)]
         yield Gemm(n, n, n, layout="nt"), all_of([replace(s, woven=s.bn % 32 == 0 and not s.pair) for s in kinds])
 
 

@@ -35,7 +35,7 @@ def weak() -> Iterator[tuple[Gemm, list[Variant]]]:
     wide = [*pairs(tile(128, 192, 5, blocks=0), 3, 5), *pairs(tile(256, 128, 4, even=True), 2)]
     yield Gemm(968, 1376, 2616, layout="nn"), [*turned, *wide]
     yield Gemm(968, 1376, 2616, layout="tn"), [*pairs(mid, 1, 2, 3, 4, 5, 6, 7)]
-    large = [tile(256, 128, 4), tile(128, 256, 4), tile(128, 192, 5), tile(128, 128, 7, turns=True)]
+    large = [tile(256, 128, 4), tile(128, 256, 4), tile(128, 192, 5), tile(128, 128, 7, pingpong=True)]
     woven = [replace(x, woven=True) for x in large]
     three = [replace(tile(192, 192, 4, groups=3), woven=True), replace(tile(192, 160, 5, groups=3), woven=True)]
     both = [replace(woven[0], pair=2), replace(woven[1], pair=1), replace(woven[3], pair=1)]

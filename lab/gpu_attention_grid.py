@@ -91,10 +91,10 @@ def grid(c: Case, dtype: DType, facts: GpuFacts, most: int = 11) -> list[Trial]:
         (2, 1, True),
     ):
         for bn in sorted({64, 96, 128, 176, min(exact, 256), -(-exact // 32) * 16}):
-            for stages, turns in ((1, False), (2, False), (3, False), (4, False), (2, True)):
-                s = Shape(groups, keyed, bn, stages, turns, resident, 0)
+            for stages, pingpong in ((1, False), (2, False), (3, False), (4, False), (2, True)):
+                s = Shape(groups, keyed, bn, stages, pingpong, resident, 0)
                 count = tiles(p, s)
-                if (count == 1) != (stages == 1) or (turns and (groups == 1 or keyed)) or bn > 256:
+                if (count == 1) != (stages == 1) or (pingpong and (groups == 1 or keyed)) or bn > 256:
                     continue
                 if (keyed and count < 4) or (stages == 4) != keyed or (bn == 96 and stages == 3):
                     continue
@@ -103,7 +103,7 @@ def grid(c: Case, dtype: DType, facts: GpuFacts, most: int = 11) -> list[Trial]:
                 source = templates.emit(problem, s.schedule())
                 if isinstance(source, CudaSource):
                     name = f"{groups} x {bn} keys, {stages} stages, {resident} blocks"
-                    name += f"{', turns' if turns else ''}{', shared' if keyed else ''}"
+                    name += f"{', turns' if pingpong else ''}{', shared' if keyed else ''}"
                     found.append(Trial(c, name, source, attention_tma.modelled(p, s, facts) / facts.clock_ghz / 1e3))
     found.sort(key=lambda t: t.modelled)
     return [*found[:most], *without(c, dtype, facts)]

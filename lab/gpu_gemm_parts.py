@@ -83,10 +83,10 @@ ROUNDS = 5
 
 
 def tile(
-    bm: int, bn: int, stages: int, *, groups: int = 2, turns: bool = False, blocks: int = 132, **more: Any
+    bm: int, bn: int, stages: int, *, groups: int = 2, pingpong: bool = False, blocks: int = 132, **more: Any
 ) -> Shape:
     """A schedule whose rows are one dimension."""
-    base = Shape(bm, bn, 64, stages, groups, turns, 1, (1, 1, bm), blocks, 1)
+    base = Shape(bm, bn, 64, stages, groups, pingpong, 1, (1, 1, bm), blocks, 1)
     return replace(base, **more)
 
 
@@ -156,9 +156,9 @@ def _all(shapes: Sequence[Shape]) -> list[Variant]:
 def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Products with (name, schedule, change of the text, promotion into the L2 cache)."""
     wide, tall, three = tile(128, 256, 4), tile(256, 128, 4), tile(128, 192, 5)
-    turns = tile(64, 256, 5, turns=True)
-    square = tile(128, 128, 7, turns=True)
-    paired = [replace(s, pair=1) for s in (wide, tall, turns, three, square)]
+    pingpong = tile(64, 256, 5, pingpong=True)
+    square = tile(128, 128, 7, pingpong=True)
+    paired = [replace(s, pair=1) for s in (wide, tall, pingpong, three, square)]
     woven = [replace(s, woven=True) for s in (wide, replace(wide, pair=1), replace(tall, pair=2))]
     large = [wide, *woven, *paired, replace(wide, pair=1, band=4), replace(wide, pair=2), replace(tall, pair=2)]
     parts: list[Variant] = [(name, s, patch, 2) for s in paired[:1] for name, patch in WRONG.items()]
@@ -401,7 +401,7 @@ def _short(s: Shape | Cores | Written | swap.Shape) -> str:
     if isinstance(s, Cores):
         x = s.shape
         return f"{x.bm}x{x.bn}x{x.bk} {x.wm}x{x.wn} stages{x.stages}"
-    parts = [f"{s.bm}x{s.bn}x{s.stages}", *["turns"] * s.turns, *["even"] * s.even]
+    parts = [f"{s.bm}x{s.bn}x{s.stages}", *["pingpong"] * s.pingpong, *["even"] * s.even]
     parts += ["mutual"] * s.mutual
     usually = (("pair", 0), ("split", 1), ("panel", 64), ("band", 8), ("woven", False), ("store", 0))
     for name, usual in usually:

@@ -41,11 +41,11 @@ CASES = (
     (2048, 3072, 768), (512, 512, 8192), (128, 11008, 4096), (968, 1376, 2624),
 )  # fmt: skip
 FORCED: tuple[dict[str, Any], ...] = (
-    {"bm": 128, "bn": 256, "turns": False, "pair": 1},
-    {"bm": 256, "bn": 128, "turns": False, "pair": 0},
-    {"bm": 256, "bn": 128, "turns": False, "pair": 2},
-    {"bm": 128, "bn": 192, "turns": False, "pair": 0},
-    {"bm": 128, "bn": 128, "turns": True, "pair": 1},
+    {"bm": 128, "bn": 256, "pingpong": False, "pair": 1},
+    {"bm": 256, "bn": 128, "pingpong": False, "pair": 0},
+    {"bm": 256, "bn": 128, "pingpong": False, "pair": 2},
+    {"bm": 128, "bn": 192, "pingpong": False, "pair": 0},
+    {"bm": 128, "bn": 128, "pingpong": True, "pair": 1},
 )
 """Of large products, beside the model's."""
 MOST, ROUNDS = 6, 5
@@ -121,7 +121,7 @@ def told(given: argparse.Namespace, g: Gemm, race: str, found: Sequence[Any]) ->
         us = x.median_us
         line = {"case": g.name, "race": race, "side": x.side, "us": round(us, 2), "ratio": round(best / us, 3)}
         line |= {"tops": round(g.flops / us / 1e6), "name": x.name} | ({"refused": x.refused[:90]} if x.refused else {})
-        kind = next((k for k in ("mma", "pair", "even=True", "turns=True", "split=1") if k in x.name), x.side)
+        kind = next((k for k in ("mma", "pair", "even=True", "pingpong=True", "split=1") if k in x.name), x.side)
         if x.refused or kind not in seen:
             print(json.dumps(line), flush=True)
         seen.add(kind)

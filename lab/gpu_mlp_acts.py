@@ -2,16 +2,15 @@
 
     python -m lab.gpu_mlp_acts [--set SET] [--only TEXT] [--seconds S] [--in-turns] [--dry]
 
-Every line is one network and one shape of the mlp template: w8 has 8 warps in a block; `turns` lets one warpgroup issue
-its products at a time; `flow k` begins a product when k fragments of its left operand are there. Ablations are marked:
-`no products` leaves the products out and keeps all else (all rows are then equal, and the compiler computes the
+Every line is one network and one shape of the mlp template: w8 has 8 warps in a block; `pingpong` lets one warpgroup
+issue its products at a time; `flow k` begins a product when k fragments of its left operand are there. Ablations are
+marked: `no products` leaves the products out and keeps all else (all rows are then equal, and the compiler computes the
 activations of two rows once: they take about twice what is shown), act `none` leaves the activations out. `two blocks`
 share a tile of few rows. The first lines count operations per clock of one multiprocessor. `--set ways` and `--set
-memory` compare other ways of a few shapes, in brackets (`lab.mlp_texts`); `clocks` prints where those of a layer
-of a tile went. `--in-turns` replays all of a size one after the other, so that they have the same clock. Errors are
-norms of the error over the norm of the result, against float64 on the first 4096 rows; `ratio` is the time over that
-of the fastest ReLU network of that size so far. A kernel that does not end within 12 seconds ends the program.
-"""
+memory` compare other ways of a few shapes, in brackets (`lab.mlp_texts`); `clocks` prints where those of a layer of a
+tile went. `--in-turns` replays all of a size one after the other, so that they have the same clock. Errors are norms of
+the error over the norm of the result, against float64 on the first 4096 rows; `ratio` is the time over that of the
+fastest ReLU network of that size so far. A kernel that does not end within 12 seconds ends the program."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ class Variant:
         if isinstance(s, mlp_pair.Shape):
             return f"two blocks s{s.stages}"
         words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.resident} s{s.stages}/{s.fixed}"]
-        words += ["near"] * s.near + ["keep"] * s.keep + ["turns"] * s.turns + ["early"] * s.early
+        words += ["near"] * s.near + ["keep"] * s.keep + ["pingpong"] * s.pingpong + ["early"] * s.early
         words += [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
         words += [f"({', '.join(sorted(self.words))})"] * bool(self.words)
         return " ".join([*words, f"[{self.without}]" if self.without else ""]).strip()
@@ -111,8 +110,8 @@ def variants(facts: GpuFacts) -> Iterator[Variant]:
         yield from (Variant(case, s) for s in pairs)
         shapes = [s for s in narrow if s.group]
         if case.width == 128 and case.act != "relu":
-            plain = replace(shapes[0], flow=0, pace=0, turns=False)
-            shapes += [replace(plain, warps=16), replace(plain, warps=12, turns=True)]
+            plain = replace(shapes[0], flow=0, pace=0, pingpong=False)
+            shapes += [replace(plain, warps=16), replace(plain, warps=12, pingpong=True)]
         if case.width <= 64:
             shapes += [group, replace(group, flow=1, pace=1), replace(group, warps=12, flow=1, pace=1)]
         for shape in dict.fromkeys(shapes):
@@ -129,10 +128,10 @@ def ways(facts: GpuFacts) -> Iterator[Variant]:
             case = Case(18, width, 4, act)
             shapes = [s for s in offered(case, facts)[1] if s.group]
             yield from (Variant(case, s) for s in shapes)
-            turns = next((s for s in shapes if s.turns), replace(shapes[0], warps=12, turns=True))
-            words = ["clocks", "whole", *(["first asks", "near memory"] if turns.stages else ["near memory"])]
+            pingpong = next((s for s in shapes if s.pingpong), replace(shapes[0], warps=12, pingpong=True))
+            words = ["clocks", "whole", *(["first asks", "near memory"] if pingpong.stages else ["near memory"])]
             words += ["old"] if act == "gelu" else []
-            yield from (Variant(case, turns, words=frozenset({w})) for w in words)
+            yield from (Variant(case, pingpong, words=frozenset({w})) for w in words)
 
 
 def memory(facts: GpuFacts) -> Iterator[Variant]:
@@ -163,9 +162,9 @@ def fences(facts: GpuFacts) -> Iterator[Variant]:
             case = Case(18, width, 4, act)
             shapes = [s for s in offered(case, facts)[1] if s.group]
             plain = Shape(True, 1, 12, 0, 0, 1, facts.sms)
-            taking = replace(plain, turns=True)
-            for shape in [plain, taking] if width == 128 else [s for s in shapes if s.turns]:
-                words = ["", "fence", *(["whole", "whole,fence"] if shape.turns else [])]
+            taking = replace(plain, pingpong=True)
+            for shape in [plain, taking] if width == 128 else [s for s in shapes if s.pingpong]:
+                words = ["", "fence", *(["whole", "whole,fence"] if shape.pingpong else [])]
                 yield from (Variant(case, shape, words=frozenset(w.split(",")) - {""}) for w in words)
             if act == "gelu":
                 yield Variant(case, plain if width == 128 else shapes[-1], words=frozenset({"old"}))

@@ -52,7 +52,7 @@ from weft.nn import FusedNetwork
 from weft.options import Options
 from weft.orchestrate import mlp as groups
 
-_SHOWN = ("template", "warps", "tiles", "stages", "fixed", "turns", "flow", "columns")
+_SHOWN = ("template", "warps", "tiles", "stages", "fixed", "pingpong", "flow", "columns")
 FORWARD = ((64, 20), (128, 20), (256, 20), (64, 18), (256, 18))
 TRAINING = ((64, 18), (128, 18), (256, 18), (64, 20))
 

@@ -234,13 +234,13 @@ def emit_case(case: Mapping[str, Any], texts: Texts) -> Found:
         for way, stated in ways.items():
             offered = maker.schedules(problem, stated)
             few = [] if isinstance(offered, Declined) else list(itertools.islice(offered, MOST))
-            told = offered.reason if isinstance(offered, Declined) else "\n".join(map(str, few))
+            told = offered.reason if isinstance(offered, Declined) else "\n".join(map(named, few))
             found[f"{name} | schedules for {way}"] = {"rest": {"schedules": told}}
             for schedule in [*few, *own]:
                 source = maker.emit(problem, schedule)
                 if not isinstance(source, Declined) and source.capability > stated.capability:
                     continue  # a test's own schedule for newer machines
-                found[f"{name} | {way} | {schedule}"] = (
+                found[f"{name} | {way} | {named(schedule)}"] = (
                     {"rest": {"declined": source.reason}} if isinstance(source, Declined)
                     else kernel(source, stated.arch, texts)
                 )  # fmt: skip
@@ -286,14 +286,24 @@ def emit_network(name: str, texts: Texts) -> Found:
         facts, place = profile(gpu), f"{name} {gpu}"
         plan = plan_of(graph, facts, nvrtc)
         steps = [
-            f"{s.problem_key}\n-> {s.kernel.schedule}\n   reads {s.inputs}, writes {s.outputs}" for s in plan.steps
+            f"{s.problem_key}\n-> {named(s.kernel.schedule)}\n   reads {s.inputs}, writes {s.outputs}"
+            for s in plan.steps
         ]
         found[f"{place} | plan"] = {"rest": {"steps": "\n\n".join(steps)}}
         for step in plan.steps:
             if isinstance(step.kernel, CudaSource):
-                named = hashlib.sha256(step.problem_key.encode()).hexdigest()[:16]
-                found[f"{place} | {named} {step.kernel.schedule}"] = kernel(step.kernel, facts.arch, texts)
+                digest = hashlib.sha256(step.problem_key.encode()).hexdigest()[:16]
+                found[f"{place} | {digest} {named(step.kernel.schedule)}"] = kernel(step.kernel, facts.arch, texts)
     return found
+
+
+def named(schedule: Any) -> str:
+    """A schedule by its stored names, which a tree from before some of its fields were renamed prints, too."""
+    try:
+        from weft.kernels.stored_names import as_stored
+    except ModuleNotFoundError:
+        return str(schedule)
+    return str(as_stored(schedule))
 
 
 def kernel(source: Any, arch: str, texts: Texts) -> dict[str, Any]:

@@ -151,12 +151,12 @@ def one_product() -> Mapping[str, Case]:
         "normed, sums divided": (normed(33, 264, 40, "own", stored=True), blocks(32, 32, 2, 2)),
         "normed, pieces, in order": (normed(150, 160, 200, "parts", stored=True), tma(128, 96, groups=2)),
         "normed, one stage, in turn": (
-            normed(300, 32, 136, "own", BF16, stored=True), tma(64, 64, stages=2, groups=2, turns=True, blocks=2)
+            normed(300, 32, 136, "own", BF16, stored=True), tma(64, 64, stages=2, groups=2, pingpong=True, blocks=2)
         ),
         "normed, root mean square": (normed(70, 48, 40, "rms", stored=True), tma(64, 64, stages=2)),
         "leaving sums of pieces": (leaving(150, 160, 96), tma(128, 64, groups=2)),
         "leaving sums of pieces, in turn": (
-            leaving(300, 256, 160), tma(64, 64, groups=2, turns=True, blocks=2)
+            leaving(300, 256, 160), tma(64, 64, groups=2, pingpong=True, blocks=2)
         ),
         "bytes, sums over a cluster": (scaled(70, 72, 1040, I8, I32), tma(64, 64, split=4)),
         "bytes, scaled": (scaled(200, 72, 400, I8, BF16), tma(192, 64, groups=3)),
@@ -165,7 +165,7 @@ def one_product() -> Mapping[str, Case]:
         "boxes, woven": (gemm(300, 96, 136), tma(64, 64, woven=True, store=64, blocks=2)),
         "boxes, of 32": (gemm(150, 104, 72, "bf16"), tma(64, 96, store=32, blocks=2)),
         "boxes, bias, in turn": (
-            gemm(200, 72, 200, text="bias"), tma(64, 64, groups=2, turns=True, blocks=3, store=64)
+            gemm(200, 72, 200, text="bias"), tma(64, 64, groups=2, pingpong=True, blocks=3, store=64)
         ),
         "turned, heads by fragments": (parted(50, (0, 2, 1, 3)), blocks(32, 32)),
         "turned, heads by the copy engine": (parted(50, (0, 2, 1, 3)), tma(64, 64)),
@@ -217,12 +217,12 @@ def layers() -> Mapping[str, Case]:
     small = chain(300, 24, 64, 64, 64, 8)
     return {
         "layers, warps": (small, shape(False, 1, 2, 0, 0, 1, 3).schedule()),
-        "layers, warpgroups in turn": (small, shape(True, 1, 8, 0, 0, 1, 2, turns=True).schedule()),
+        "layers, warpgroups in turn": (small, shape(True, 1, 8, 0, 0, 1, 2, pingpong=True).schedule()),
         "layers, streamed": (small, shape(True, 1, 8, 6, 0, 1, 1).schedule()),
         "layers, streamed, flowing": (small, shape(True, 1, 8, 6, 0, 1, 1, flow=1, pace=1).schedule()),
         "layers, sums begin with the bias, in turn": (
             chain(140, 128, 160, 192, 136, act=gelu, dtype=BF16),
-            shape(True, 1, 8, 6, 0, 1, 1, turns=True, early=True).schedule(),
+            shape(True, 1, 8, 6, 0, 1, 1, pingpong=True, early=True).schedule(),
         ),
         "layers, results stay": (chain(300, 64, 64, 64), shape(True, 1, 4, 0, 0, 1, 2, keep=True).schedule()),
         "layers, two blocks a tile": (chain(150, 256, 256, 256, 256), mlp_pair.Shape(6, 4).schedule()),

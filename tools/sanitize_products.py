@@ -37,7 +37,7 @@ def gemm(m: int, n: int, k: int, types: str = "f16", layout: str = "nt", text: s
 
 def tma(bm: int, bn: int, *, stages: int = 3, **changes: int | bool) -> Schedule:
     """A schedule of the copy engine's template."""
-    known = {"panel": 64, "groups": 1, "turns": False, "split": 1, "blocks": 0, "resident": 1} | changes
+    known = {"panel": 64, "groups": 1, "pingpong": False, "split": 1, "blocks": 0, "resident": 1} | changes
     return Shape(bm=bm, bn=bn, stages=stages, box=(1, 1, bm), **known).schedule()  # type: ignore[arg-type]
 
 
@@ -85,7 +85,7 @@ def products() -> Mapping[str, Case]:
         "gemm, tt, two warpgroups": (gemm(264, 136, 328, layout="tt"), tma(128, 64, groups=2)),
         "gemm, warpgroups in turn": (
             gemm(264, 136, 328, text="bias_residual"),
-            tma(64, 64, groups=2, turns=True, blocks=3),
+            tma(64, 64, groups=2, pingpong=True, blocks=3),
         ),
         "gemm, split over a cluster": (gemm(130, 72, 1032), tma(64, 64, split=4)),
         "gemm, even shares": (gemm(200, 136, 520, text="bias_relu"), tma(64, 64, even=True, blocks=5)),

@@ -27,6 +27,7 @@ from weft.kernels.source import (
     ScheduleParam,
     TensorMap,
 )
+from weft.kernels.stored_names import as_called, as_stored
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
@@ -36,13 +37,13 @@ def _bad(what: str) -> ArtifactError:
 
 
 def schedule_to_json(schedule: Schedule) -> Json:
-    """`{"generator": ..., "params": [[name, value], ...]}`; tuples become lists."""
-    params = [[k, list(v) if isinstance(v, tuple) else v] for k, v in schedule.params]
+    """`{"generator": ..., "params": [[name, value], ...]}` by stored names; tuples become lists."""
+    params = [[k, list(v) if isinstance(v, tuple) else v] for k, v in as_stored(schedule).params]
     return {"generator": schedule.generator, "params": params}
 
 
 def schedule_from_json(data: Json) -> Schedule:
-    """Inverse of `schedule_to_json`.
+    """Inverse of `schedule_to_json`; names of today are read, too.
 
     Raises:
         ArtifactError: not such a value [W401].
@@ -53,7 +54,8 @@ def schedule_from_json(data: Json) -> Schedule:
         for pair in cast("Sequence[Sequence[Json]]", record["params"]):
             name, value = pair
             params.append((str(name), tuple(value) if isinstance(value, list) else value))
-        return Schedule(str(record["generator"]), cast("tuple[tuple[str, ScheduleParam], ...]", tuple(params)))
+        found = cast("tuple[tuple[str, ScheduleParam], ...]", tuple(params))
+        return as_called(Schedule(str(record["generator"]), found))
     except (KeyError, TypeError, ValueError):
         raise _bad("schedule") from None
 

@@ -295,7 +295,7 @@ def test_what_the_copy_engine_cannot_read_is_declined() -> None:
 def test_warpgroups_that_share_keys_do_nothing_else() -> None:
     problem = plain((1, 2), 200, 200, 64)
     for shape in (
-        replace(shared(2, 32), turns=True),
+        replace(shared(2, 32), pingpong=True),
         replace(shared(2, 32), blocks=1),
         replace(shared(2, 32), stages=3),
     ):

@@ -105,7 +105,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "requantised": (requantized(70, 48, 96), linear(64, 64)),
     "two warpgroups": (product(300, 200, 272), linear(256, 96, groups=2, blocks=2)),
     "three warpgroups": (product(200, 72, 400, out=BF16, scales="rows"), linear(192, 64, groups=3)),
-    "in turn": (product(200, 72, 400), linear(64, 32, groups=2, turns=True, blocks=3, stages=4)),
+    "in turn": (product(200, 72, 400), linear(64, 32, groups=2, pingpong=True, blocks=3, stages=4)),
     "split": (product(70, 72, 1040, out=I8, scales="scalar"), linear(64, 64, split=4)),
     "split, two warpgroups": (product(130, 72, 1040, weight=True), linear(128, 64, split=2, groups=2)),
     "shared evenly": (
@@ -123,7 +123,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "by fours, weight, in turn": (
         product(200, 72, 272, out=F32, scales="rows", bias=I32, residual=I32, weight=True),
-        linear(64, 64, groups=2, turns=True, blocks=3, stages=4),
+        linear(64, 64, groups=2, pingpong=True, blocks=3, stages=4),
     ),
     "by fours, odd columns": (product(33, 19, 80, out=F32, scales="rows", weight=True), linear(64, 32)),
     "by fours, split, weight": (product(70, 64, 1040, out=F32, bias=I32, weight=True), linear(64, 64, split=4)),

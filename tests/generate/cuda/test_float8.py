@@ -93,7 +93,7 @@ TMA: dict[str, tuple[Problem, Shape]] = {
     "residual of e5m2": (product(70, 40, 144, residual=E5), linear(64, 32, apart=1)),
     "two warpgroups": (product(300, 200, 272), linear(256, 96, groups=2, apart=1, blocks=2)),
     "two warpgroups in turn": (
-        product(200, 72, 400), linear(64, 32, groups=2, turns=True, blocks=3, stages=4)
+        product(200, 72, 400), linear(64, 32, groups=2, pingpong=True, blocks=3, stages=4)
     ),
     "split": (product(70, 72, 1040), linear(64, 64, split=4, apart=1)),
     "batch": (product(33, 24, 144, batch=3), linear(64, 32, apart=1)),
@@ -262,7 +262,7 @@ def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        linear(64, 64, groups=2, turns=True, apart=1, stages=4),
+        linear(64, 64, groups=2, pingpong=True, apart=1, stages=4),
         linear(128, 256, groups=2, apart=1, stages=3),
     ],
 )

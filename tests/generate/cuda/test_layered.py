@@ -141,7 +141,7 @@ def test_columns_are_summed_behind_a_product() -> None:
         unit = 2.0 ** (-9 if net.dtype is DType.BF16 else -12)
         far = 5 * unit * np.sqrt((found.astype(np.float64) ** 2).sum(0))
         assert (np.abs(sums.sum(0) - found.sum(0, dtype=np.float64)) <= far + 1e-6).all(), name
-        seen.add((source.schedule.param("turns"), source.schedule.params))
+        seen.add((source.schedule.param("pingpong"), source.schedule.params))
     assert {turns for turns, _ in seen} == {True, False}
 
 

@@ -38,12 +38,12 @@ PART = Shape(True, 1, 8, 5, 2, 1, 1)
 FLOW = Shape(True, 1, 8, 0, 0, 1, 1, flow=1)
 NEAR = Shape(True, 1, 4, 0, 0, 1, 1, near=True)
 FLOWS = Shape(True, 1, 4, 0, 0, 1, 2, flow=2, pace=1)
-TURNS = Shape(True, 1, 12, 0, 0, 1, 1, turns=True)
-RING_TURNS = replace(RING, turns=True)
+TURNS = Shape(True, 1, 12, 0, 0, 1, 1, pingpong=True)
+RING_TURNS = replace(RING, pingpong=True)
 RING_ONE = replace(RING, warps=4)
 RING_FLOW = replace(RING, flow=1, pace=1)
 PART_FLOW = replace(PART, flow=2)
-PART_TURNS = replace(PART, turns=True, flow=1, pace=2)
+PART_TURNS = replace(PART, pingpong=True, flow=1, pace=2)
 PIECES = mlp_wide.Shape(False, 1, 4, 64, 2)
 FEW = mlp_wide.Shape(False, 2, 3, 32, 1)
 GROUPS = mlp_wide.Shape(True, 4, 6, 128, 1)
@@ -275,9 +275,9 @@ def test_schedules_are_few_and_fit() -> None:
 @pytest.mark.parametrize(
     ("net", "ways"),
     [
-        (Net(1 << 18, (256,) * 5, "silu", BF16), "turns plain"),  # streamed; two layers' sums do not fit
-        (Net(1 << 18, (192,) * 5, "silu", BF16), "turns plain"),
-        (Net(1 << 18, (192,) * 5, "relu", BF16), "turns plain flow"),
+        (Net(1 << 18, (256,) * 5, "silu", BF16), "pingpong plain"),  # streamed; two layers' sums do not fit
+        (Net(1 << 18, (192,) * 5, "silu", BF16), "pingpong plain"),
+        (Net(1 << 18, (192,) * 5, "relu", BF16), "pingpong plain flow"),
         (Net(1 << 18, (128,) * 5, "relu", BF16), "plain"),
         (Net(1 << 18, (64,) * 9, "relu", BF16), "plain flow"),
         (Net(1 << 18, (64,) * 21, "relu", BF16), "plain"),  # too many layers to write out
@@ -288,7 +288,7 @@ def test_ways_of_overlap_that_are_offered(net: Net, ways: str) -> None:
     found = templates.schedules(mlp(net), H200)
     assert not isinstance(found, Declined), found.reason
     shapes = [Shape.of(s) for s in found]
-    assert {"turns" if s.turns else "flow" if s.flow else "plain" for s in shapes if s.group} == set(ways.split())
+    assert {"pingpong" if s.pingpong else "flow" if s.flow else "plain" for s in shapes if s.group} == set(ways.split())
 
 
 def test_four_warpgroups_where_special_functions_lie_between_products() -> None:
@@ -303,7 +303,7 @@ def test_turns_need_a_ring_that_holds_a_layer() -> None:
     for widths in ((256,) * 5, (192,) * 9, (128,) * 13, (240, 256, 250, 256)):
         found = templates.schedules(mlp(Net(1 << 18, widths, "silu", BF16)), H200)
         assert not isinstance(found, Declined), found.reason
-        taking = [s for s in map(Shape.of, found) if s.turns]
+        taking = [s for s in map(Shape.of, found) if s.pingpong]
         assert taking
         assert all(s.stages - 2 >= -(-max(widths) // 64) and s.owners > 1 for s in taking)
 

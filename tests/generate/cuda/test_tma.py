@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "two warpgroups share rows": (product((150, 264), (72, 264), turn_right=True), linear(128, 96, groups=2)),
     "two warpgroups in turn": (
         product((200, 200), (72, 200), turn_right=True),
-        linear(64, 32, groups=2, turns=True, blocks=3, stages=4),
+        linear(64, 32, groups=2, pingpong=True, blocks=3, stages=4),
     ),
     "one block for all": (product((130, 136), (72, 136), turn_right=True), linear(64, 32, blocks=1, stages=2)),
     "split": (product((70, 520), (72, 520), turn_right=True), linear(64, 64, split=4)),
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "1x1": (convolution(2, 24, 9, 9, 40, 1, residual=True), linear(64, 64)),
     "1x1, in turn": (
         convolution(3, 40, 9, 9, 136, 1, residual=True, dtype=BF16),
-        linear(64, 96, groups=2, turns=True, blocks=2, stages=4),
+        linear(64, 96, groups=2, pingpong=True, blocks=2, stages=4),
     ),
     "1x1 strided": (convolution(2, 16, 9, 9, 24, 1, 2), pixels(64, 32, (2, 5, 5))),
     "3x3": (convolution(2, 64, 9, 9, 24, 3, 1, 1, residual=True), pixels(64, 32, (1, 7, 9))),
@@ -80,7 +80,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "field": (convolution(1, 64, 9, 11, 24, 3, 1, 1, residual=True), pixels(64, 32, (1, 8, 8), fields=2)),
     "field, rows of the kernel": (
         convolution(2, 96, 9, 16, 40, 3, 1, 1),
-        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, turns=True, blocks=3, unit=3),
+        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, pingpong=True, blocks=3, unit=3),
     ),
     "field, rows of the kernel, split": (
         convolution(1, 128, 9, 16, 40, (2, 5), 1, 2),
@@ -92,7 +92,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "field, one stage for each, in turn": (
         convolution(2, 192, 7, 8, 40, (1, 3), 1, 1, dtype=BF16),
-        pixels(64, 64, (1, 8, 8), fields=2, groups=2, turns=True, blocks=2, stages=4, unit=3),
+        pixels(64, 64, (1, 8, 8), fields=2, groups=2, pingpong=True, blocks=2, stages=4, unit=3),
     ),
     "field, two blocks of channels": (
         convolution(2, 96, 9, 16, 40, 3, 1, 1),
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "field, images together": (
         convolution(3, 64, 8, 8, 40, 3, 1, 1, dtype=BF16),
-        pixels(128, 32, (2, 8, 8), fields=2, groups=2, turns=True, blocks=1, stages=4),
+        pixels(128, 32, (2, 8, 8), fields=2, groups=2, pingpong=True, blocks=1, stages=4),
     ),
     "field, 5x5 dilated, no padding": (convolution(1, 72, 20, 17, 24, 5, 1, 0, 2), pixels(64, 32, (1, 8, 8), fields=2)),
     "field, 32 channels": (convolution(1, 32, 9, 11, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, fields=2)),
@@ -135,11 +135,11 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "pair beside, nn, in turn": (
         product((300, 200), (200, 200), weight=False),
-        linear(64, 64, pair=2, groups=2, turns=True, blocks=4, stages=4),
+        linear(64, 64, pair=2, groups=2, pingpong=True, blocks=4, stages=4),
     ),
     "pair below, tn, in turn": (
         product((136, 328), (136, 72), weight=False, turn_left=True),
-        linear(128, 64, pair=1, groups=2, turns=True, blocks=2, stages=3, band=2),
+        linear(128, 64, pair=1, groups=2, pingpong=True, blocks=2, stages=3, band=2),
     ),
     "pair beside, tt": (
         product((136, 80), (72, 136), weight=False, turn_left=True, turn_right=True),
@@ -152,7 +152,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "two by two, nn, columns to spare, in turn": (
         product((500, 200), (200, 312), weight=False),
-        linear(64, 96, spare=32, pair=3, groups=2, turns=True, blocks=4, stages=4),
+        linear(64, 96, spare=32, pair=3, groups=2, pingpong=True, blocks=4, stages=4),
     ),
     "two by two, nt, woven": (
         product((300, 136), (96, 136), weight=False, turn_right=True),
@@ -178,7 +178,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "pair below, field": (
         convolution(2, 96, 9, 16, 40, 3, 1, 1),
-        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, turns=True, blocks=2, unit=3, pair=1),
+        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, pingpong=True, blocks=2, unit=3, pair=1),
     ),
     "pair below, tf32": (
         product((2, 150, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32),
@@ -242,7 +242,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "stored by boxes, two warpgroups in turn": (
         product((200, 200), (72, 200), turn_right=True, weight=False, bias=False),
-        linear(64, 64, store=64, groups=2, turns=True, blocks=3, stages=4),
+        linear(64, 64, store=64, groups=2, pingpong=True, blocks=3, stages=4),
     ),
     "stored by boxes, bias": (product((150, 136), (136, 168)), linear(128, 128, groups=2, store=64, blocks=2)),
     "stored by boxes of 32, bias, one block": (product((290, 72), (72, 168)), linear(64, 96, store=32, blocks=1)),
@@ -275,7 +275,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "tf32, nt": (product((2, 70, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32), linear(64, 64)),
     "tf32, two warpgroups in turn": (
         product((200, 100), (72, 100), turn_right=True, dtype=F32),
-        linear(64, 32, groups=2, turns=True, blocks=3, stages=4),
+        linear(64, 32, groups=2, pingpong=True, blocks=3, stages=4),
     ),
     "tf32, 3x3, 12 channels": (
         convolution(2, 12, 9, 9, 24, 3, 1, 1, dtype=F32, residual=True),
@@ -284,7 +284,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "tf32, 3x3 strided": (convolution(2, 32, 9, 11, 24, 3, 2, 1, dtype=F32), pixels(64, 32, (2, 5, 6))),
     "tf32, field": (
         convolution(2, 48, 9, 16, 40, 3, 1, 1, dtype=F32, residual=True),
-        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, turns=True, blocks=3, unit=3),
+        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, pingpong=True, blocks=3, unit=3),
     ),
     "tf32, field, one by one": (
         convolution(1, 32, 9, 11, 24, 3, 1, 1, dtype=F32),
@@ -357,7 +357,7 @@ def test_every_role_compiles() -> None:
     compile_all(
         [
             made(relu, linear(128, 256, groups=2, stages=4, blocks=132), "k0"),
-            made(turned, linear(128, 192, groups=2, turns=True, stages=4), "k1"),
+            made(turned, linear(128, 192, groups=2, pingpong=True, stages=4), "k1"),
             made(relu, linear(192, 192, groups=3, stages=4, blocks=132), "k3"),
             made(turned, linear(192, 128, groups=3, stages=4, pair=3), "k4"),
             made(
@@ -376,18 +376,18 @@ def test_large_tiles_compile_without_spills() -> None:
     tiles = ((128, 256, False), (256, 128, False), (128, 128, True), (64, 256, True))
     compile_all(
         [
-            made(gelu, linear(m, n, groups=2, turns=t, stages=4, blocks=132), f"k{i}")
+            made(gelu, linear(m, n, groups=2, pingpong=t, stages=4, blocks=132), f"k{i}")
             for i, (m, n, t) in enumerate(tiles)
         ]
         + [
-            made(conv, pixels(m, n, (1, m // 8, 8), groups=2, turns=t, stages=3, fields=2, blocks=132), f"f{i}")
+            made(conv, pixels(m, n, (1, m // 8, 8), groups=2, pingpong=t, stages=3, fields=2, blocks=132), f"f{i}")
             for i, (m, n, t) in enumerate(tiles)
         ]
     )
 
 
 GOLDEN = {
-    "tma_turns": (product((2048, 768), (768, 3072)), linear(128, 128, groups=2, turns=True, stages=6, blocks=132)),
+    "tma_turns": (product((2048, 768), (768, 3072)), linear(128, 128, groups=2, pingpong=True, stages=6, blocks=132)),
     "tma_field": (
         convolution(16, 128, 28, 28, 128, 3, 1, 1),
         pixels(128, 128, (1, 14, 8), groups=2, stages=6, fields=2),
@@ -563,7 +563,7 @@ def test_boxes_are_offered_where_they_were_seen_to_gain() -> None:
 
     for size in ((4096, 4096, 1024), (8192, 4096, 512)):
         (one,) = boxed(*size)
-        assert one["turns"] is True
+        assert one["pingpong"] is True
         source = made(Gemm(*size, layout="nt").problem(), Shape.of(Schedule("cuda", tuple(one.items()))), "k")  # type: ignore[arg-type]
         assert source.launches[0].shared_bytes <= facts.shared_per_block
         assert any(isinstance(x, TensorMap) and x.base.kind == "out" for x in source.launches[0].arguments)

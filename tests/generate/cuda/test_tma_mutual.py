@@ -167,7 +167,7 @@ def test_long_sums_of_few_tiles_are_offered_first() -> None:
     assert found[0].mutual
     assert found[0].pair
     for s in found:
-        assert not s.mutual or (s.even and not s.turns and s.blocks <= GpuFacts().sms)
+        assert not s.mutual or (s.even and not s.pingpong and s.blocks <= GpuFacts().sms)
 
 
 def test_short_sums_and_many_tiles_are_not_divided() -> None:

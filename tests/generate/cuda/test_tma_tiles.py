@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "80 columns": (nt(70, 200, 136, BF16), linear(64, 80)),
     "80 columns, nothing behind": (nt(70, 200, 136, bias=False), linear(64, 80)),
     "112 columns, nothing behind": (nt(150, 234, 264, bias=False), linear(128, 112, groups=2)),
-    "112 columns in turn": (nt(200, 248, 264), linear(64, 112, groups=2, turns=True, blocks=3, stages=4)),
+    "112 columns in turn": (nt(200, 248, 264), linear(64, 112, groups=2, pingpong=True, blocks=3, stages=4)),
     "112 columns of three warpgroups": (nt(200, 120, 136), linear(192, 112, groups=3)),
     "112 columns shared evenly": (nt(250, 216, 520), linear(64, 112, even=True, blocks=5, stages=4)),
     "112 columns by pairs": (nt(150, 248, 264), linear(64, 112, pair=1)),
@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "woven, tf32, by pairs": (nt(150, 160, 132, F32), linear(64, 64, woven=True, pair=1)),
     "woven, tf32, by fours": (nt(150, 160, 132, F32), linear(64, 128, woven=True, pair=3)),
     "woven, tf32, in turn": (
-        nt(200, 96, 200, F32), linear(64, 64, woven=True, groups=2, turns=True, blocks=3, stages=4)
+        nt(200, 96, 200, F32), linear(64, 64, woven=True, groups=2, pingpong=True, blocks=3, stages=4)
     ),
     "woven, tf32, shared evenly": (nt(250, 160, 260, F32), linear(64, 64, woven=True, even=True, blocks=5, stages=4)),
     "four by two": (nt(400, 200, 264), linear(64, 64, pair=6, stages=4)),

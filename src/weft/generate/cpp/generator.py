@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import cast, final
@@ -18,6 +17,7 @@ from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import KernelSource, Schedule
+from weft.kernels.stored_names import entry_name
 
 MAX_CONSTANT_BYTES = 64 * 1024
 """More than this belongs into memory that the plan owns, not into the text of a kernel."""
@@ -95,7 +95,7 @@ class CppGenerator:
             keep=cast("bool", schedule.param("keep")),
             unroll=cast("int", schedule.param("unroll")),
         )
-        entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+        entry = entry_name(problem.key, schedule)
         try:
             kernel = KernelText(problem, form, entry)
         except Oversized:

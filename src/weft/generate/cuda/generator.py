@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
+from weft.kernels.stored_names import entry_name
 
 OTHERS = 3
 """Schedules of loops beside those of a template."""
@@ -129,7 +129,7 @@ def _source(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
 
 
 def _entry(problem: Problem, schedule: Schedule) -> str:
-    return f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+    return entry_name(problem.key, schedule)
 
 
 def _has_contraction(graph: Graph) -> bool:

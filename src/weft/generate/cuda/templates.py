@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,6 +39,7 @@ from weft.ir.declined import Declined
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
+from weft.kernels.stored_names import entry_name
 
 _MOST = 12
 """Schedules of one problem."""
@@ -222,7 +222,7 @@ def _ordered(ranked: list[tuple[float, Schedule]]) -> list[tuple[float, Schedule
 
 def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
     """The kernel of one of `schedules`; depends on its arguments only."""
-    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+    entry = entry_name(problem.key, schedule)
     if schedule.param("template") in attention.TEMPLATES:
         return attention.emit(problem, schedule, entry)
     if schedule.param("template") in ("mlp", "mlp_pair", "mlp_wide"):

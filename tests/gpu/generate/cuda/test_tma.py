@@ -59,8 +59,8 @@ LARGE = product((1100, 520), (1032, 520), turn_right=True)
 
 
 def large(tile: tuple[int, int, int, bool]) -> CudaSource:
-    bm, bn, groups, turns = tile
-    return made(LARGE, Shape(bm, bn, 64, 3, groups, turns, 1, (1, 1, bm), 7, 1), "k0")
+    bm, bn, groups, pingpong = tile
+    return made(LARGE, Shape(bm, bn, 64, 3, groups, pingpong, 1, (1, 1, bm), 7, 1), "k0")
 
 
 def chosen(problem: Problem, facts: GpuFacts) -> list[CudaSource]:

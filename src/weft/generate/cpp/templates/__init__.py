@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,6 +10,7 @@ from weft.generate.cpp.templates import choose, depthwise, direct, winograd
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import KernelSource, Schedule
+from weft.kernels.stored_names import entry_name
 
 _SMALL = 4_000_000
 """Operations below which one thread is worth a try: forking costs a microsecond or more."""
@@ -79,7 +79,7 @@ def emit(problem: Problem, schedule: Schedule) -> KernelSource | Declined:
     c = match(problem)
     if isinstance(c, Declined):
         return c
-    entry = f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}"
+    entry = entry_name(problem.key, schedule)
     if dict(schedule.params).get("template") == "depthwise":
         by_channel = depthwise.normal(c)
         return by_channel if isinstance(by_channel, Declined) else depthwise.emit(by_channel, schedule, entry)

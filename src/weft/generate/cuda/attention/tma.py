@@ -2,9 +2,9 @@
 
 One warpgroup copies, each of the others owns 64 rows. Its scores are products of operands in shared memory and stay in
 registers; the weights it makes of them are the left operand of the second product from there. While the weights of one
-tile are computed, the products of the next scores and of the last weights are under way; warpgroups may take turns at
-issuing products, so that one computes weights while another multiplies. Under a causal mask, tiles that no row of a
-block sees are skipped and tiles that all see need no mask; blocks with most tiles come first.
+tile are computed, the products of the next scores and of the last weights are under way; ping-pong warpgroups issue
+products one after the other, so that one computes weights while another multiplies. Under a causal mask, tiles that no
+row of a block sees are skipped and tiles that all see need no mask; blocks with most tiles come first.
 
 Source: Shah et al., arXiv:2407.08608 (warpgroups for attention); note on matrix products, section 2.
 """
@@ -103,7 +103,7 @@ def roles(problem: Problem, schedule: Schedule, exp2: str) -> RoleSource | Decli
     if s.bn % 16 or not 16 <= s.bn <= 256 or s.stages < min(2, tiles(p, s)):
         return Declined("keys that are no tile of a warpgroup product, or one stage")
     # a stage is always of the same warpgroup, so that nobody waits for it before it was filled for another
-    if s.keyed and (s.blocks or s.turns or s.stages < 2 * s.groups or s.stages % s.groups):
+    if s.keyed and (s.blocks or s.pingpong or s.stages < 2 * s.groups or s.stages % s.groups):
         return Declined("warpgroups that share keys go on to no further tile, and need two stages each")
     kernel = Kernel(p, s, found, band(p))
     if kernel.total >= 1 << 31:

@@ -31,13 +31,14 @@ class Shape(Parameters):
     groups: int
     """Warpgroups that multiply."""
     keyed: bool
-    """True: they take turns at the keys of the same 64 rows, and their results meet at the end; False: 64 rows each."""
+    """Split over keys: warpgroups have the same 64 rows and every other tile of keys each, and their partial results
+    are combined at the end; else each has 64 rows of its own."""
     bn: int
     """Keys of a tile, a multiple of 16."""
     stages: int
     """Tiles of keys, and of values, in shared memory."""
-    turns: bool
-    """True: warpgroups issue products one after the other, so that one computes weights while another multiplies."""
+    pingpong: bool
+    """Ping-pong: warpgroups issue products one after the other; one has its softmax while another multiplies."""
     resident: int
     """Blocks meant to be on one multiprocessor together."""
     blocks: int
@@ -139,8 +140,8 @@ def possible(p: Attention, facts: GpuFacts) -> Iterable[Shape]:
                 continue
             some = (2 * groups,) if keyed else (1,) if count == 1 else (2, 3) if count > 2 else (2,)
             for stages in some:
-                for turns in (False, True) if groups > 1 and count > 1 and not keyed else (False,):
-                    s = Shape(groups, keyed, bn, stages, turns, resident, 0)
+                for pingpong in (False, True) if groups > 1 and count > 1 and not keyed else (False,):
+                    s = Shape(groups, keyed, bn, stages, pingpong, resident, 0)
                     if fits(p, s, facts):
                         yield s
 
@@ -189,13 +190,13 @@ def cycles(p: Attention, s: Shape, counts: list[int], facts: GpuFacts) -> float:
 def shapes(p: Attention, facts: GpuFacts, counted: Counted, keep: int = MOST) -> list[tuple[float, Shape]]:
     """Modelled cycles and shape, best first; few, and unlike each other."""
     ranked = [(cycles(p, s, counted(s), facts), s) for s in possible(p, facts)]
-    ranked.sort(key=lambda x: (x[0], x[1].groups, -x[1].bn, -x[1].stages, x[1].turns))
+    ranked.sort(key=lambda x: (x[0], x[1].groups, -x[1].bn, -x[1].stages, x[1].pingpong))
     seen: dict[tuple[int, ...], int] = {}
     keyed = []
     for modelled, s in ranked:
         kind = s.groups, s.resident, s.keyed
-        alike, same = seen.get(kind, 0), seen.get((*kind, s.bn, s.turns), 0)
-        seen[kind], seen[*kind, s.bn, s.turns] = alike + 1, same + 1
+        alike, same = seen.get(kind, 0), seen.get((*kind, s.bn, s.pingpong), 0)
+        seen[kind], seen[*kind, s.bn, s.pingpong] = alike + 1, same + 1
         keyed.append((modelled * (1 + 0.03 * alike + 0.1 * same), s))
     keyed.sort(key=lambda x: x[0])
     return [x for x in keyed[:keep] if x[0] < math.inf]

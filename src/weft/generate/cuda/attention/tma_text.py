@@ -188,7 +188,7 @@ class Kernel:
         """The warpgroups that multiply."""
         p, s = self.p, self.s
         own = "0" if s.keyed else f"group * {ROWS}"
-        turn = ", turn = 0" if s.turns and s.groups > 1 else ""
+        turn = ", turn = 0" if s.pingpong and s.groups > 1 else ""
         return [
             "role.pdl_wait(); role.pdl_trigger();",
             f"const int group = warp >> 2, row = {own} + (warp & 3) * 16 + (lane >> 2);",
@@ -236,9 +236,9 @@ class Kernel:
         """Per tile the scores of it and the results of the one before, and beside these the weights of it."""
         s = self.s
         step, group = s.step, " - group" if s.keyed else ""
-        turns = s.turns and s.groups > 1
-        mine = "w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;" if turns else ""
-        theirs = _ARRIVE.format(f"TURN + 8 * (group + 1 == {s.groups} ? 0 : group + 1)") if turns else ""
+        pingpong = s.pingpong and s.groups > 1
+        mine = "w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;" if pingpong else ""
+        theirs = _ARRIVE.format(f"TURN + 8 * (group + 1 == {s.groups} ? 0 : group + 1)") if pingpong else ""
         head = f"for (int i = count - {1 + step}{group}; i >= 0; i -= {step}, it += {step}) {{"
         return [
             f"#pragma unroll 1\n{head}",

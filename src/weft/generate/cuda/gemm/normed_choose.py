@@ -88,7 +88,7 @@ def warpgroups(p: Product, facts: GpuFacts) -> list[tuple[float, Warpgroups]]:
         fits = s.split == 1 or s.bm * s.bn * 4 <= s.stages * s.stage_bytes
         if s.stages < min(3, given.stages) or not fits or tma_normed.declined(p, rows, s, width) is not None:
             continue
-        alike = (s.bm, s.bn, s.split, s.turns)
+        alike = (s.bm, s.bn, s.split, s.pingpong)
         if math.isfinite(cycles) and alike not in seen:
             seen.add(alike)
             found.append((cycles + _behind(p, s, facts), s))

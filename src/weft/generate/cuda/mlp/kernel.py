@@ -10,7 +10,6 @@ Source: note on fused MLPs, sections 1 and 2.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from weft.device.cuda.facts import GpuFacts
@@ -30,6 +29,7 @@ from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
+from weft.kernels.stored_names import entry_name
 
 
 def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
@@ -51,7 +51,7 @@ def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> 
     made = _ROLES[str(schedule.param("template"))](problem, schedule, masters)
     if isinstance(made, Declined):
         return made
-    return solo(made, f"k{hashlib.sha256(f'{problem.key}|{schedule}'.encode()).hexdigest()[:16]}")
+    return solo(made, entry_name(problem.key, schedule))
 
 
 def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) -> RoleSource | Declined:
@@ -78,7 +78,7 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
         grid=(min(s.blocks, -(-units // s.owners) if s.stages else units), 1, 1),
         min_ctas_per_sm=s.resident,
         shared_bytes=shared_bytes(image, s),
-        named_barriers=s.owners if s.turns else 0,
+        named_barriers=s.owners if s.pingpong else 0,
     )
     return RoleSource(
         schedule=schedule,

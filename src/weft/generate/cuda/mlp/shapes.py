@@ -72,8 +72,8 @@ class Shape(Parameters):
     """Blocks of a multiprocessor."""
     blocks: int
     """At once on the device; each takes one tile after the other."""
-    turns: bool = False
-    """Warpgroups of a block issue their products one after the other, so that one multiplies while others do not."""
+    pingpong: bool = False
+    """Ping-pong: warpgroups issue products one after the other; one has its activation while another multiplies."""
     flow: int = 0
     """Products begin as soon as so many 16 columns of their left operand are there; 0: when all are."""
     pace: int = 0
@@ -135,7 +135,7 @@ def prefetched(p: Chain, shape: Shape) -> bool:
 
 def last_asks(shape: Shape) -> bool:
     """Whether the last warpgroup asks for panels: with turns, all others have read what it has read."""
-    return shape.stages > 0 and shape.turns and not shape.flow
+    return shape.stages > 0 and shape.pingpong and not shape.flow
 
 
 def panels_ahead(shape: Shape) -> int:
@@ -191,11 +191,11 @@ def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
     found.sort()
     near = [s for c, _, s in found if c <= _NEAR * found[0][0]]
     best: list[Shape] = []
-    warps, plain, turns, flow = (
-        [s for s in near if (s.group, s.turns, s.flow > 0) == kind]
+    warps, plain, pingpong, flow = (
+        [s for s in near if (s.group, s.pingpong, s.flow > 0) == kind]
         for kind in ((False, False, False), (True, False, False), (True, True, False), (True, False, True))
     )
-    best = [*turns[:1], *flow[:1]]
+    best = [*pingpong[:1], *flow[:1]]
     best += _unlike(plain)[: MOST - 1 - len(best)]
     best += _unlike(warps)[: max(1, MOST // 2 - len(best))]
     ranked = [s for s in near if s in best]
@@ -212,7 +212,7 @@ def _early(p: Chain, ranked: list[Shape]) -> list[Shape]:
     On an NVIDIA H200: 2 to 9 % at 192 and 256 columns; ReLU's kernels have no registers for that.
     """
     wide = p.dtype is DType.BF16 and _all_special(p) and _widest(p) > 2 * PANEL
-    return [replace(s, early=True) for s in ranked if s.turns][:1] if wide else []
+    return [replace(s, early=True) for s in ranked if s.pingpong][:1] if wide else []
 
 
 def _stays(p: Chain, facts: GpuFacts) -> bool:
@@ -232,9 +232,9 @@ def _waits(p: Chain, shape: Shape, facts: GpuFacts) -> bool:
     product = sum(2.0 * p.rows * x.k * x.n for x in p.layers) / (4096 * facts.sms * facts.clock_ghz * 1e9)
     size = p.graph.type_of(p.x).nbytes + p.graph.type_of(p.out).nbytes
     moved = size / ((facts.peak_bandwidth or 4800.0) * 1e9)
-    turns = p.rows / (shape.rows * shape.owners * shape.blocks)
-    one = shape.group and shape.tiles == 1 and not shape.stages and not shape.turns
-    return one and moved > product and size > 2 * facts.l2_bytes and turns > 3 and prefetched(p, shape)
+    pingpong = p.rows / (shape.rows * shape.owners * shape.blocks)
+    one = shape.group and shape.tiles == 1 and not shape.stages and not shape.pingpong
+    return one and moved > product and size > 2 * facts.l2_bytes and pingpong > 3 and prefetched(p, shape)
 
 
 def _unlike(ranked: list[Shape]) -> list[Shape]:
@@ -278,14 +278,14 @@ def _candidates(p: Chain, facts: GpuFacts) -> list[tuple[Shape, Image]]:
 def _overlaps(p: Chain, shape: Shape) -> list[Shape]:
     """The ways in which products and what is between them overlap.
 
-    Measured on an NVIDIA H200: taking turns pays where weights are streamed, and beginning with the first columns where
+    Measured on an NVIDIA H200: ping-pong pays where weights are streamed, and beginning with the first columns where
     layers are narrow, or weights are streamed and there is little between products; else three warpgroups that know
     nothing of each other are fastest.
     """
     found = [shape]
     most = max(-(-x.depth // PANEL) for x in p.layers)
     if 1 < shape.owners <= _MOST_TURNS and shape.stages - _AHEAD >= most:
-        found.append(replace(shape, turns=True))
+        found.append(replace(shape, pingpong=True))
     flows = _widest(p) <= PANEL or (shape.stages > 0 and not _all_special(p))
     if flows and len(p.layers) <= _MOST_FLOWING and 2 <= shape.owners <= _MOST_TURNS:
         found.append(replace(shape, flow=1, pace=1 if _widest(p) <= PANEL else 2))
@@ -315,7 +315,7 @@ def _apart(p: Chain, shape: Shape) -> float:
     """Share of the shorter of products and what is between them that does not overlap with the longer."""
     if shape.flow:
         return 0.15 if _widest(p) <= PANEL else 0.55
-    return 0.3 if shape.turns else 0.5 if shape.group else 0.25
+    return 0.3 if shape.pingpong else 0.5 if shape.group else 0.25
 
 
 def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:

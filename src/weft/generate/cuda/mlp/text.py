@@ -33,7 +33,7 @@ _EARLY = 128
 _EARLY_WIDE = 256
 """The same of shapes that say so."""
 PAIR = "w_threads<256>()"
-"""Who meets at a barrier where two warpgroups take turns."""
+"""Threads of a named barrier of two ping-pong warpgroups."""
 STRETCHED = "w_mlp_gelu_stretched({})"
 _WORDS = {8: "uint4", 4: "uint2", 2: "u32"}
 
@@ -90,12 +90,12 @@ class Kernel:
         ]
         early = prefetched(p, s)
         steps = -(-p.width(p.x) // 16)
-        if s.turns:
+        if s.pingpong:
             lines.append(f"if (owner == {s.owners - 1}) role.named_barrier_arrive(0, {PAIR});")
         lines += [*self._load(), f"u32 h{self._first}[{s.tiles}][{steps}][4];"]
-        if s.stages or s.turns:
-            turns = -(-units // s.owners)
-            head = f"for (int turn = role.block_x(); turn < {turns}; turn += role.blocks_x()) {{"
+        if s.stages or s.pingpong:
+            pingpong = -(-units // s.owners)
+            head = f"for (int turn = role.block_x(); turn < {pingpong}; turn += role.blocks_x()) {{"
             head += f"\nconst int tile = turn * {s.owners} + owner;"
             row, following = f"tile * {s.rows} + {inside}", f"(turn + (int)role.blocks_x()) * {s.owners} + owner"
             begin = f"(int)role.block_x() * {s.owners} + owner"
@@ -130,7 +130,7 @@ class Kernel:
             else:
                 lines += self._layer(part)
             part += alike.get(part, 1)
-        return [*lines, "}", *([f"if (owner == 0) role.named_barrier(0, {PAIR});"] if s.turns else [])]
+        return [*lines, "}", *([f"if (owner == 0) role.named_barrier(0, {PAIR});"] if s.pingpong else [])]
 
     @property
     def _late(self) -> bool:
@@ -462,10 +462,10 @@ class Kernel:
             return found
 
         take = give = ""
-        if s.turns:
+        if s.pingpong:
             take = f"role.named_barrier(owner, {PAIR}); "
             give = f" role.named_barrier_arrive((owner + 1) % {s.owners}, {PAIR});"
-        lines += self._read(part) if s.turns else []  # all of the left operand is there before the turn
+        lines += self._read(part) if s.pingpong else []  # all of the left operand is there before the turn
         if not s.stages or part <= s.fixed:
             turn = self._turn(part, layer_bytes(layer, group=True))
             at = f"weights, {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"

@@ -125,7 +125,7 @@ def registers(p: Chain, shape: Shape, kernel: WideKernel) -> int:
 
 def _cycles(p: Chain, shape: Shape, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel."""
-    turns = -(-p.rows // (shape.rows * facts.sms))
+    pingpong = -(-p.rows // (shape.rows * facts.sms))
     matrix = bytes_ = special = 0.0
     for at, layer in enumerate(p.layers, start=1):
         count, columns = pieces(layer.n, shape.columns)
@@ -135,7 +135,7 @@ def _cycles(p: Chain, shape: Shape, facts: GpuFacts) -> float:
         special += shape.rows * layer.n * (2.0 + len(steps) + 8 * sum(x in TRANSCENDENTAL for x in steps)) / 128
     matrix /= 1.0 if shape.group else _WARP_RATE
     overlapped = max(matrix, special) + min(matrix, special) / (1 if shape.owners == 1 else shape.owners)
-    return turns * max(overlapped, bytes_ / _L2_RATE)
+    return pingpong * max(overlapped, bytes_ / _L2_RATE)
 
 
 def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) -> RoleSource | Declined:

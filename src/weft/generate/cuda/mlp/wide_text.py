@@ -163,11 +163,11 @@ class WideKernel(Kernel):
             for count, columns in [pieces(layer.n, self.columns)]
             for _ in range(count * -(-layer.depth // PANEL))
         ]
-        turns = -(-self.p.rows // (s.rows * s.owners))
+        pingpong = -(-self.p.rows // (s.rows * s.owners))
         lines = [
             f"for (int i = t; i < {vectors // 16}; i += {s.threads})",
             f"w_copy16(w_shared(sm) + {self._vectors_at} + 16 * i, (const char*)pk + {image.weight_bytes} + 16 * i);",
-            f"const u32 total = (({turns}u - 1 - role.block_x()) / role.blocks_x() + 1) * {len(panels)}u;",
+            f"const u32 total = (({pingpong}u - 1 - role.block_x()) / role.blocks_x() + 1) * {len(panels)}u;",
             "u32 asked = 0, place = 0, at_asked = 0, slot_asked = 0, turn_asked = 0, slot = 0, parity = 0;",
             "(void)turn_asked; (void)parity;",
         ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _BLOCK = ("bm", "bn", "wm", "wn", "wk", "split", "cluster")
 _FIELDS = {
-    "tma": ("bm", "bn", "groups", "turns", "resident", "split", "fields", "unit"),
+    "tma": ("bm", "bn", "groups", "pingpong", "resident", "split", "fields", "unit"),
     "mma": _BLOCK,
     "wgmma": _BLOCK,
     "simt": _BLOCK,

@@ -14,6 +14,7 @@ from weft.errors import ArtifactError
 from weft.generate.cuda.shipped.places import Place, base_of, kind_of
 from weft.ir.declined import Declined
 from weft.kernels.source import Schedule
+from weft.kernels.stored_names import kind_as_called
 
 FORMAT = 1
 FILES = {"NVIDIA H200": "nvidia-h200.json"}
@@ -86,7 +87,7 @@ class Shipped:
             data = json.loads(text)
             if data["format"] != FORMAT:
                 raise ValueError(f"format {data['format']!r}, not {FORMAT}")
-            kinds = [str(k) for k in data["kinds"]]
+            kinds = [kind_as_called(str(k)) for k in data["kinds"]]
             places = {
                 str(key): {
                     tuple(int(x) for x in point): tuple(

@@ -47,6 +47,7 @@ from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaArgument, CudaSource, Left, Pointer, Schedule
+from weft.kernels.stored_names import entry_name
 
 WIDEST, WIDEST_INPUT = 512, 4096
 """Columns of layers, and of the input."""
@@ -329,7 +330,7 @@ def with_sums(p: Product, schedule: Schedule) -> tuple[CudaSource, int] | Declin
     matched = product(p.problem)
     if isinstance(matched, Declined):
         return matched
-    entry = f"k{hashlib.sha256(f'{p.problem.key}|{schedule}|sums'.encode()).hexdigest()[:16]}"
+    entry = entry_name(p.problem.key, schedule, "sums")
     matched = replace(matched, column_sums=True)
     source = tma.emit(matched, schedule, entry)
     return source if isinstance(source, Declined) else (source, sum_rows(matched, Shape.of(schedule)))

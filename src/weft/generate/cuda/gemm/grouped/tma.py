@@ -86,7 +86,7 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]
             if not s.pair and not s.even and not s.store:
                 for resident in {s.resident, 1}:
                     one = replace(s, resident=resident)
-                    by_kind.setdefault((one.threads, resident, one.turns), []).append(one)
+                    by_kind.setdefault((one.threads, resident, one.pingpong), []).append(one)
         options.append(by_kind)
     ranked: list[tuple[float, Shape]] = []
     for kind in options[0]:
@@ -97,7 +97,7 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]
     unlike: dict[object, tuple[float, Shape]] = {}
     for cycles, shape in sorted(ranked, key=lambda x: x[0]):
         if cycles < math.inf:
-            tiles = tuple((s.bm, s.bn, s.split, s.fields, s.turns) for s in shape.members)
+            tiles = tuple((s.bm, s.bn, s.split, s.fields, s.pingpong) for s in shape.members)
             unlike.setdefault(tiles, (cycles, shape))
     return list(unlike.values())[:KEPT]
 
@@ -132,7 +132,7 @@ def _divided(
     members = []
     for (n, _, s), case in zip(best, cases, strict=True):
         tiles = tma_cost.units(case, s)
-        on = s.split == 1 and (n * s.resident < tiles or s.turns)
+        on = s.split == 1 and (n * s.resident < tiles or s.pingpong)
         members.append(replace(s, blocks=n * s.resident if on else 0))
     # operands and results of all come through the same memory
     memory = sum(tma_cost.moved(case, facts) for case in cases)

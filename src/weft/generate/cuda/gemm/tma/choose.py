@@ -44,7 +44,7 @@ _TILES: tuple[tuple[int, int, int, bool, int], ...] = (
     *((64, n, 1, False, 1) for n in (64, 128, 192, 256)),
     *((128, n, 1, False, 2) for n in (32, 64)),
 )
-"""Rows, columns, warpgroups, whether they take turns, blocks on a multiprocessor."""
+"""Rows, columns, consumer warpgroups, ping-pong, CTAs of a multiprocessor."""
 
 
 _BETWEEN: tuple[tuple[int, int, int, bool, int], ...] = (
@@ -99,7 +99,7 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     for base in _candidates(case, facts):
         if not _possible(p, case, base):
             continue
-        for blocks in {base.blocks, base.blocks if base.turns or base.even else 0}:
+        for blocks in {base.blocks, base.blocks if base.pingpong or base.even else 0}:
             for stages in range(min(_FEWEST, base.stages), base.stages + 1):
                 s = replace(base, blocks=blocks, stages=stages)
                 if s.split == 1 or s.fields or s.bm * s.bn * 4 <= stages * s.stage_bytes:
@@ -168,7 +168,8 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     seen: set[tuple[int, ...]] = set()
     kept = []
     for modelled, s in found:
-        alike = (s.bm * s.bn, s.split, int(s.turns), s.fields, s.unit, s.together, int(s.even) + int(s.mutual), s.apart)
+        shared = int(s.even) + int(s.mutual)
+        alike = (s.bm * s.bn, s.split, int(s.pingpong), s.fields, s.unit, s.together, shared, s.apart)
         if alike not in seen:
             seen.add(alike)
             kept.append((modelled, s))
@@ -177,7 +178,8 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
 
 def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
     p = case.sizes
-    for bm, bn, groups, turns, resident in (*_TILES, *(_BETWEEN if p.w_load == "nk" and p.dtype.itemsize == 2 else ())):
+    tiles_ = (*_TILES, *(_BETWEEN if p.w_load == "nk" and p.dtype.itemsize == 2 else ()))
+    for bm, bn, groups, pingpong, resident in tiles_:
         if (bm > 64 and bm >= 2 * p.m) or (bn > 32 and bn >= 2 * p.n):
             continue
         spare = -bn % STEP if p.w_load == "kn" else 0
@@ -187,17 +189,17 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
         if p.dtype.is_float8 and not facts.fast_f8:
             most_sums = MOST_APART if resident == 1 else _FEWER
             apart = next((n for n in (2, 1) if sums_apart(bm // groups, bn, n) <= most_sums), 0)
-            if turns or not apart:
+            if pingpong or not apart:
                 continue
         woven = p.w_load == "nk" and p.n % WOVEN == 0 and p.z == 1 and bn % WOVEN == 0
         box = (1, 1, bm) if case.rows.linear or case.columns else best_box(case.rows.sizes, bm, case.stride)
         shared = min(facts.shared_per_block, facts.shared_per_sm // resident - facts.shared_reserved)
         for panel, kt in case.stages:
-            base = Shape(bm, bn, panel, 0, groups, turns, 1, box, 0, resident, apart=apart, spare=spare, woven=woven)
+            base = Shape(bm, bn, panel, 0, groups, pingpong, 1, box, 0, resident, apart=apart, spare=spare, woven=woven)
             most = min(_STAGES, (shared - 16) // (base.stage_bytes + 16))
             tiles = math.prod(case.rows.tiles(box)) * -(-p.n // bn) * p.z
             rounds = -(-tiles // (facts.sms * resident))
-            if most < _FEWEST or (turns and rounds == 1):
+            if most < _FEWEST or (pingpong and rounds == 1):
                 continue
             blocks = facts.sms * resident if rounds > 1 else 0
             usual = replace(base, stages=max(2, min(most, kt * rounds)), blocks=blocks)
@@ -209,7 +211,7 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
                 stages = max(2, min(most, kt // split))
                 s = replace(base, stages=stages, split=split, resident=1)
                 fits = bm * bn * 4 <= stages * base.stage_bytes
-                if bn % WOVEN == 0 and not turns and fits and kt >= 4 * split and tiles * split <= share * facts.sms:
+                if bn % WOVEN == 0 and not pingpong and fits and kt >= 4 * split and tiles * split <= share * facts.sms:
                     yield s
 
 
@@ -236,12 +238,12 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
         # twice as many find room, see `Function.make_sure`
         sharers = min(count // tiles, usual.rows // 64 * (usual.bn // WOVEN), facts.sms // (2 * together))
         large = case.rows.linear and usual.bm * usual.bn >= _LEAST_TOGETHER and usual.bn % WOVEN == 0
-        if large and not usual.turns and sharers >= 2 and steps >= _STEPS_TOGETHER * sharers:
+        if large and not usual.pingpong and sharers >= 2 and steps >= _STEPS_TOGETHER * sharers:
             both = replace(usual, blocks=sharers * tiles * together, even=True, mutual=True)
             yield replace(both, stages=max(usual.stages, _FEWEST))
         e = Even(tiles, count // tiles * tiles if count >= 2 * tiles else count, steps)  # shares that end with tiles
         enough = _STEPS_EACH * e.units <= e.shared * steps < 2**31 // e.units
-        if not usual.turns and enough and e.units <= MOST_SHARES * e.shared and tiles < _FEW_ROUNDS * e.units:
+        if not usual.pingpong and enough and e.units <= MOST_SHARES * e.shared and tiles < _FEW_ROUNDS * e.units:
             yield replace(usual, blocks=e.units * together, even=True, stages=max(usual.stages, _FEWEST))
 
 
@@ -267,14 +269,14 @@ def _with_fields(case: Case, base: Shape, shared: int, facts: GpuFacts) -> Itera
     blocks = facts.sms * base.resident if rounds > 1 else 0
     for unit in sorted({1, case.across}):
         most = min(_STAGES, (shared - 2 * (bytes_ + 16) - 16) // (base.bn * base.panel * unit * 2 + 16))
-        if most < _FEWEST or (base.turns and rounds == 1):
+        if most < _FEWEST or (base.pingpong and rounds == 1):
             continue
         s = replace(base, stages=most, box=box, fields=2, unit=unit, blocks=blocks)
         yield s
         channels = -(-case.sizes.k // case.taps // base.panel)
         fits = s.bm * s.bn * 4 <= 2 * bytes_ + most * s.stage_bytes
         for split, share in CLUSTERED.items():
-            if not s.turns and fits and channels >= split and tiles * split <= share * facts.sms:
+            if not s.pingpong and fits and channels >= split and tiles * split <= share * facts.sms:
                 yield replace(s, split=split, resident=1, blocks=0)
 
 

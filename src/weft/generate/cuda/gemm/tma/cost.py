@@ -1,10 +1,10 @@
 """What a shape of the tma template costs: cycles of the busiest multiprocessor from the end of one kernel to the next.
 
 A tile costs its k-blocks, each bound by the tensor cores, shared memory, the L2 cache or the chain of one warpgroup,
-and its end: a thread's results one after another, and what all of them issue and store. Where warpgroups take turns, or
-several blocks are resident, a tile hides behind another one as far as neither a resource nor a warpgroup is theirs
-both. The constants were fitted to 1,539 kernels of ten networks measured on an NVIDIA H200, those of pairs and even
-shares apart (docs/performance-model.md); the model ranks, and measuring decides. Source: note on matrix products,
+and its epilogue: a thread's results one after another, and what all of them issue and store. With ping-pong consumers,
+or several CTAs per multiprocessor, a tile hides behind another one as far as neither a resource nor a warpgroup is
+theirs both. The constants were fitted to 1,539 kernels of ten networks measured on an NVIDIA H200, those of pairs and
+even shares apart (docs/performance-model.md); the model ranks, and measuring decides. Source: note on matrix products,
 section 9.
 """
 
@@ -82,7 +82,7 @@ MOVED = 40.0
 NEAR = 0.6
 """Share of the L2 cache that operands and results may take and still be there."""
 STRANGERS = 1.06
-"""Blocks on one multiprocessor do not take turns: their ends meet."""
+"""CTAs of one multiprocessor are not ordered as ping-pong consumers are: their epilogues coincide."""
 EXPOSED = 0.41
 """Share of the memory's time, or of the multiprocessors', whichever is less, that the other does not hide."""
 
@@ -156,7 +156,7 @@ def busy(case: Case, s: Shape, facts: GpuFacts) -> float:
     flow, main = flow * steps, alone * steps
     waited, shared = _end(case, s)
     end = waited + shared
-    apart = min(busiest, 2 if s.turns else s.resident)
+    apart = min(busiest, 2 if s.pingpong else s.resident)
     rounds = -(-busiest // apart)
     if s.mutual:
         sharers = Even(tiles, s.blocks // s.together, steps).sharers
@@ -169,7 +169,7 @@ def busy(case: Case, s: Shape, facts: GpuFacts) -> float:
         others = max(1.0, e.units / e.shared)
         inside = e.tiles * steps / e.units * alone * (1.0 if s.pair else DRIFT) + busiest * end
         inside += (1 + others) * s.bm * s.bn * 4 / HANDED + HANDED_LATENCY
-    elif s.turns:
+    elif s.pingpong:
         inside = max(busiest * main + end, rounds * (main + end) + (busiest - 1) % 2 * main, busiest * shared + main)
     elif apart > 1:
         inside = STRANGERS * max(busiest * flow + end, rounds * (main + end), busiest * shared + main)
@@ -199,7 +199,7 @@ def _step(case: Case, s: Shape, steps: int) -> tuple[float, float]:
     flow = max(products, reads, (ported(case, s) if any(case.within) or s.pair else loaded) / PORT)
     if s.pair:  # copies cost a little even where products hide them: of two ways, the one that copies less
         flow *= 1.0 - LESS * (s.bn if s.beside == 1 else s.bm) / (s.bm + s.bn)
-    own = (high if s.turns else high / s.groups) * 2 * s.bn * part + (AGAIN if steps > s.stages else 0.0)
+    own = (high if s.pingpong else high / s.groups) * 2 * s.bn * part + (AGAIN if steps > s.stages else 0.0)
     if s.apart == 1:
         own += high / s.groups * (MOVED + s.bn / 2)
     return flow, max(flow, LATENCY / s.stages, own)
@@ -218,7 +218,7 @@ def _end(case: Case, s: Shape) -> tuple[float, float]:
     each = VECTOR * (1 + case.residuals) + STEPS * p.plain + SPECIALS * p.special
     each += CLIPPED * case.clipped + DIVIDED * case.divided + EXACT * case.exact
     each -= EXCHANGED if s.woven else 0.0
-    waited = LATE + each * area / 8 / (128 * (1 if s.turns else s.groups)) / s.split
+    waited = LATE + each * area / 8 / (128 * (1 if s.pingpong else s.groups)) / s.split
     slots = RESULT + PLAIN * p.plain + SPECIAL * p.special + DIVIDED_SLOTS * case.divided + EXACT_SLOTS * case.exact
     shared = area / s.split * (slots / 128 + (_stored(case, s) + case.beside) / STORE)
     if s.split > 1:

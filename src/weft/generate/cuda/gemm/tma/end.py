@@ -254,13 +254,13 @@ def sum_rows(p: Product, s: Shape) -> int:
 
 def _warps(s: Shape) -> int:
     """That share the rows of a tile."""
-    return 4 if s.turns else 4 * s.groups
+    return 4 if s.pingpong else 4 * s.groups
 
 
 def _summed(p: Product, rows: Rows, s: Shape) -> list[str]:
     """Of 32 columns of a warp's rows of a tile."""
     last, warps = 2 * (s.rows // 64) - 1, _warps(s)
-    at = f"(i0 / {s.bm} * {warps} + {'(warp & 3)' if s.turns else 'warp'})"
+    at = f"(i0 / {s.bm} * {warps} + {'(warp & 3)' if s.pingpong else 'warp'})"
     return [
         f"if (o % {last + 1} == {last} && i0 < {rows.sizes[2]})",
         f"w_put_sums_of_columns(total, (float*)sums + (long long){at} * {p.n}, n8, {p.n}, lane);",

@@ -1,8 +1,9 @@
 """Products and convolutions on Hopper: the copy engine fills stages, warpgroups multiply them, registers are stored.
 
-One warp issues the copies, all others are warpgroups that multiply. They share a tile of rows, or take turns at whole
-tiles so that the end of one hides behind the products of the other. Blocks go on to further tiles while copies run
-ahead. Where a sum is split, the blocks of a cluster add up through distributed shared memory, in order.
+Warp-specialised: one producer warp issues TMA, all others are consumer warpgroups (wgmma). Cooperative consumers share
+the rows of a tile; with ping-pong consumers the epilogue of one warpgroup overlaps the main loop of the other. CTAs are
+persistent while copies run ahead. Split-K is over the CTAs of a cluster, which add up through distributed shared memory
+in order.
 Source: note on matrix products, sections 2 and 11.
 """
 
@@ -108,7 +109,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         return Declined("one buffer: the next copy must be there before the last is given back")
     if s.unit not in (1, p.c.kernel[1]):
         return Declined("a stage of weights that is neither a tap nor a row of the kernel")
-    if s.apart and (not p.float8 or s.turns or sums_apart(s.rows, s.bn, s.apart) > MOST_APART):
+    if s.apart and (not p.float8 or s.pingpong or sums_apart(s.rows, s.bn, s.apart) > MOST_APART):
         return Declined("sums of their own in f32: for 8-bit floats, in tiles that leave registers for them")
     wrong = _no_pair(p, rows, s) or _not_even(p, rows, s)
     if wrong is not None:
@@ -143,7 +144,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     maps += [Parameter("my", to.map)] if to is not None else []
     units = math.prod(pairs_of(p, rows, s)) * p.z
     grid = (s.blocks // s.together if s.even else min(s.blocks // s.together or units, units)) * s.cluster
-    own = 4 if s.turns else 4 * s.groups
+    own = 4 if s.pingpong else 4 * s.groups
     readers = own * (s.below + s.beside - 1)
     ring = s.stages * s.stage_bytes + s.staged_bytes
     lines = [
@@ -247,7 +248,7 @@ def _not_even(p: Product, rows: Rows, s: Shape) -> Declined | None:
     """Why steps cannot be divided evenly."""
     if not s.even:
         return Declined("blocks finish a tile together where they share its steps") if s.mutual else None
-    if s.split > 1 or s.resident > 1 or s.turns or s.fields or not s.blocks:
+    if s.split > 1 or s.resident > 1 or s.pingpong or s.fields or not s.blocks:
         return Declined("steps are divided among blocks that share the rows of a tile and read no fields")
     e = even_of(p, rows, s, _steps(p, s))
     if s.mutual and (
@@ -538,7 +539,7 @@ def _products(
 ) -> list[str]:
     """The warpgroups that multiply."""
     high = s.rows // 64
-    row0 = "0" if s.turns or s.groups == 1 else f"(warp >> 2) * {s.rows}"
+    row0 = "0" if s.pingpong or s.groups == 1 else f"(warp >> 2) * {s.rows}"
     a_at = f"at + (u32)((row0 + i * 64) * {128 if a.turned else 2 * s.panel})"
     taps, f = _rounds(p, s), s.fields
     before = 2 if taps == 1 else 1  # with one stage for a field, the counter is beyond it already
@@ -547,7 +548,7 @@ def _products(
     kind = f"{p.multiplied}_{int(a.turned)}{int(w.turned)}"
     half = f" / {s.together}" if s.pair else ""
     begin, step, skip, mine, other = f"role.block_x(){half}", f"role.blocks_x(){half}", "", "", ""
-    if s.turns:
+    if s.pingpong:
         begin, step = f"{begin} + (warp >> 2) * ({step})" if half else f"{begin} + (warp >> 2) * {step}", f"2 * {step}"
         step = f"role.blocks_x() / {s.together} * 2" if half else step
         skip = "it += last - first;" + (f" cell += {per_tile};" if f else "")

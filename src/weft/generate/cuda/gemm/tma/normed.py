@@ -23,10 +23,10 @@ from weft.generate.cuda.gemm.tma.shape import Shape
 from weft.ir.declined import Declined
 
 BARRIER, FIRST = 2, 3
-"""Numbers of named barriers: of all warpgroups that multiply, and that at which the first waits for its turn."""
+"""Numbers of named barriers: of all consumer warpgroups, and the first of those that order them (ping-pong)."""
 WIDE = 96
-"""Columns of a tile from which on warpgroups take turns at issuing products: a warp waits until the tensor cores have
-read its registers, and meanwhile another one normalises."""
+"""Columns of a tile from which on warpgroups issue products in order (ping-pong): a warp waits until the tensor cores
+have read its registers, and meanwhile another one normalises."""
 MOST_SUMS, MOST_OF_THREE = 128, 80
 """Registers of sums of a thread that leave room for two stages of fragments: of one or two warpgroups, and of three."""
 
@@ -101,11 +101,11 @@ def vectors(p: Product, s: Shape) -> list[str]:
 
 def in_order(s: Shape) -> bool:
     """Whether warpgroups issue the products of a stage one after the other."""
-    return s.groups > 1 and not s.turns and s.bn >= WIDE
+    return s.groups > 1 and not s.pingpong and s.bn >= WIDE
 
 
 def left_over(p: Product, s: Shape) -> str:
-    """At the end of a kernel: the turn that nobody has taken."""
+    """At the end of a kernel: the arrival that no warpgroup has waited for."""
     return f"if (warp < 4) role.named_barrier({FIRST}, w_threads<256>());" if p.norm is not None and in_order(s) else ""
 
 

@@ -47,8 +47,9 @@ class Shape(Parameters):
     stages: int
     groups: int
     """Warpgroups that multiply."""
-    turns: bool
-    """True: each takes whole tiles in turn; False: they share the rows of a tile."""
+    pingpong: bool
+    """Ping-pong consumers: each warpgroup has a tile of its own, and the epilogue of one overlaps the main loop of the
+    other; else cooperative ones, which share the rows of a tile."""
     split: int
     """Blocks of a cluster that share the sum of a tile."""
     box: Three
@@ -166,7 +167,7 @@ class Shape(Parameters):
     @property
     def rows(self) -> int:
         """Rows of a warpgroup's tile."""
-        return self.bm if self.turns else self.bm // self.groups
+        return self.bm if self.pingpong else self.bm // self.groups
 
     @property
     def stage_bytes(self) -> int:

@@ -73,13 +73,13 @@ def stored(p: Product, rows: Rows, s: Shape) -> Stored | Declined:
 def offered(p: Product, ranked: Sequence[tuple[float, Shape]], facts: GpuFacts) -> list[tuple[float, Shape]]:
     """(modelled cycles, shape): the best of some shapes that may gain by boxes, with them; [] where none was seen to.
 
-    These are plain products with short sums and large results, whose warpgroups take turns.
+    These are plain products with short sums and large results, by ping-pong consumers.
     """
     if p.c.body or p.in_words(p.k) > MOST_SUM or p.m * p.n * p.z * p.dtype.itemsize < LEAST_RESULT:
         return []
     rows = rows_of(p)
     for modelled, plain in ranked:
-        if not plain.turns or plain.fields or plain.store or isinstance(rows, Declined):
+        if not plain.pingpong or plain.fields or plain.store or isinstance(rows, Declined):
             continue
         s = replace(plain, store=32)
         while s.stages > 2 and s.shared_bytes() > facts.shared_per_block:
