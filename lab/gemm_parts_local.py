@@ -108,13 +108,13 @@ def ordered(s: Shape) -> list[Variant]:
 
 def shared(s: Shape, *kinds: int, blocks: int = 128) -> list[Variant]:
     """Shares that end with their tiles, finished by one block or by all of them."""
-    found = [replace(s, pair=k, even=True, blocks=blocks, woven=False) for k in kinds]
-    return all_of([y for x in found for y in (replace(x, mutual=True), x)])
+    found = [replace(s, pair=k, stream_k=True, blocks=blocks, woven=False) for k in kinds]
+    return all_of([y for x in found for y in (replace(x, coop_fixup=True), x)])
 
 
 def mutual(s: Shape, *kinds: int, blocks: int = 128) -> list[Variant]:
     """Those that all blocks finish."""
-    return [x for x in shared(s, *kinds, blocks=blocks) if isinstance(x[1], Shape) and x[1].mutual]
+    return [x for x in shared(s, *kinds, blocks=blocks) if isinstance(x[1], Shape) and x[1].coop_fixup]
 
 
 def turned(bm: int, bn: int, stages: int, *kinds: int) -> list[Variant]:
@@ -151,9 +151,11 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
     orders = [*banded(lows[1], 8, 1, 2, 4), *banded(replace(flat, pair=2), 8, 1, 2, 4)]
     orders += banded(replace(mid, split=2), 8, 1, 2, 4)
     shares = [*shared(wide, 0), *mutual(wide, 1, 2), *mutual(tall, 0, 1, 2), *shared(mid, 1), *mutual(mid, 0, 2)]
-    both = [replace(mid, pair=n, even=True, mutual=True, blocks=128) for n in (1, 2)]
+    both = [replace(mid, pair=n, stream_k=True, coop_fixup=True, blocks=128) for n in (1, 2)]
     orders += [
-        x for s in (*both, replace(wide, pair=2, even=True, mutual=True, blocks=128)) for x in banded(s, 1, 2, 4)
+        x
+        for s in (*both, replace(wide, pair=2, stream_k=True, coop_fixup=True, blocks=128))
+        for x in banded(s, 1, 2, 4)
     ]
     orders += [*ordered(lows[1]), *ordered(replace(flat, pair=2)), *banded(low, 1, 2, 4, 16), *banded(flat, 1, 2, 4, 8)]
     orders += [x for n in (0, 1) for x in turned(64, 128, 8, n)]
@@ -177,7 +179,7 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
         [*across, *pairs(replace(tile(128, 160, 5, blocks=0), spare=32), 4)],
     )
     short, half = tile(64, 256, 5, groups=1), tile(64, 192, 7, groups=1)
-    before = all_of([replace(flat, even=True, pair=2, blocks=128)])
+    before = all_of([replace(flat, stream_k=True, pair=2, blocks=128)])
     shares = [*mutual(low, 0, 1, 2), *mutual(short, 0, 1), *mutual(mid, 0, 1, blocks=64)]
     yield Gemm(512, 512, 8192, layout="nt"), [*shares, *before]
     shares = [*mutual(half, 0, 1), *mutual(short, 0, blocks=120), *mutual(mid, 0, blocks=96)]
@@ -208,7 +210,7 @@ PROFILED: Sequence[tuple[Gemm, int, Sequence[Variant]]] = (
                 tile(64, 128, 8, groups=1, blocks=0, pair=1),
                 tile(128, 64, 8, blocks=0, pair=2),
                 tile(128, 128, 7, split=2, blocks=0),
-                tile(128, 256, 4, even=True, mutual=True, blocks=128),
+                tile(128, 256, 4, stream_k=True, coop_fixup=True, blocks=128),
             ]
         ),
     ),
@@ -216,7 +218,9 @@ PROFILED: Sequence[tuple[Gemm, int, Sequence[Variant]]] = (
         Gemm(968, 1376, 2616, layout="nn"),
         3,
         [
-            *all_of([tile(128, 128, 7, blocks=0, pair=4), tile(256, 128, 4, even=True, mutual=True, blocks=132)]),
+            *all_of(
+                [tile(128, 128, 7, blocks=0, pair=4), tile(256, 128, 4, stream_k=True, coop_fixup=True, blocks=132)]
+            ),
             *turned(104, 128, 7, 7),
         ],
     ),

@@ -31,8 +31,8 @@ def weak() -> Iterator[tuple[Gemm, list[Variant]]]:
             *no_products,
         ],
     )
-    turned = [*pairs(mid, 1, 2, 3, 4, 5, 6, 7), *pairs(tile(128, 128, 7, even=True), 1, 3)]
-    wide = [*pairs(tile(128, 192, 5, blocks=0), 3, 5), *pairs(tile(256, 128, 4, even=True), 2)]
+    turned = [*pairs(mid, 1, 2, 3, 4, 5, 6, 7), *pairs(tile(128, 128, 7, stream_k=True), 1, 3)]
+    wide = [*pairs(tile(128, 192, 5, blocks=0), 3, 5), *pairs(tile(256, 128, 4, stream_k=True), 2)]
     yield Gemm(968, 1376, 2616, layout="nn"), [*turned, *wide]
     yield Gemm(968, 1376, 2616, layout="tn"), [*pairs(mid, 1, 2, 3, 4, 5, 6, 7)]
     large = [tile(256, 128, 4), tile(128, 256, 4), tile(128, 192, 5), tile(128, 128, 7, pingpong=True)]
@@ -59,7 +59,7 @@ def weak() -> Iterator[tuple[Gemm, list[Variant]]]:
         all_of([*woven_, *square, tile(192, 112, 5, groups=3, blocks=0), tile(256, 80, 5, blocks=0)]),
     )
     for n in (2560, 5120):
-        shapes = [tile(128, 256, 4, woven=True), tile(128, 256, 4, woven=True, even=True, pair=1)]
+        shapes = [tile(128, 256, 4, woven=True), tile(128, 256, 4, woven=True, stream_k=True, pair=1)]
         shapes += [tile(128, 144, 6, pair=1), tile(128, 176, 5, pair=1), tile(256, 112, 4, pair=2)]
         shapes += [tile(192, 176, 4, groups=3), tile(128, 208, 5), tile(256, 144, 4)]
         yield Gemm(n, n, n, layout="nt"), all_of(shapes)

@@ -193,9 +193,11 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     yield (
         nt(1536, 1536, 1536),
         _all([*(tile(128, 160, 6, blocks=0, pair=x) for x in (0, 1, 2)), tile(128, 192, 5, blocks=0, pair=1)])
-        + _all([tile(128, 128, 7, even=True, pair=1), tile(128, 256, 4, even=True, pair=1)]),
+        + _all([tile(128, 128, 7, stream_k=True, pair=1), tile(128, 256, 4, stream_k=True, pair=1)]),
     )
-    even = [replace(x, even=True) for x in (wide, replace(wide, pair=1), replace(tall, pair=2), replace(three, pair=1))]
+    even = [
+        replace(x, stream_k=True) for x in (wide, replace(wide, pair=1), replace(tall, pair=2), replace(three, pair=1))
+    ]
     more = [*even, tile(128, 160, 6, pair=1), tile(256, 96, 5, pair=2)]
     for m, n, k in ((2560, 2560, 2560), (4096, 4352, 4096), (5120, 5120, 5120)):
         yield nt(m, n, k), _all([*large, *more])
@@ -204,12 +206,12 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     yield nt(4096, 4096, 1024), _all(large) + parts
     mid, half, low = tile(128, 128, 7), tile(128, 64, 8), tile(64, 128, 8, groups=1)
     long = [tile(128, 128, 7, split=2, blocks=0), *(replace(half, pair=x, blocks=0) for x in (0, 1, 2))]
-    long += [replace(low, pair=1, blocks=0), replace(mid, pair=1, even=True, blocks=128), even[1]]
+    long += [replace(low, pair=1, blocks=0), replace(mid, pair=1, stream_k=True, blocks=128), even[1]]
     yield nt(1024, 1024, 8192), _all(long)
     split = [tile(128, 192, 5, split=8, blocks=0), *(tile(128, 128, 7, split=n, blocks=0) for n in (4, 6))]
-    shares = [replace(x, even=True, blocks=128) for x in (half, replace(half, pair=2), replace(low, pair=1), mid)]
-    yield nt(512, 512, 8192), _all([*split, *shares, replace(mid, pair=1, even=True, blocks=128)])
-    tiny = tile(64, 64, 8, groups=1, even=True, blocks=128)
+    shares = [replace(x, stream_k=True, blocks=128) for x in (half, replace(half, pair=2), replace(low, pair=1), mid)]
+    yield nt(512, 512, 8192), _all([*split, *shares, replace(mid, pair=1, stream_k=True, blocks=128)])
+    tiny = tile(64, 64, 8, groups=1, stream_k=True, blocks=128)
     shares = [tiny, replace(tiny, pair=1), replace(shares[1], blocks=128), replace(shares[0], blocks=128)]
     yield nt(256, 256, 16384), _all([tile(64, 96, 5, groups=1, split=8, blocks=0), *shares])
 
@@ -222,7 +224,7 @@ def promotions() -> Iterator[tuple[Gemm, list[Variant]]]:
         ((1536, 1536, 1536), [tile(128, 160, 6, blocks=0, woven=True)]),
         ((1000, 1000, 1000), [tile(64, 128, 8, groups=1, blocks=0, pair=1), tile(128, 64, 8, blocks=0, pair=2)]),
         ((4096, 4096, 4096), [tile(128, 256, 4, woven=True)]),
-        ((5120, 5120, 5120), [tile(256, 128, 4, woven=True, even=True, pair=2)]),
+        ((5120, 5120, 5120), [tile(256, 128, 4, woven=True, stream_k=True, pair=2)]),
         ((7384, 7384, 7384), [tile(128, 256, 4, pair=1)]),
     ]
     names = ("promotion 0", "promotion 64", "promotion 128", "promotion 256")
@@ -302,7 +304,7 @@ def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
 
     def even(s: Shape, *kinds: int) -> list[Shape]:
         at_once = {1: 132, 2: 132, 4: 120}
-        return [replace(x, even=True, blocks=at_once[x.together]) for x in pairs(s, *kinds)]
+        return [replace(x, stream_k=True, blocks=at_once[x.together]) for x in pairs(s, *kinds)]
 
     def parts(label: str, patch: Patch, shapes: Sequence[Shape]) -> list[Variant]:
         return [(label, s, patch, 2) for s in shapes]
@@ -401,8 +403,8 @@ def _short(s: Shape | Cores | Written | swap.Shape) -> str:
     if isinstance(s, Cores):
         x = s.shape
         return f"{x.bm}x{x.bn}x{x.bk} {x.wm}x{x.wn} stages{x.stages}"
-    parts = [f"{s.bm}x{s.bn}x{s.stages}", *["pingpong"] * s.pingpong, *["even"] * s.even]
-    parts += ["mutual"] * s.mutual
+    parts = [f"{s.bm}x{s.bn}x{s.stages}", *["pingpong"] * s.pingpong, *["stream_k"] * s.stream_k]
+    parts += ["coop_fixup"] * s.coop_fixup
     usually = (("pair", 0), ("split", 1), ("panel", 64), ("band", 8), ("woven", False), ("store", 0))
     for name, usual in usually:
         parts += [f"{name}{getattr(s, name)}"] * (getattr(s, name) != usual)

@@ -84,7 +84,9 @@ def kernels(problem: Problem, facts: GpuFacts) -> Iterator[tuple[str, CudaSource
     p = product(problem)
     assert isinstance(p, Product), p
     plain = (
-        [x for x in every(p, facts) if x[1].split == 1 and not x[1].even and x[1].resident == 1] if p.m > 1024 else []
+        [x for x in every(p, facts) if x[1].split == 1 and not x[1].stream_k and x[1].resident == 1]
+        if p.m > 1024
+        else []
     )
     for wanted in FORCED:
         near = [x for x in plain if all(getattr(x[1], k) == v for k, v in wanted.items() if k != "pair")]
@@ -121,7 +123,7 @@ def told(given: argparse.Namespace, g: Gemm, race: str, found: Sequence[Any]) ->
         us = x.median_us
         line = {"case": g.name, "race": race, "side": x.side, "us": round(us, 2), "ratio": round(best / us, 3)}
         line |= {"tops": round(g.flops / us / 1e6), "name": x.name} | ({"refused": x.refused[:90]} if x.refused else {})
-        kind = next((k for k in ("mma", "pair", "even=True", "pingpong=True", "split=1") if k in x.name), x.side)
+        kind = next((k for k in ("mma", "pair", "stream_k=True", "pingpong=True", "split=1") if k in x.name), x.side)
         if x.refused or kind not in seen:
             print(json.dumps(line), flush=True)
         seen.add(kind)

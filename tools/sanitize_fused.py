@@ -142,9 +142,9 @@ def one_product() -> Mapping[str, Case]:
         "swapped, constant": (layer(13, 136, 264), few.Shape(16, 64, 4, 2).schedule()),
         "swapped, two by two": (gemm(100, 200, 264), few.Shape(40, 64, 3, 1, 3).schedule()),
         "swapped, four by two, constant": (layer(100, 256, 264), few.Shape(24, 64, 3, 1, 6).schedule()),
-        "together, a tile by two": (gemm(100, 90, 264), tma(64, 64, even=True, mutual=True, blocks=8)),
-        "together, a tile by three": (gemm(60, 96, 456), tma(64, 96, even=True, mutual=True, blocks=3)),
-        "together, pairs below": (gemm(150, 90, 264), tma(64, 64, even=True, mutual=True, blocks=16, pair=1)),
+        "together, a tile by two": (gemm(100, 90, 264), tma(64, 64, stream_k=True, coop_fixup=True, blocks=8)),
+        "together, a tile by three": (gemm(60, 96, 456), tma(64, 96, stream_k=True, coop_fixup=True, blocks=3)),
+        "together, pairs below": (gemm(150, 90, 264), tma(64, 64, stream_k=True, coop_fixup=True, blocks=16, pair=1)),
         "normed, fragments in a cluster": (
             normed(50, 160, 72, "own", BF16, stored=True), blocks(32, 32, 1, 2, cluster=True)
         ),
@@ -160,7 +160,7 @@ def one_product() -> Mapping[str, Case]:
         ),
         "bytes, sums over a cluster": (scaled(70, 72, 1040, I8, I32), tma(64, 64, split=4)),
         "bytes, scaled": (scaled(200, 72, 400, I8, BF16), tma(192, 64, groups=3)),
-        "bytes, both signs, to bytes": (scaled(250, 136, 1040, U8, I8), tma(64, 64, even=True, blocks=5)),
+        "bytes, both signs, to bytes": (scaled(250, 136, 1040, U8, I8), tma(64, 64, stream_k=True, blocks=5)),
         "boxes, fragments": (gemm(300, 200, 136, layout="nn"), tma(128, 128, **wide)),
         "boxes, woven": (gemm(300, 96, 136), tma(64, 64, woven=True, store=64, blocks=2)),
         "boxes, of 32": (gemm(150, 104, 72, "bf16"), tma(64, 96, store=32, blocks=2)),

@@ -88,7 +88,7 @@ def products() -> Mapping[str, Case]:
             tma(64, 64, groups=2, pingpong=True, blocks=3),
         ),
         "gemm, split over a cluster": (gemm(130, 72, 1032), tma(64, 64, split=4)),
-        "gemm, even shares": (gemm(200, 136, 520, text="bias_relu"), tma(64, 64, even=True, blocks=5)),
+        "gemm, even shares": (gemm(200, 136, 520, text="bias_relu"), tma(64, 64, stream_k=True, blocks=5)),
         "gemm, pair below": (gemm(300, 136, 264), tma(64, 64, pair=1)),
         "gemm, two by two": (gemm(300, 264, 264), tma(64, 64, pair=3)),
         "gemm, four below": (gemm(300, 136, 264), tma(64, 64, pair=4)),

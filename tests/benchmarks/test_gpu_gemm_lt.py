@@ -157,7 +157,7 @@ def test_the_table_of_all_configurations_is_kept_and_read_again(
 
 
 def test_a_parameter_that_came_later_counts_for_nothing() -> None:
-    old, new = (Schedule("cuda", (("bm", 1), *more, ("template", "s"))) for more in ((), (("even", True),)))
+    old, new = (Schedule("cuda", (("bm", 1), *more, ("template", "s"))) for more in ((), (("stream_k", True),)))
     assert gpu_gemm_lt.by_name([new, old], {str(old): 1.0}) == {str(old): new}
     assert gpu_gemm_lt.by_name([new, old], {str(old): 1.0, str(new): 2.0}) == {str(old): old, str(new): new}
 

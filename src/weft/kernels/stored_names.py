@@ -18,7 +18,7 @@ from weft.kernels.source import Schedule, ScheduleParam
 GENERATOR = "cuda"
 TEMPLATES: Mapping[str, str] = {}
 """Stored name of a template, by its name."""
-_TMA = {"pingpong": "turns"}
+_TMA = {"pingpong": "turns", "stream_k": "even", "coop_fixup": "mutual"}
 FIELDS: Mapping[str, Mapping[str, str]] = {
     "tma": _TMA,
     "grouped_tma": _TMA,

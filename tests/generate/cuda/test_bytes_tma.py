@@ -109,10 +109,10 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "split": (product(70, 72, 1040, out=I8, scales="scalar"), linear(64, 64, split=4)),
     "split, two warpgroups": (product(130, 72, 1040, weight=True), linear(128, 64, split=2, groups=2)),
     "shared evenly": (
-        product(250, 136, 1040, out=BF16, scales="rows"), linear(64, 64, even=True, blocks=5, stages=4)
+        product(250, 136, 1040, out=BF16, scales="rows"), linear(64, 64, stream_k=True, blocks=5, stages=4)
     ),
     "by pairs, shared evenly": (
-        product(250, 136, 1040), linear(64, 64, pair=1, even=True, blocks=8, stages=4)
+        product(250, 136, 1040), linear(64, 64, pair=1, stream_k=True, blocks=8, stages=4)
     ),
     "by pairs beside": (product(250, 136, 400), linear(64, 64, pair=2, stages=4)),
     "batch": (product(33, 24, 144, batch=3), linear(64, 32)),

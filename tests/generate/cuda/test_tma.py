@@ -22,7 +22,7 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.common.product import product as product_of
 from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.gemm.tma import kernel as tma
-from weft.generate.cuda.gemm.tma.shape import Even, Shape
+from weft.generate.cuda.gemm.tma.shape import Shape, StreamK
 from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
@@ -184,34 +184,34 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         product((2, 150, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32),
         linear(64, 64, pair=1),
     ),
-    "even, three blocks": (product((200, 264), (72, 264), turn_right=True), linear(64, 32, even=True, blocks=5)),
+    "even, three blocks": (product((200, 264), (72, 264), turn_right=True), linear(64, 32, stream_k=True, blocks=5)),
     "even, a tile of many blocks": (
         product((2, 70, 584), (2, 40, 584), weight=False, turn_right=True),
-        linear(64, 64, even=True, blocks=13),
+        linear(64, 64, stream_k=True, blocks=13),
     ),
     "even, further tiles, two warpgroups": (
         product((500, 200), (200, 72), weight=False),
-        linear(128, 64, even=True, blocks=3, groups=2, band=2),
+        linear(128, 64, stream_k=True, blocks=3, groups=2, band=2),
     ),
     "even, pair below": (
         product((300, 264), (72, 264), turn_right=True),
-        linear(64, 64, even=True, pair=1, blocks=8),
+        linear(64, 64, stream_k=True, pair=1, blocks=8),
     ),
     "even, pair beside": (
         product((300, 328), (40, 328), weight=False, turn_right=True, dtype=BF16),
-        linear(64, 32, even=True, pair=2, blocks=6),
+        linear(64, 32, stream_k=True, pair=2, blocks=6),
     ),
     "even, two by two": (
         product((300, 328), (104, 328), weight=False, turn_right=True),
-        linear(64, 32, even=True, pair=3, blocks=16),
+        linear(64, 32, stream_k=True, pair=3, blocks=16),
     ),
     "even, four below": (
         product((300, 328), (328, 72), weight=False),
-        linear(64, 64, even=True, pair=4, blocks=12),
+        linear(64, 64, stream_k=True, pair=4, blocks=12),
     ),
     "even, 3x3": (
         convolution(2, 64, 9, 9, 24, 3, 1, 1, residual=True),
-        pixels(64, 32, (1, 7, 9), even=True, blocks=3),
+        pixels(64, 32, (1, 7, 9), stream_k=True, blocks=3),
     ),
     "one row": (product((1, 136), (136, 72), weight=False), linear(64, 64)),
     "one row of a weight, split": (product((1, 264), (72, 264), turn_right=True), linear(64, 32, split=2)),
@@ -222,7 +222,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "odd columns, packed": (product((101, 69), (72, 101), turn_left=True, turn_right=True), linear(64, 64)),
     "odd rows, even shares, pairs": (
         product((300, 301), (301, 75), weight=False),
-        linear(64, 64, even=True, pair=1, blocks=8),
+        linear(64, 64, stream_k=True, pair=1, blocks=8),
     ),
     "odd rows, tf32": (
         product((70, 103), (40, 103), weight=False, turn_right=True, dtype=F32),
@@ -268,7 +268,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "stored by boxes, pair beside, even": (
         product((300, 328), (40, 328), weight=False, turn_right=True, dtype=BF16, bias=False),
-        linear(64, 32, even=True, pair=2, blocks=6, store=32),
+        linear(64, 32, stream_k=True, pair=2, blocks=6, store=32),
     ),
     "tf32": (product((70, 132), (40, 132), turn_right=True, dtype=F32), linear(64, 64)),
     "tf32, split": (product((70, 260), (72, 260), turn_right=True, dtype=F32), linear(64, 64, split=4)),
@@ -476,11 +476,11 @@ def test_one_buffer_is_declined() -> None:
         ("asymmetric", {"pair": 1}, "boxes of pixels"),
         ("linear", {"pair": 2}, "packed columns"),
         ("linear", {"spare": 32}, "columns to spare"),
-        ("two warpgroups in turn", {"even": True}, "share the rows of a tile"),
-        ("linear", {"even": True}, "share the rows of a tile"),
-        ("linear", {"even": True, "blocks": 2}, "fill the grid"),
-        ("linear", {"even": True, "blocks": 132}, "more shares of a tile"),
-        ("linear", {"even": True, "blocks": 11}, "fewer steps than blocks"),
+        ("two warpgroups in turn", {"stream_k": True}, "cooperative consumers"),
+        ("linear", {"stream_k": True}, "cooperative consumers"),
+        ("linear", {"stream_k": True, "blocks": 2}, "fill the grid"),
+        ("linear", {"stream_k": True, "blocks": 132}, "CTAs per tile"),
+        ("linear", {"stream_k": True, "blocks": 11}, "fewer k-tiles than CTAs"),
     ],
 )
 def test_blocks_that_cannot_work_together_are_declined(name: str, changes: dict[str, object], reason: str) -> None:
@@ -491,15 +491,15 @@ def test_blocks_that_cannot_work_together_are_declined(name: str, changes: dict[
 
 
 def test_a_schedule_tells_new_parameters_where_they_are_used() -> None:
-    old, new = linear(64, 64).schedule(), linear(64, 64, pair=1, even=True, band=4).schedule()
-    assert not {"pair", "even", "band", "spare"} & set(dict(old.params))
+    old, new = linear(64, 64).schedule(), linear(64, 64, pair=1, stream_k=True, band=4).schedule()
+    assert not {"pair", "stream_k", "band", "spare"} & set(dict(old.params))
     assert Shape.of(old) == linear(64, 64)
-    assert Shape.of(new) == linear(64, 64, pair=1, even=True, band=4)
+    assert Shape.of(new) == linear(64, 64, pair=1, stream_k=True, band=4)
 
 
 @pytest.mark.parametrize(("tiles", "units", "steps"), [(7, 5, 9), (3, 5, 9), (64, 6, 4), (10, 5, 3)])
-def test_even_shares_cover_every_step_once(tiles: int, units: int, steps: int) -> None:
-    e = Even(tiles, units, steps)
+def test_stream_k_covers_every_k_tile_once(tiles: int, units: int, steps: int) -> None:
+    e = StreamK(tiles, units, steps)
     assert e.shared == {(7, 5): 7, (3, 5): 3, (64, 6): 10, (10, 5): 0}[tiles, units]
     by, over = map(int, re.findall(r"\d+", e.range_of("unit")))
     starts = [unit * by // over for unit in range(units + 1)]
@@ -518,8 +518,8 @@ def test_rows_within_sectors_are_offered_clusters_of_four() -> None:
 def test_large_products_are_offered_pairs_and_even_shares() -> None:
     found = [s for _, s in tma_choose.every(contraction(product((5120, 5120), (5120, 5120), weight=False)), GpuFacts())]
     assert any(s.pair for s in found)
-    assert any(s.even for s in found)
-    assert all(s.blocks for s in found if s.even)
+    assert any(s.stream_k for s in found)
+    assert all(s.blocks for s in found if s.stream_k)
 
 
 def test_other_architectures_have_no_shapes() -> None:

@@ -25,7 +25,7 @@ from weft.kernels.source import CudaSource
 
 
 def together(bm: int, bn: int, blocks: int, **changes: object) -> Shape:
-    return linear(bm, bn, even=True, mutual=True, blocks=blocks, **changes)
+    return linear(bm, bn, stream_k=True, coop_fixup=True, blocks=blocks, **changes)
 
 
 CASES: dict[str, tuple[Problem, Shape]] = {
@@ -119,7 +119,7 @@ def test_a_small_part_of_a_gpu_has_room_for_twice_what_waits() -> None:
     """A seventh of an H200: even the last blocks of two such kernels leave room for the next."""
     deep = contraction(product((128, 16384), (128, 16384), weight=False, bias=False, turn_right=True))
     small = replace(GpuFacts(), sms=16)
-    found = [tma.emit(deep, s.schedule(), "k") for _, s in tma_choose.shapes(deep, small, 16) if s.mutual]
+    found = [tma.emit(deep, s.schedule(), "k") for _, s in tma_choose.shapes(deep, small, 16) if s.coop_fixup]
     assert found
     for source in found:
         assert isinstance(source, CudaSource)
@@ -140,7 +140,7 @@ def test_they_compile_without_spills() -> None:
 @pytest.mark.parametrize(
     ("problem", "shape"),
     [
-        (nt(100, 90, 264), linear(64, 64, mutual=True, blocks=8)),
+        (nt(100, 90, 264), linear(64, 64, coop_fixup=True, blocks=8)),
         (nt(100, 90, 264), together(64, 64, 5)),
         (nt(100, 90, 264), together(64, 80, 8)),
         (nt(60, 60, 520), together(64, 64, 4)),
@@ -152,25 +152,25 @@ def test_they_compile_without_spills() -> None:
 def test_tiles_that_blocks_cannot_finish_together_are_declined(problem: Problem, shape: Shape) -> None:
     found = tma.emit(contraction(problem), shape.schedule(), "k")
     assert isinstance(found, Declined)
-    assert "together" in found.reason
+    assert "cooperative fix-up" in found.reason
 
 
 def test_a_schedule_is_read_back() -> None:
     s = together(64, 64, 8)
     assert Shape.of(s.schedule()) == s
-    assert "mutual" not in dict(replace(s, mutual=False).schedule().params)
+    assert "coop_fixup" not in dict(replace(s, coop_fixup=False).schedule().params)
 
 
 def test_long_sums_of_few_tiles_are_offered_first() -> None:
     deep = contraction(product((512, 8192), (512, 8192), weight=False, bias=False, turn_right=True))
     found = [s for _, s in tma_choose.shapes(deep, GpuFacts(), 4)]
-    assert found[0].mutual
+    assert found[0].coop_fixup
     assert found[0].pair
     for s in found:
-        assert not s.mutual or (s.even and not s.pingpong and s.blocks <= GpuFacts().sms)
+        assert not s.coop_fixup or (s.stream_k and not s.pingpong and s.blocks <= GpuFacts().sms)
 
 
 def test_short_sums_and_many_tiles_are_not_divided() -> None:
     for m, n, k in ((512, 512, 512), (8192, 8192, 1024)):
         p = contraction(product((m, k), (n, k), weight=False, bias=False, turn_right=True))
-        assert not any(s.mutual for _, s in tma_choose.shapes(p, GpuFacts(), 4))
+        assert not any(s.coop_fixup for _, s in tma_choose.shapes(p, GpuFacts(), 4))

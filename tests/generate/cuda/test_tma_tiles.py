@@ -32,7 +32,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "112 columns, nothing behind": (nt(150, 234, 264, bias=False), linear(128, 112, groups=2)),
     "112 columns in turn": (nt(200, 248, 264), linear(64, 112, groups=2, pingpong=True, blocks=3, stages=4)),
     "112 columns of three warpgroups": (nt(200, 120, 136), linear(192, 112, groups=3)),
-    "112 columns shared evenly": (nt(250, 216, 520), linear(64, 112, even=True, blocks=5, stages=4)),
+    "112 columns shared evenly": (nt(250, 216, 520), linear(64, 112, stream_k=True, blocks=5, stages=4)),
     "112 columns by pairs": (nt(150, 248, 264), linear(64, 112, pair=1)),
     "112 columns by fours": (nt(150, 248, 264, bias=False), linear(64, 112, pair=3)),
     "112 columns by eights": (nt(300, 248, 136), linear(64, 96, pair=6, stages=4)),
@@ -48,7 +48,9 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "woven, tf32, in turn": (
         nt(200, 96, 200, F32), linear(64, 64, woven=True, groups=2, pingpong=True, blocks=3, stages=4)
     ),
-    "woven, tf32, shared evenly": (nt(250, 160, 260, F32), linear(64, 64, woven=True, even=True, blocks=5, stages=4)),
+    "woven, tf32, shared evenly": (
+        nt(250, 160, 260, F32), linear(64, 64, woven=True, stream_k=True, blocks=5, stages=4)
+    ),
     "four by two": (nt(400, 200, 264), linear(64, 64, pair=6, stages=4)),
     "four by two, more tiles than blocks": (nt(600, 200, 136), linear(64, 64, pair=6, blocks=8)),
     "two by four, woven": (nt(150, 320, 264), linear(64, 64, pair=7, woven=True)),

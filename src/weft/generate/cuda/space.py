@@ -32,7 +32,20 @@ _ALIKE = 0.15
 """Share by which the model must have one faster for each of the same kind before it."""
 _FROM_TABLE = 4
 """Kinds that are measured because they were fastest elsewhere."""
-_KIND = ("template", "bm", "bn", "split", "pingpong", "cluster", "cols", "slices", "pair", "even", "mutual", "store")
+_KIND = (
+    "template",
+    "bm",
+    "bn",
+    "split",
+    "pingpong",
+    "cluster",
+    "cols",
+    "slices",
+    "pair",
+    "stream_k",
+    "coop_fixup",
+    "store",
+)
 """Parameters that make configurations different; the others are tried after these."""
 
 

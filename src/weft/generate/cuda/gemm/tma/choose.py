@@ -14,16 +14,16 @@ from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.gemm.tma.align import aligned
 from weft.generate.cuda.gemm.tma.cost import CLUSTERED, PORT, Case, at_once, cycles, field_bytes, ported, units
 from weft.generate.cuda.gemm.tma.operands import STEP, WOVEN, Rows, Three, field, left, right, rows_of, stages_of_sum
-from weft.generate.cuda.gemm.tma.shape import MOST_APART, MOST_SHARES, PAIRS, Even, Shape, sums_apart
+from weft.generate.cuda.gemm.tma.shape import MOST_APART, MOST_SHARES, PAIRS, Shape, StreamK, sums_apart
 from weft.ir.declined import Declined
 
 _SHARED_COPY = 0.8
 """An operand of which two blocks copy halves for each other is worth pairing where copies take this share of the
 products' time."""
 _FEW_ROUNDS, _STEPS_EACH = 10, 6
-"""Tiles of a block beyond which the last ones matter little; steps of a block from which on they may be divided."""
+"""Tiles of a CTA beyond which the last wave matters little; k-tiles of a CTA from which on stream-K is offered."""
 _STEPS_TOGETHER, _LEAST_TOGETHER = 8, 64 * 128
-"""Steps of a block, and results of a tile, from which on blocks finish tiles together: less was not measured."""
+"""K-tiles of a CTA, and results of a tile, from which on the fix-up is cooperative: less was not measured."""
 _SECTOR = 16
 """Words of 16 bits; rows that begin within lines but not within sectors were not seen to be slower."""
 _STAGES = 8
@@ -99,7 +99,7 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     for base in _candidates(case, facts):
         if not _possible(p, case, base):
             continue
-        for blocks in {base.blocks, base.blocks if base.pingpong or base.even else 0}:
+        for blocks in {base.blocks, base.blocks if base.pingpong or base.stream_k else 0}:
             for stages in range(min(_FEWEST, base.stages), base.stages + 1):
                 s = replace(base, blocks=blocks, stages=stages)
                 if s.split == 1 or s.fields or s.bm * s.bn * 4 <= stages * s.stage_bytes:
@@ -168,7 +168,7 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     seen: set[tuple[int, ...]] = set()
     kept = []
     for modelled, s in found:
-        shared = int(s.even) + int(s.mutual)
+        shared = int(s.stream_k) + int(s.coop_fixup)
         alike = (s.bm * s.bn, s.split, int(s.pingpong), s.fields, s.unit, s.together, shared, s.apart)
         if alike not in seen:
             seen.add(alike)
@@ -221,7 +221,7 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
     if usual.resident > 1:
         return
     counts, columns = math.prod(case.rows.tiles(usual.box)), -(-p.n // usual.bn)
-    steps = dict(case.stages)[usual.panel]
+    k_tiles = dict(case.stages)[usual.panel]
     copies = ported(case, usual) / PORT
     pairs = [0]
     # of 8-bit floats they were 1.3 to 2 times slower on an H200, whatever the shape
@@ -238,13 +238,15 @@ def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
         # twice as many find room, see `Function.make_sure`
         sharers = min(count // tiles, usual.rows // 64 * (usual.bn // WOVEN), facts.sms // (2 * together))
         large = case.rows.linear and usual.bm * usual.bn >= _LEAST_TOGETHER and usual.bn % WOVEN == 0
-        if large and not usual.pingpong and sharers >= 2 and steps >= _STEPS_TOGETHER * sharers:
-            both = replace(usual, blocks=sharers * tiles * together, even=True, mutual=True)
+        if large and not usual.pingpong and sharers >= 2 and k_tiles >= _STEPS_TOGETHER * sharers:
+            both = replace(usual, blocks=sharers * tiles * together, stream_k=True, coop_fixup=True)
             yield replace(both, stages=max(usual.stages, _FEWEST))
-        e = Even(tiles, count // tiles * tiles if count >= 2 * tiles else count, steps)  # shares that end with tiles
-        enough = _STEPS_EACH * e.units <= e.shared * steps < 2**31 // e.units
+        e = StreamK(
+            tiles, count // tiles * tiles if count >= 2 * tiles else count, k_tiles
+        )  # shares that end with tiles
+        enough = _STEPS_EACH * e.units <= e.shared * k_tiles < 2**31 // e.units
         if not usual.pingpong and enough and e.units <= MOST_SHARES * e.shared and tiles < _FEW_ROUNDS * e.units:
-            yield replace(usual, blocks=e.units * together, even=True, stages=max(usual.stages, _FEWEST))
+            yield replace(usual, blocks=e.units * together, stream_k=True, stages=max(usual.stages, _FEWEST))
 
 
 def _paired(case: Case, counts: int, columns: int, pair: int) -> bool:

@@ -3,8 +3,8 @@
 A tile costs its k-blocks, each bound by the tensor cores, shared memory, the L2 cache or the chain of one warpgroup,
 and its epilogue: a thread's results one after another, and what all of them issue and store. With ping-pong consumers,
 or several CTAs per multiprocessor, a tile hides behind another one as far as neither a resource nor a warpgroup is
-theirs both. The constants were fitted to 1,539 kernels of ten networks measured on an NVIDIA H200, those of pairs and
-even shares apart (docs/performance-model.md); the model ranks, and measuring decides. Source: note on matrix products,
+theirs both. The constants were fitted to 1,539 kernels of ten networks measured on an NVIDIA H200, those of clusters
+and stream-K apart (docs/performance-model.md); the model ranks, and measuring decides. Source: note on matrix products,
 section 9.
 """
 
@@ -17,7 +17,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import gap_us
 from weft.generate.cuda.gemm.mma.cost import Sizes
 from weft.generate.cuda.gemm.tma.operands import STEP, Rows, Three
-from weft.generate.cuda.gemm.tma.shape import Even, Shape
+from weft.generate.cuda.gemm.tma.shape import Shape, StreamK
 
 PORT = 56.0
 """Bytes per cycle and multiprocessor from the L2 cache while all load."""
@@ -149,25 +149,25 @@ def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
 def busy(case: Case, s: Shape, facts: GpuFacts) -> float:
     """Cycles of the busiest multiprocessor."""
     blocks = -(-case.sizes.k // case.taps // s.panel)
-    steps = -(-blocks // s.split) * (case.taps // s.unit) if s.fields else -(-dict(case.stages)[s.panel] // s.split)
+    k_tiles = -(-blocks // s.split) * (case.taps // s.unit) if s.fields else -(-dict(case.stages)[s.panel] // s.split)
     tiles = units(case, s)
     busiest = -(-tiles // at_once(case, s, facts))
-    flow, alone = _step(case, s, steps)
-    flow, main = flow * steps, alone * steps
+    flow, alone = _step(case, s, k_tiles)
+    flow, main = flow * k_tiles, alone * k_tiles
     waited, shared = _end(case, s)
     end = waited + shared
     apart = min(busiest, 2 if s.pingpong else s.resident)
     rounds = -(-busiest // apart)
-    if s.mutual:
-        sharers = Even(tiles, s.blocks // s.together, steps).sharers
+    if s.coop_fixup:
+        sharers = StreamK(tiles, s.blocks // s.together, k_tiles).sharers
         left = s.bm * s.bn * 4 * (sharers - 1) / sharers
         each = max(alone, ported(case, s) / APART_PORT)
-        inside = -(-steps // sharers) * each + LATE + (end - LATE) / sharers
+        inside = -(-k_tiles // sharers) * each + LATE + (end - LATE) / sharers
         inside += 2 * left / HANDED + MUTUAL * sharers
-    elif s.even:
-        e = Even(tiles, s.blocks // s.together, steps)
+    elif s.stream_k:
+        e = StreamK(tiles, s.blocks // s.together, k_tiles)
         others = max(1.0, e.units / e.shared)
-        inside = e.tiles * steps / e.units * alone * (1.0 if s.pair else DRIFT) + busiest * end
+        inside = e.tiles * k_tiles / e.units * alone * (1.0 if s.pair else DRIFT) + busiest * end
         inside += (1 + others) * s.bm * s.bn * 4 / HANDED + HANDED_LATENCY
     elif s.pingpong:
         inside = max(busiest * main + end, rounds * (main + end) + (busiest - 1) % 2 * main, busiest * shared + main)
@@ -188,7 +188,7 @@ def at_once(case: Case, s: Shape, facts: GpuFacts) -> int:
     return max(1, int(CLUSTERED[s.split] * facts.sms) // s.split * max(1, fit))
 
 
-def _step(case: Case, s: Shape, steps: int) -> tuple[float, float]:
+def _step(case: Case, s: Shape, k_tiles: int) -> tuple[float, float]:
     """Cycles of a k-block that a multiprocessor is busy with, and those of one tile that is alone."""
     part, high = s.step / STEP, s.bm // 64
     loaded = (s.bm + s.bn + s.spare) * 2.0 * STEP
@@ -199,7 +199,7 @@ def _step(case: Case, s: Shape, steps: int) -> tuple[float, float]:
     flow = max(products, reads, (ported(case, s) if any(case.within) or s.pair else loaded) / PORT)
     if s.pair:  # copies cost a little even where products hide them: of two ways, the one that copies less
         flow *= 1.0 - LESS * (s.bn if s.beside == 1 else s.bm) / (s.bm + s.bn)
-    own = (high if s.pingpong else high / s.groups) * 2 * s.bn * part + (AGAIN if steps > s.stages else 0.0)
+    own = (high if s.pingpong else high / s.groups) * 2 * s.bn * part + (AGAIN if k_tiles > s.stages else 0.0)
     if s.apart == 1:
         own += high / s.groups * (MOVED + s.bn / 2)
     return flow, max(flow, LATENCY / s.stages, own)

@@ -40,10 +40,10 @@ from weft.generate.cuda.gemm.tma.pack import pack_panels
 from weft.generate.cuda.gemm.tma.shape import (
     MOST_APART,
     MOST_SHARES,
-    Even,
     Shape,
-    even_of,
+    StreamK,
     pairs_of,
+    stream_k_of,
     sums_apart,
     tiles_of,
 )
@@ -60,9 +60,9 @@ _MOVED = {2: RegisterSplit(40, 232), 3: RegisterSplit(32, 160)}
 
 
 @cache
-def even_header() -> str:
-    """The functions of blocks that hand sums to each other."""
-    return (Path(__file__).parent / "weft_cuda_even.h").read_text(encoding="utf-8")
+def fixup_header() -> str:
+    """The functions of the fix-up: partial sums and flags between CTAs."""
+    return (Path(__file__).parent / "weft_cuda_fixup.h").read_text(encoding="utf-8")
 
 
 def instruction(kind: str, columns: int, *, turned_a: bool, turned_b: bool) -> str:
@@ -111,7 +111,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         return Declined("a stage of weights that is neither a tap nor a row of the kernel")
     if s.apart and (not p.float8 or s.pingpong or sums_apart(s.rows, s.bn, s.apart) > MOST_APART):
         return Declined("sums of their own in f32: for 8-bit floats, in tiles that leave registers for them")
-    wrong = _no_pair(p, rows, s) or _not_even(p, rows, s)
+    wrong = _no_pair(p, rows, s) or _no_stream_k(p, rows, s)
     if wrong is not None:
         return wrong
     to = tma_store.stored(p, rows, s) if s.store else None
@@ -134,16 +134,16 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     wrong = fixed.declined(p, rows, s, end.width)
     if wrong is not None:
         return wrong
-    if p.column_sums and (s.split > 1 or s.even or not rows.linear or p.z > 1 or end.width != 8):
+    if p.column_sums and (s.split > 1 or s.stream_k or not rows.linear or p.z > 1 or end.width != 8):
         return Declined("sums of columns: of whole tiles of one matrix, 8 neighbours at a time")
     if end.by_row:
         return Declined("outputs whose channels lie apart")
     packed = w.map is None
-    args = epilogue.arguments(p, packed, s.even, s.even)
+    args = epilogue.arguments(p, packed, s.stream_k, s.stream_k)
     maps = [Parameter(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
     maps += [Parameter("my", to.map)] if to is not None else []
     units = math.prod(pairs_of(p, rows, s)) * p.z
-    grid = (s.blocks // s.together if s.even else min(s.blocks // s.together or units, units)) * s.cluster
+    grid = (s.blocks // s.together if s.stream_k else min(s.blocks // s.together or units, units)) * s.cluster
     own = 4 if s.pingpong else 4 * s.groups
     readers = own * (s.below + s.beside - 1)
     ring = s.stages * s.stage_bytes + s.staged_bytes
@@ -174,7 +174,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     headers = [prelude(), tma_header()]
     headers += [
         text()
-        for text, wanted in ((pair_header, s.pair), (even_header, s.even), (tma_store.header, to is not None))
+        for text, wanted in ((pair_header, s.pair), (fixup_header, s.stream_k), (tma_store.header, to is not None))
         if wanted
     ]
     functions = (
@@ -200,7 +200,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         named_barriers=fixed.barriers(p, s) or int(s.split > 1),
         registers=_MOVED[s.groups] if s.moves_registers else None,
         cluster=(s.cluster, 1, 1),
-        co_resident=even_of(p, rows, s, _steps(p, s)).sharers * s.together if s.mutual else 1,
+        co_resident=stream_k_of(p, rows, s, _k_tiles(p, s)).sharers * s.together if s.coop_fixup else 1,
     )
     copying = (copies(p, moved.matrices, before),) if isinstance(moved, Aligned) else ()
     source = RoleSource(
@@ -217,17 +217,17 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
 
 
 def _workspace(p: Product, rows: Rows, s: Shape) -> int:
-    """Bytes for sums that blocks hand to each other."""
-    if not s.even:
+    """Bytes for partial sums of stream-K."""
+    if not s.stream_k:
         return 0
-    return even_of(p, rows, s, _steps(p, s)).units * s.cluster * s.bm * s.bn * 4
+    return stream_k_of(p, rows, s, _k_tiles(p, s)).units * s.cluster * s.bm * s.bn * 4
 
 
 def _state(p: Product, rows: Rows, s: Shape, grid: int) -> int:
-    """Bytes of flags: one for each warp, and for each block that reads what it leaves."""
-    if not s.even:
+    """Bytes of flags: one for each warp, and for each CTA that reads what it leaves."""
+    if not s.stream_k:
         return 0
-    return grid * 4 * s.groups * 4 * (even_of(p, rows, s, _steps(p, s)).sharers if s.mutual else 1)
+    return grid * 4 * s.groups * 4 * (stream_k_of(p, rows, s, _k_tiles(p, s)).sharers if s.coop_fixup else 1)
 
 
 def _no_pair(p: Product, rows: Rows, s: Shape) -> Declined | None:
@@ -244,26 +244,28 @@ def _no_pair(p: Product, rows: Rows, s: Shape) -> Declined | None:
     return None
 
 
-def _not_even(p: Product, rows: Rows, s: Shape) -> Declined | None:
-    """Why steps cannot be divided evenly."""
-    if not s.even:
-        return Declined("blocks finish a tile together where they share its steps") if s.mutual else None
+def _no_stream_k(p: Product, rows: Rows, s: Shape) -> Declined | None:
+    """Why this cannot be a stream-K kernel."""
+    if not s.stream_k:
+        return Declined("a cooperative fix-up without stream-K") if s.coop_fixup else None
     if s.split > 1 or s.resident > 1 or s.pingpong or s.fields or not s.blocks:
-        return Declined("steps are divided among blocks that share the rows of a tile and read no fields")
-    e = even_of(p, rows, s, _steps(p, s))
-    if s.mutual and (
+        return Declined(
+            "stream-K needs a persistent grid, cooperative consumers, one CTA per multiprocessor; no split-K, no halo"
+        )
+    e = stream_k_of(p, rows, s, _k_tiles(p, s))
+    if s.coop_fixup and (
         s.bn % 32 or not 2 <= e.sharers <= s.rows // 64 * s.bn // 32 or s.store or p.parts or p.column_sums
     ):
-        return Declined("tiles that blocks cannot finish together: equal shares, and whole pieces for each")
+        return Declined("a cooperative fix-up needs equal shares of every tile, each of whole fragments of 64x32")
     if e.units > MOST_SHARES * e.shared:
-        return Declined("more shares of a tile than lanes that wait for them, or tiles that fill the grid")
-    if not e.units <= e.shared * e.steps < 1 << 31 or e.shared * e.steps * e.units >= 1 << 31:
-        return Declined("tiles that fill the grid, or fewer steps than blocks")
+        return Declined(f"stream-K with more than {MOST_SHARES} CTAs per tile, or tiles that fill the grid")
+    if not e.units <= e.shared * e.k_tiles < 1 << 31 or e.shared * e.k_tiles * e.units >= 1 << 31:
+        return Declined("stream-K with fewer k-tiles than CTAs, or tiles that fill the grid")
     return None
 
 
-def _steps(p: Product, s: Shape) -> int:
-    """Stages that the whole sum takes."""
+def _k_tiles(p: Product, s: Shape) -> int:
+    """K-tiles of the whole sum: a stage of the pipeline each."""
     if s.fields:
         return _rounds(p, s) * blocks_of_channels(p, s.panel)
     return stages_of_sum(p, s.panel)
@@ -275,10 +277,10 @@ def _rounds(p: Product, s: Shape) -> int:
 
 
 def _range(p: Product, rows: Rows, s: Shape) -> str:
-    """Declares the steps of the sum of this block and its place in the cluster."""
-    kt = _steps(p, s)
-    if s.even:
-        e = even_of(p, rows, s, kt)
+    """Declares the k-tiles of this CTA and its rank in the cluster."""
+    kt = _k_tiles(p, s)
+    if s.stream_k:
+        e = stream_k_of(p, rows, s, kt)
         unit = f"role.block_x() / {s.together}" if s.pair else "role.block_x()"
         return f"const int unit = {unit}, lowest = {e.range_of('unit')}, highest = {e.range_of('unit + 1')};"
     if s.split == 1:
@@ -324,10 +326,10 @@ def _tile(p: Product, rows: Rows, s: Shape) -> str:
 
 def _loop(p: Product, rows: Rows, s: Shape, begin: str, step: str) -> str:
     tiles = math.prod(pairs_of(p, rows, s)) * p.z
-    if s.even:
-        e = even_of(p, rows, s, _steps(p, s))
-        kt = e.steps
-        # from the highest step down, so that what a block leaves to the next one is there when that comes to it
+    if s.stream_k:
+        e = stream_k_of(p, rows, s, _k_tiles(p, s))
+        kt = e.k_tiles
+        # from the highest k-tile down, so that what a CTA leaves to the next one is there when that comes to it
         return (
             f"int upto = highest, next = {e.shared} + unit;\n#pragma unroll 1\nfor (;;) {{ int tile, first, last;"
             f" if (upto > lowest) {{ tile = (upto - 1) / {kt}; first = lowest > tile * {kt} ? lowest - tile * {kt} : 0;"
@@ -384,7 +386,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     stored = " w_map_prefetch(&my);" if s.store else ""
     lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);") + stored)
     early = "0u"
-    if packed and not s.even:
+    if packed and not s.stream_k:
         early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)"
         start = f"role.block_x() / {s.cluster}" if s.cluster > 1 else "role.block_x()"
         lines += [
@@ -405,7 +407,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{ const int kb = st; (void)kb;",
         _copy_field(p, s, a) if s.fields else "",
         f"const u32 {walk.slot}bar = sb + FULL + 8 * slot;",
-        f"if (it >= {early}) {{" if packed and not s.even else "{",
+        f"if (it >= {early}) {{" if packed and not s.stream_k else "{",
         f"w_bar_wait(sb + EMPTY + 8 * slot, {walk.parity} ^ 1); w_bar_expect(bar, {bytes_}u);",
         f"const u32 to = sb + RING + slot * STAGE + {a_bytes}; {w.load} }}",
         "}" if s.fields else f"const u32 to = sb + slot * STAGE; {a.load} }}",
@@ -451,16 +453,16 @@ def _in_field(p: Product, s: Shape) -> str:
     return f"w_operand_at(there + (u32)(({place}) * {row} + q * 32), 16, {row * wide}, {_MODE[s.panel]})"
 
 
-def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
-    """A tile's last block adds what the blocks before it have left, and ends the tile; the others leave their sums."""
-    e = even_of(p, rows, s, _steps(p, s))
+def _fix_up(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
+    """A tile's last CTA adds what the CTAs before it have left, and has the epilogue; the others leave their sums."""
+    e = stream_k_of(p, rows, s, _k_tiles(p, s))
     high, warps, threads = s.rows // 64, 4 * s.groups, 128 * s.groups
     each = f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int c = 0; c < {s.bn // 8}; ++c)"
     place = f"[(i * {s.bn // 8} + c) * {threads}]"
     left = ", ".join(narrow.carried(f"acc[i][4 * c{x}]", integers=p.integers) for x in ("", " + 1", " + 2", " + 3"))
     kind, part = ("int", "__float_as_int(part.{})") if p.integers else ("float", "part.{}")
     adds = " ".join(f"d[{x}] += {part.format(f)};" for x, f in enumerate("xyzw"))
-    flags = warps * (e.sharers if s.mutual else 1)
+    flags = warps * (e.sharers if s.coop_fixup else 1)
 
     def mine(unit: str) -> str:
         block = f"({unit} * {s.together} + (int)rank)" if s.pair else unit
@@ -469,31 +471,32 @@ def _handed(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
             f" unsigned* const flag = (unsigned*)state + {block} * {flags} + warp;"
         )
 
-    if s.mutual:
+    if s.coop_fixup:
         read = f"const float4 part = w_read_partial(sums + (i * {s.bn // 8} + c) * {threads});"
         add = f"{{ {read} {kind}* const d = acc[i] + 4 * c; {adds} }}"
-        return [*_exchanged(s, e, mine, f"sums{place} = make_float4({left});", add), *end]
+        return [*_cooperative_fix_up(s, e, mine, f"sums{place} = make_float4({left});", add), *end]
     return [
-        f"if (last < {e.steps}) {{ {mine('unit')}\n{each}",
+        f"if (last < {e.k_tiles}) {{ {mine('unit')}\n{each}",
         f"sums{place} = make_float4({left});",
         "__syncwarp(); if (lane == 0) w_raise(flag);",
         "} else {",
         # each lane waits for one of them, then all are read one after another, the nearest first
-        f"if (first > 0) {{ const int after = unit - lane;\nif (after > 0 && {e.range_of('after')} > tile * {e.steps})",
+        "if (first > 0) { const int after = unit - lane;",
+        f"if (after > 0 && {e.range_of('after')} > tile * {e.k_tiles})",
         f"{{ {mine('(after - 1)')} (void)sums; w_await(flag); }}\n__syncwarp();",
         f"#pragma unroll 1\nfor (int other = unit - 1;; --other) {{ {mine('other')} (void)flag;\n{each} {{",
         f"const float4 part = w_read_partial(sums + (i * {s.bn // 8} + c) * {threads});",
         f"{kind}* const d = acc[i] + 4 * c; {adds} }}",
-        f"if ({e.range_of('other')} <= tile * {e.steps}) break; }} }}",
+        f"if ({e.range_of('other')} <= tile * {e.k_tiles}) break; }} }}",
         *end,
         "}",
     ]
 
 
-def _exchanged(s: Shape, e: Even, mine: Callable[[str], str], put: str, add: str) -> list[str]:
-    """Each block of a tile leaves its sums of what others finish, and adds those of what it finishes, in order.
+def _cooperative_fix_up(s: Shape, e: StreamK, mine: Callable[[str], str], put: str, add: str) -> list[str]:
+    """Each CTA of a tile leaves its sums of what others finish, and adds those of what it finishes, in order.
 
-    Pieces are 64 rows by 32 columns, dealt out by turns. Blocks of a tile are neighbours in the grid: all but one tile
+    Fragments are 64 rows by 32 columns, dealt round robin. CTAs of a tile are neighbours in the grid: all but one tile
     are whole at any time, so that waiting ends as long as a few multiprocessors are free (`Launch.at_once`).
     """
     high, count, warps = s.rows // 64, s.rows // 64 * (s.bn // 32), 4 * s.groups
@@ -595,10 +598,10 @@ def _products(
         release = f"{free}sb + EMPTY + 8 * ({walk.last}){at_both});"
         stages = fixed.stages(p, s, walk.head, walk.before, walk.slot, walk.parity, of_w, release, turned=w.turned)
     freed = f"{free}sb + EMPTY + 8 * slot{at_both});"
-    sharers = even_of(p, rows, s, _steps(p, s)).sharers if s.mutual else 1
+    sharers = stream_k_of(p, rows, s, _k_tiles(p, s)).sharers if s.coop_fixup else 1
     first, end = finish(p, rows, s, w, width, to, sharers)
-    if s.even:
-        end = _handed(p, rows, s, end)
+    if s.stream_k:
+        end = _fix_up(p, rows, s, end)
     return [
         "role.alloc_registers();" if s.moves_registers else "",
         *fixed.vectors(p, s),

@@ -11,7 +11,7 @@ from weft.generate.cuda.gemm.tma.operands import STEP, Rows, Share, Three
 from weft.generate.parameters import Parameters
 from weft.kernels.source import Schedule
 
-_OFF = ("even", "woven", "mutual")
+_OFF = ("stream_k", "woven", "coop_fixup")
 _DEFAULTS = (
     ("pair", 0), ("band", 8), ("spare", 0), ("apart", 0), ("store", 0), *((name, False) for name in _OFF),
 )  # fmt: skip
@@ -26,7 +26,7 @@ PAIRS: Mapping[int, tuple[int, int]] = {
 STORED_ROWS = 16
 """Rows of a box of results: a warp's of 64."""
 MOST_SHARES = 30
-"""Blocks that may work on a tile, roughly: each lane of a warp waits for one."""
+"""CTAs that may share a tile, roughly: each lane of a warp waits for one."""
 MOST_APART = 192
 """Registers of sums per thread where those of a stage stand apart."""
 
@@ -70,9 +70,9 @@ class Shape(Parameters):
     four; 8: eighths of the right one. 0: every block copies for itself."""
     band: int = 8
     """Rows of tiles, or of pairs, that are under way together, so that they share columns in the L2 cache."""
-    even: bool = False
-    """True: all blocks get equally many steps of the tiles that do not fill the grid; of a tile that several blocks
-    work on, the last adds up what the others leave in memory."""
+    stream_k: bool = False
+    """Stream-K: the k-tiles of the tiles that do not fill the grid are divided evenly among all CTAs; of a tile that
+    several CTAs share, the last one does the fix-up, with the partial sums that the others leave in the workspace."""
     apart: int = 0
     """Of 8-bit floats: 1: the tensor cores' sums, which are short of bits, move to f32 of their own after each stage;
     2: while the next are made, in other registers. 0: they stay."""
@@ -87,9 +87,9 @@ class Shape(Parameters):
     store: int = 0
     """Columns of the boxes, 32 or 64, in which the copy engine stores results; 0: threads store them."""
 
-    mutual: bool = False
-    """True: of shares that end with their tiles (`even`), each block of a tile adds up and finishes a part of it;
-    False: the last block does all of that."""
+    coop_fixup: bool = False
+    """Cooperative fix-up: where the shares of stream-K end with their tiles, each CTA of a tile reduces and finishes a
+    part of it; else the last CTA does all of that."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""
@@ -202,15 +202,15 @@ def pairs_of(p: Product, rows: Rows, s: Shape) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Even:
-    """How the steps of tiles are divided evenly; a unit is a block, or some that copy for each other."""
+class StreamK:
+    """How stream-K divides the k-tiles of tiles; a unit is a CTA, or a cluster that shares operands by multicast."""
 
     tiles: int
     """Tiles, or pairs of them."""
     units: int
     """Of the grid."""
-    steps: int
-    """Of a whole tile."""
+    k_tiles: int
+    """K-tiles of a whole tile."""
 
     @property
     def sharers(self) -> int:
@@ -224,10 +224,10 @@ class Even:
         return left + self.units if self.tiles > self.units and left else left
 
     def range_of(self, unit: str) -> str:
-        """C text: the first shared step of a unit, counted over all tiles."""
-        return f"({unit}) * {self.shared * self.steps} / {self.units}"
+        """C text: the first shared k-tile of a unit, counted over all tiles."""
+        return f"({unit}) * {self.shared * self.k_tiles} / {self.units}"
 
 
-def even_of(p: Product, rows: Rows, s: Shape, steps: int) -> Even:
-    """The division of a shape that is even."""
-    return Even(math.prod(pairs_of(p, rows, s)) * p.z, max(1, s.blocks // s.together), steps)
+def stream_k_of(p: Product, rows: Rows, s: Shape, k_tiles: int) -> StreamK:
+    """The division of a stream-K configuration."""
+    return StreamK(math.prod(pairs_of(p, rows, s)) * p.z, max(1, s.blocks // s.together), k_tiles)

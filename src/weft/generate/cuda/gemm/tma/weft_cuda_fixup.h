@@ -1,5 +1,5 @@
-// Sums that blocks hand to each other through memory, a warp to the same warp. Includes nothing. Tests put an emulation
-// in its place.
+// Fix-up of stream-K: partial sums from CTA to CTA through global memory, a warp to the same warp. Includes nothing.
+// Tests put an emulation in its place.
 #ifndef W_EMULATED
 W_FN void w_raise(unsigned* flag) {  // behind a barrier of the warp: what it has written is there
   asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
