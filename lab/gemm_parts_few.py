@@ -92,7 +92,7 @@ def stores() -> Iterator[tuple[Gemm, list[Variant]]]:
     sizes = [(4096, 4096, k) for k in (1024, 512, 768, 1536, 2048)]
     sizes += [(8192, 4096, 1024), (4096, 8192, 512), (8192, 8192, 1024), (4096, 3072, 768), (3152, 3072, 768)]
     for m, n, k in [*sizes, (8192, 1024, 1024), (16384, 1024, 1024), (2048, 3072, 768)]:
-        shapes = [square, low, replace(low, pair=1)]
+        shapes = [square, low, replace(low, multicast=1)]
         boxed = [y for x in shapes for y in (x, *_stored(x))]
         yield Gemm(m, n, k, layout="nt", dtype=DType.F16), _all([*boxed, wide])
     for text in ("bias", "bias_relu"):

@@ -108,7 +108,7 @@ def ordered(s: Shape) -> list[Variant]:
 
 def shared(s: Shape, *kinds: int, blocks: int = 128) -> list[Variant]:
     """Shares that end with their tiles, finished by one block or by all of them."""
-    found = [replace(s, pair=k, stream_k=True, blocks=blocks, woven=False) for k in kinds]
+    found = [replace(s, multicast=k, stream_k=True, blocks=blocks, woven=False) for k in kinds]
     return all_of([y for x in found for y in (replace(x, coop_fixup=True), x)])
 
 
@@ -125,7 +125,7 @@ def turned(bm: int, bn: int, stages: int, *kinds: int) -> list[Variant]:
 def persistent(s: object) -> Shape:
     """A shape by blocks that go on to further tiles: as many as clusters find room for."""
     assert isinstance(s, Shape)
-    return replace(s, blocks=132 if s.together < 4 else 120)
+    return replace(s, blocks=132 if s.multicast_ctas < 4 else 120)
 
 
 def banded(s: Shape, *bands: int) -> list[Variant]:
@@ -138,26 +138,31 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
     low, flat = tile(64, 128, 8, groups=1, blocks=0), tile(128, 64, 8, blocks=0)
     mid, wide, tall = tile(128, 128, 7, blocks=0), tile(128, 256, 4), tile(256, 128, 4)
     three, deep = tile(192, 128, 5, groups=3), tile(128, 192, 5)
-    lows = [replace(low, pair=n) for n in (0, 1)]
-    parts: list[Variant] = [("no products, no end", s, COPIES, 2) for s in (*lows, replace(flat, pair=2))]
+    lows = [replace(low, multicast=n) for n in (0, 1)]
+    parts: list[Variant] = [("no products, no end", s, COPIES, 2) for s in (*lows, replace(flat, multicast=2))]
     parts += [("no products", replace(mid, split=2), WRONG["no products"], 2)]
     parts += [("no products, no end", replace(lows[1], stages=n), COPIES, 2) for n in (4, 6)]
     parts += [("no products, no end", replace(lows[1], band=n), COPIES, 2) for n in (1, 2, 4)]
     parts += [("no products, same columns", s, SAME_COLUMNS, 2) for s in lows]
     parts += [("no products, same rows", s, SAME_ROWS, 2) for s in lows]
     parts += [(f"ahead {n}", lows[1], ahead(n, 8, 8), 2) for n in (10, 16)]
-    parts += [("ahead 12", replace(flat, pair=2), ahead(12, 8, 8), 2)]
+    parts += [("ahead 12", replace(flat, multicast=2), ahead(12, 8, 8), 2)]
     parts += [(f"policy {n}", lows[1], None, 2 + 10 * n) for n in (1, 2)]
-    orders = [*banded(lows[1], 8, 1, 2, 4), *banded(replace(flat, pair=2), 8, 1, 2, 4)]
+    orders = [*banded(lows[1], 8, 1, 2, 4), *banded(replace(flat, multicast=2), 8, 1, 2, 4)]
     orders += banded(replace(mid, split=2), 8, 1, 2, 4)
     shares = [*shared(wide, 0), *mutual(wide, 1, 2), *mutual(tall, 0, 1, 2), *shared(mid, 1), *mutual(mid, 0, 2)]
-    both = [replace(mid, pair=n, stream_k=True, coop_fixup=True, blocks=128) for n in (1, 2)]
+    both = [replace(mid, multicast=n, stream_k=True, coop_fixup=True, blocks=128) for n in (1, 2)]
     orders += [
         x
-        for s in (*both, replace(wide, pair=2, stream_k=True, coop_fixup=True, blocks=128))
+        for s in (*both, replace(wide, multicast=2, stream_k=True, coop_fixup=True, blocks=128))
         for x in banded(s, 1, 2, 4)
     ]
-    orders += [*ordered(lows[1]), *ordered(replace(flat, pair=2)), *banded(low, 1, 2, 4, 16), *banded(flat, 1, 2, 4, 8)]
+    orders += [
+        *ordered(lows[1]),
+        *ordered(replace(flat, multicast=2)),
+        *banded(low, 1, 2, 4, 16),
+        *banded(flat, 1, 2, 4, 8),
+    ]
     orders += [x for n in (0, 1) for x in turned(64, 128, 8, n)]
     yield Gemm(1024, 1024, 8192, layout="nt"), [*shares, *orders, *parts]
     alone = pairs(mid, 3, 4)
@@ -179,7 +184,7 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
         [*across, *pairs(replace(tile(128, 160, 5, blocks=0), spare=32), 4)],
     )
     short, half = tile(64, 256, 5, groups=1), tile(64, 192, 7, groups=1)
-    before = all_of([replace(flat, stream_k=True, pair=2, blocks=128)])
+    before = all_of([replace(flat, stream_k=True, multicast=2, blocks=128)])
     shares = [*mutual(low, 0, 1, 2), *mutual(short, 0, 1), *mutual(mid, 0, 1, blocks=64)]
     yield Gemm(512, 512, 8192, layout="nt"), [*shares, *before]
     shares = [*mutual(half, 0, 1), *mutual(short, 0, blocks=120), *mutual(mid, 0, blocks=96)]
@@ -193,12 +198,17 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
         kinds = [
             *large,
             tile(192, 176, 4, groups=3),
-            tile(256, 112, 4, pair=2),
-            tile(128, 144, 6, pair=1),
+            tile(256, 112, 4, multicast=2),
+            tile(128, 144, 6, multicast=1),
             tile(128, 256, 4),
         ]
-        kinds += [tile(128, 128, 7, pingpong=True), tile(128, 208, 5), tile(128, 192, 5, pair=1), tile(256, 128, 4)]
-        yield Gemm(n, n, n, layout="nt"), all_of([replace(s, woven=s.bn % 32 == 0 and not s.pair) for s in kinds])
+        kinds += [
+            tile(128, 128, 7, pingpong=True),
+            tile(128, 208, 5),
+            tile(128, 192, 5, multicast=1),
+            tile(256, 128, 4),
+        ]
+        yield Gemm(n, n, n, layout="nt"), all_of([replace(s, woven=s.bn % 32 == 0 and not s.multicast) for s in kinds])
 
 
 PROFILED: Sequence[tuple[Gemm, int, Sequence[Variant]]] = (
@@ -207,8 +217,8 @@ PROFILED: Sequence[tuple[Gemm, int, Sequence[Variant]]] = (
         0,
         all_of(
             [
-                tile(64, 128, 8, groups=1, blocks=0, pair=1),
-                tile(128, 64, 8, blocks=0, pair=2),
+                tile(64, 128, 8, groups=1, blocks=0, multicast=1),
+                tile(128, 64, 8, blocks=0, multicast=2),
                 tile(128, 128, 7, split=2, blocks=0),
                 tile(128, 256, 4, stream_k=True, coop_fixup=True, blocks=128),
             ]
@@ -219,7 +229,10 @@ PROFILED: Sequence[tuple[Gemm, int, Sequence[Variant]]] = (
         3,
         [
             *all_of(
-                [tile(128, 128, 7, blocks=0, pair=4), tile(256, 128, 4, stream_k=True, coop_fixup=True, blocks=132)]
+                [
+                    tile(128, 128, 7, blocks=0, multicast=4),
+                    tile(256, 128, 4, stream_k=True, coop_fixup=True, blocks=132),
+                ]
             ),
             *turned(104, 128, 7, 7),
         ],
@@ -317,8 +330,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.places:
         places()
     if given.once:
-        low = replace(tile(64, 128, 8, groups=1, blocks=0), pair=1)
-        orders = [(Gemm(1024, 1024, 8192, layout="nt"), 0, [*ordered(low), *all_of([replace(low, pair=0)])])]
+        low = replace(tile(64, 128, 8, groups=1, blocks=0), multicast=1)
+        orders = [(Gemm(1024, 1024, 8192, layout="nt"), 0, [*ordered(low), *all_of([replace(low, multicast=0)])])]
         once(orders if given.orders else PROFILED)
 
 

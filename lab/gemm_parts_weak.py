@@ -14,14 +14,16 @@ from typing import Any
 
 from lab.gpu_gemm_parts import WRONG, Variant, tile
 from weft.gemm.spec import Gemm
-from weft.generate.cuda.gemm.tma.shape import PAIRS, Shape
+from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES, Shape
 from weft.ir.types import DType
 
 
 def weak() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Products with at most a dozen variants each."""
     mid, low = tile(128, 128, 7, blocks=0), tile(128, 112, 7, blocks=0)
-    no_products = [("no products", x, WRONG["no products"], 2) for x in (replace(low, pair=3), replace(mid, pair=4))]
+    no_products = [
+        ("no products", x, WRONG["no products"], 2) for x in (replace(low, multicast=3), replace(mid, multicast=4))
+    ]
     yield (
         Gemm(968, 1376, 2616, layout="nt"),
         [
@@ -38,7 +40,7 @@ def weak() -> Iterator[tuple[Gemm, list[Variant]]]:
     large = [tile(256, 128, 4), tile(128, 256, 4), tile(128, 192, 5), tile(128, 128, 7, pingpong=True)]
     woven = [replace(x, woven=True) for x in large]
     three = [replace(tile(192, 192, 4, groups=3), woven=True), replace(tile(192, 160, 5, groups=3), woven=True)]
-    both = [replace(woven[0], pair=2), replace(woven[1], pair=1), replace(woven[3], pair=1)]
+    both = [replace(woven[0], multicast=2), replace(woven[1], multicast=1), replace(woven[3], multicast=1)]
     ends: list[Variant] = [("no end", x, WRONG["no end"], 2) for x in (large[0], woven[0])]
     yield (
         Gemm(4096, 4096, 1024, layout="nt", dtype=DType.F32),
@@ -52,15 +54,15 @@ def weak() -> Iterator[tuple[Gemm, list[Variant]]]:
         Gemm(2048, 2048, 2048, layout="nt", dtype=DType.F32),
         all_of([*large, *woven]),
     )
-    square = [tile(128, n, 6 if n < 176 else 5, blocks=0, pair=x) for n in (144, 176) for x in (0, 1, 2)]
+    square = [tile(128, n, 6 if n < 176 else 5, blocks=0, multicast=x) for n in (144, 176) for x in (0, 1, 2)]
     woven_ = [tile(128, 160, 6, blocks=0, woven=True), tile(192, 96, 6, groups=3, blocks=0, woven=True)]
     yield (
         Gemm(1536, 1536, 1536, layout="nt"),
         all_of([*woven_, *square, tile(192, 112, 5, groups=3, blocks=0), tile(256, 80, 5, blocks=0)]),
     )
     for n in (2560, 5120):
-        shapes = [tile(128, 256, 4, woven=True), tile(128, 256, 4, woven=True, stream_k=True, pair=1)]
-        shapes += [tile(128, 144, 6, pair=1), tile(128, 176, 5, pair=1), tile(256, 112, 4, pair=2)]
+        shapes = [tile(128, 256, 4, woven=True), tile(128, 256, 4, woven=True, stream_k=True, multicast=1)]
+        shapes += [tile(128, 144, 6, multicast=1), tile(128, 176, 5, multicast=1), tile(256, 112, 4, multicast=2)]
         shapes += [tile(192, 176, 4, groups=3), tile(128, 208, 5), tile(256, 144, 4)]
         yield Gemm(n, n, n, layout="nt"), all_of(shapes)
 
@@ -72,5 +74,5 @@ def all_of(shapes: Sequence[Shape]) -> list[Variant]:
 
 def pairs(s: Shape, *kinds: int, **more: Any) -> list[Variant]:
     """A tile with these ways to share operands."""
-    woven = [s.woven and s.bn % (32 * PAIRS[x][0]) == 0 for x in kinds]
-    return all_of([replace(s, pair=x, woven=w, **more) for x, w in zip(kinds, woven, strict=True)])
+    woven = [s.woven and s.bn % (32 * CLUSTER_SHAPES[x][0]) == 0 for x in kinds]
+    return all_of([replace(s, multicast=x, woven=w, **more) for x, w in zip(kinds, woven, strict=True)])

@@ -38,7 +38,7 @@ from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
 from weft.generate.cuda.gemm.mma import kernel as mma
 from weft.generate.cuda.gemm.swap_ab import kernel as swap
-from weft.generate.cuda.gemm.tma.shape import PAIRS, Shape
+from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES, Shape
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Schedule
@@ -67,7 +67,9 @@ class Written:
     def short(self) -> str:
         """Template and tile."""
         known = dict(self.schedule().params)
-        parts = [f"{name}{known[name]}" for name in ("bm", "bn", "cols", "warps", "split", "pair") if name in known]
+        parts = [
+            f"{name}{known[name]}" for name in ("bm", "bn", "cols", "warps", "split", "multicast") if name in known
+        ]
         return " ".join([str(known["template"]), *parts])
 
     def schedule(self) -> Schedule:
@@ -158,11 +160,18 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     wide, tall, three = tile(128, 256, 4), tile(256, 128, 4), tile(128, 192, 5)
     pingpong = tile(64, 256, 5, pingpong=True)
     square = tile(128, 128, 7, pingpong=True)
-    paired = [replace(s, pair=1) for s in (wide, tall, pingpong, three, square)]
-    woven = [replace(s, woven=True) for s in (wide, replace(wide, pair=1), replace(tall, pair=2))]
-    large = [wide, *woven, *paired, replace(wide, pair=1, band=4), replace(wide, pair=2), replace(tall, pair=2)]
+    paired = [replace(s, multicast=1) for s in (wide, tall, pingpong, three, square)]
+    woven = [replace(s, woven=True) for s in (wide, replace(wide, multicast=1), replace(tall, multicast=2))]
+    large = [
+        wide,
+        *woven,
+        *paired,
+        replace(wide, multicast=1, band=4),
+        replace(wide, multicast=2),
+        replace(tall, multicast=2),
+    ]
     parts: list[Variant] = [(name, s, patch, 2) for s in paired[:1] for name, patch in WRONG.items()]
-    parts += [("clock", s, clocked, 2) for s in (wide, replace(wide, pair=1))]
+    parts += [("clock", s, clocked, 2) for s in (wide, replace(wide, multicast=1))]
 
     def nt(m: int, n: int, k: int) -> Gemm:
         return Gemm(m, n, k, layout="nt", dtype=DType.F16)
@@ -174,58 +183,65 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     )
     for k in (4104, 4112, 4128):
         narrow: Variant = ("no products", replace(wide, panel=32), WRONG["no products"], 2)
-        plain = _all([wide, replace(wide, pair=1), replace(wide, panel=32)])
+        plain = _all([wide, replace(wide, multicast=1), replace(wide, panel=32)])
         yield nt(4096, 4096, k), [*plain, narrow, *(x for x in parts if x[0] == "no products")]
-    yield nt(7424, 7424, 7424), _all([wide, replace(wide, pair=1)]) + parts[-2:]
-    yield nt(8192, 8192, 8192), _all([*large, replace(wide, pair=1, band=2), replace(wide, band=16)]) + parts[-2:]
-    small = [tile(128, 192, 5, split=2, blocks=0), tile(128, 96, 8, blocks=0), tile(128, 96, 8, blocks=0, pair=1)]
-    small += [tile(128, 96, 8, blocks=0, pair=2), tile(64, 192, 7, groups=1, blocks=0, pair=1)]
+    yield nt(7424, 7424, 7424), _all([wide, replace(wide, multicast=1)]) + parts[-2:]
+    yield nt(8192, 8192, 8192), _all([*large, replace(wide, multicast=1, band=2), replace(wide, band=16)]) + parts[-2:]
+    small = [tile(128, 192, 5, split=2, blocks=0), tile(128, 96, 8, blocks=0), tile(128, 96, 8, blocks=0, multicast=1)]
+    small += [tile(128, 96, 8, blocks=0, multicast=2), tile(64, 192, 7, groups=1, blocks=0, multicast=1)]
     yield nt(968, 1376, 2616), _all(small)
-    few = [tile(64, 128, 8, groups=1, blocks=0, pair=x) for x in (0, 1, 2)]
+    few = [tile(64, 128, 8, groups=1, blocks=0, multicast=x) for x in (0, 1, 2)]
     none: list[Variant] = [("no products", s, WRONG["no products"], 2) for s in few]
-    yield nt(1000, 1000, 1000), _all([*few, tile(128, 64, 8, blocks=0, pair=1)]) + none
+    yield nt(1000, 1000, 1000), _all([*few, tile(128, 64, 8, blocks=0, multicast=1)]) + none
     yield nt(1001, 1003, 1005), _all([*few, tile(128, 128, 7, split=2, blocks=0)])
-    yield nt(1024, 1024, 1024), _all([*few, tile(128, 64, 8, blocks=0, pair=1)]) + none
+    yield nt(1024, 1024, 1024), _all([*few, tile(128, 64, 8, blocks=0, multicast=1)]) + none
     yield (
         Gemm(1536, 1536, 1536, layout="nn", dtype=DType.F16),
-        _all([tile(128, n, 5, blocks=0, pair=x, spare=-n % 64) for n in (192, 160) for x in (0, 1, 2)]),
+        _all([tile(128, n, 5, blocks=0, multicast=x, spare=-n % 64) for n in (192, 160) for x in (0, 1, 2)]),
     )
     yield (
         nt(1536, 1536, 1536),
-        _all([*(tile(128, 160, 6, blocks=0, pair=x) for x in (0, 1, 2)), tile(128, 192, 5, blocks=0, pair=1)])
-        + _all([tile(128, 128, 7, stream_k=True, pair=1), tile(128, 256, 4, stream_k=True, pair=1)]),
+        _all([*(tile(128, 160, 6, blocks=0, multicast=x) for x in (0, 1, 2)), tile(128, 192, 5, blocks=0, multicast=1)])
+        + _all([tile(128, 128, 7, stream_k=True, multicast=1), tile(128, 256, 4, stream_k=True, multicast=1)]),
     )
     even = [
-        replace(x, stream_k=True) for x in (wide, replace(wide, pair=1), replace(tall, pair=2), replace(three, pair=1))
+        replace(x, stream_k=True)
+        for x in (wide, replace(wide, multicast=1), replace(tall, multicast=2), replace(three, multicast=1))
     ]
-    more = [*even, tile(128, 160, 6, pair=1), tile(256, 96, 5, pair=2)]
+    more = [*even, tile(128, 160, 6, multicast=1), tile(256, 96, 5, multicast=2)]
     for m, n, k in ((2560, 2560, 2560), (4096, 4352, 4096), (5120, 5120, 5120)):
         yield nt(m, n, k), _all([*large, *more])
     yield nt(6144, 6144, 6144), _all([*large, *even[1:]])
     yield nt(3072, 3072, 3072), _all([*large, *even[1:]])
     yield nt(4096, 4096, 1024), _all(large) + parts
     mid, half, low = tile(128, 128, 7), tile(128, 64, 8), tile(64, 128, 8, groups=1)
-    long = [tile(128, 128, 7, split=2, blocks=0), *(replace(half, pair=x, blocks=0) for x in (0, 1, 2))]
-    long += [replace(low, pair=1, blocks=0), replace(mid, pair=1, stream_k=True, blocks=128), even[1]]
+    long = [tile(128, 128, 7, split=2, blocks=0), *(replace(half, multicast=x, blocks=0) for x in (0, 1, 2))]
+    long += [replace(low, multicast=1, blocks=0), replace(mid, multicast=1, stream_k=True, blocks=128), even[1]]
     yield nt(1024, 1024, 8192), _all(long)
     split = [tile(128, 192, 5, split=8, blocks=0), *(tile(128, 128, 7, split=n, blocks=0) for n in (4, 6))]
-    shares = [replace(x, stream_k=True, blocks=128) for x in (half, replace(half, pair=2), replace(low, pair=1), mid)]
-    yield nt(512, 512, 8192), _all([*split, *shares, replace(mid, pair=1, stream_k=True, blocks=128)])
+    shares = [
+        replace(x, stream_k=True, blocks=128)
+        for x in (half, replace(half, multicast=2), replace(low, multicast=1), mid)
+    ]
+    yield nt(512, 512, 8192), _all([*split, *shares, replace(mid, multicast=1, stream_k=True, blocks=128)])
     tiny = tile(64, 64, 8, groups=1, stream_k=True, blocks=128)
-    shares = [tiny, replace(tiny, pair=1), replace(shares[1], blocks=128), replace(shares[0], blocks=128)]
+    shares = [tiny, replace(tiny, multicast=1), replace(shares[1], blocks=128), replace(shares[0], blocks=128)]
     yield nt(256, 256, 16384), _all([tile(64, 96, 5, groups=1, split=8, blocks=0), *shares])
 
 
 def promotions() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Products whose operands are promoted into the L2 cache by nothing, 64, 128 and 256 bytes."""
     few: list[tuple[tuple[int, int, int], list[Shape]]] = [
-        ((1024, 1024, 8192), [tile(128, 128, 7, split=2, blocks=0), tile(64, 128, 8, groups=1, blocks=0, pair=1)]),
-        ((968, 1376, 2616), [tile(128, 96, 8, blocks=0, pair=1)]),
+        ((1024, 1024, 8192), [tile(128, 128, 7, split=2, blocks=0), tile(64, 128, 8, groups=1, blocks=0, multicast=1)]),
+        ((968, 1376, 2616), [tile(128, 96, 8, blocks=0, multicast=1)]),
         ((1536, 1536, 1536), [tile(128, 160, 6, blocks=0, woven=True)]),
-        ((1000, 1000, 1000), [tile(64, 128, 8, groups=1, blocks=0, pair=1), tile(128, 64, 8, blocks=0, pair=2)]),
+        (
+            (1000, 1000, 1000),
+            [tile(64, 128, 8, groups=1, blocks=0, multicast=1), tile(128, 64, 8, blocks=0, multicast=2)],
+        ),
         ((4096, 4096, 4096), [tile(128, 256, 4, woven=True)]),
-        ((5120, 5120, 5120), [tile(256, 128, 4, woven=True, stream_k=True, pair=2)]),
-        ((7384, 7384, 7384), [tile(128, 256, 4, pair=1)]),
+        ((5120, 5120, 5120), [tile(256, 128, 4, woven=True, stream_k=True, multicast=2)]),
+        ((7384, 7384, 7384), [tile(128, 256, 4, multicast=1)]),
     ]
     names = ("promotion 0", "promotion 64", "promotion 128", "promotion 256")
     for (m, n, k), shapes in few:
@@ -254,10 +270,10 @@ def places() -> Iterator[tuple[Gemm, list[Variant]]]:
     def placed(shapes: Sequence[Shape], *policies: int) -> list[Variant]:
         return [(f"policy {n}", s, None, 2 + 10 * n) for n in policies for s in shapes]
 
-    low = [tile(64, 128, 8, groups=1, pair=x, blocks=0) for x in (0, 1, 4)]
+    low = [tile(64, 128, 8, groups=1, multicast=x, blocks=0) for x in (0, 1, 4)]
     banded = [replace(s, band=n) for s in low[:2] for n in (1, 2, 4, 16)]
     yield Gemm(1024, 1024, 8192, layout="nt"), _all([*low, *banded]) + placed(low[1:], 1, 2)
-    ninety = [replace(tile(128, 96, 8), pair=x, blocks=0) for x in (0, 1, 4)]
+    ninety = [replace(tile(128, 96, 8), multicast=x, blocks=0) for x in (0, 1, 4)]
     banded = [replace(s, band=n) for s in ninety for n in (2, 4)]
     yield Gemm(968, 1376, 2616, layout="nt"), _all([*ninety, *banded]) + placed(ninety[1:], 1, 2)
 
@@ -299,12 +315,12 @@ def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
         return Gemm(m, n, k, layout="nt", dtype=DType.F16)
 
     def pairs(s: Shape, *kinds: int, **more: Any) -> list[Shape]:
-        woven = [x for x in kinds if s.bn % (32 * PAIRS[x][0]) == 0]
-        return [replace(s, pair=x, woven=x in woven and s.woven, blocks=0, **more) for x in kinds]
+        woven = [x for x in kinds if s.bn % (32 * CLUSTER_SHAPES[x][0]) == 0]
+        return [replace(s, multicast=x, woven=x in woven and s.woven, blocks=0, **more) for x in kinds]
 
     def even(s: Shape, *kinds: int) -> list[Shape]:
         at_once = {1: 132, 2: 132, 4: 120}
-        return [replace(x, stream_k=True, blocks=at_once[x.together]) for x in pairs(s, *kinds)]
+        return [replace(x, stream_k=True, blocks=at_once[x.multicast_ctas]) for x in pairs(s, *kinds)]
 
     def parts(label: str, patch: Patch, shapes: Sequence[Shape]) -> list[Variant]:
         return [(label, s, patch, 2) for s in shapes]
@@ -399,13 +415,17 @@ def _short(s: Shape | Cores | Written | swap.Shape) -> str:
     if hasattr(s, "short"):  # a class of this module, which may be there twice
         return str(s.short)
     if isinstance(s, swap.Shape):
-        return f"swap {s.bm}x{s.bn}x{s.stages}" + f" split{s.split}" * (s.split > 1) + f" pair{s.pair}" * (s.pair > 0)
+        return (
+            f"swap {s.bm}x{s.bn}x{s.stages}"
+            + f" split{s.split}" * (s.split > 1)
+            + f" pair{s.multicast}" * (s.multicast > 0)
+        )
     if isinstance(s, Cores):
         x = s.shape
         return f"{x.bm}x{x.bn}x{x.bk} {x.wm}x{x.wn} stages{x.stages}"
     parts = [f"{s.bm}x{s.bn}x{s.stages}", *["pingpong"] * s.pingpong, *["stream_k"] * s.stream_k]
     parts += ["coop_fixup"] * s.coop_fixup
-    usually = (("pair", 0), ("split", 1), ("panel", 64), ("band", 8), ("woven", False), ("store", 0))
+    usually = (("multicast", 0), ("split", 1), ("panel", 64), ("band", 8), ("woven", False), ("store", 0))
     for name, usual in usually:
         parts += [f"{name}{getattr(s, name)}"] * (getattr(s, name) != usual)
     return " ".join(parts)

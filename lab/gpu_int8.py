@@ -41,11 +41,11 @@ CASES = (
     (2048, 3072, 768), (512, 512, 8192), (128, 11008, 4096), (968, 1376, 2624),
 )  # fmt: skip
 FORCED: tuple[dict[str, Any], ...] = (
-    {"bm": 128, "bn": 256, "pingpong": False, "pair": 1},
-    {"bm": 256, "bn": 128, "pingpong": False, "pair": 0},
-    {"bm": 256, "bn": 128, "pingpong": False, "pair": 2},
-    {"bm": 128, "bn": 192, "pingpong": False, "pair": 0},
-    {"bm": 128, "bn": 128, "pingpong": True, "pair": 1},
+    {"bm": 128, "bn": 256, "pingpong": False, "multicast": 1},
+    {"bm": 256, "bn": 128, "pingpong": False, "multicast": 0},
+    {"bm": 256, "bn": 128, "pingpong": False, "multicast": 2},
+    {"bm": 128, "bn": 192, "pingpong": False, "multicast": 0},
+    {"bm": 128, "bn": 128, "pingpong": True, "multicast": 1},
 )
 """Of large products, beside the model's."""
 MOST, ROUNDS = 6, 5
@@ -89,9 +89,9 @@ def kernels(problem: Problem, facts: GpuFacts) -> Iterator[tuple[str, CudaSource
         else []
     )
     for wanted in FORCED:
-        near = [x for x in plain if all(getattr(x[1], k) == v for k, v in wanted.items() if k != "pair")]
+        near = [x for x in plain if all(getattr(x[1], k) == v for k, v in wanted.items() if k != "multicast")]
         for _, shape in sorted(near, key=lambda x: (x[0], -x[1].stages))[:1]:
-            forced = replace(shape, pair=wanted["pair"], blocks=facts.sms).schedule()
+            forced = replace(shape, multicast=wanted["multicast"], blocks=facts.sms).schedule()
             source = tma.emit(p, forced, f"k{len(tried)}_{p.m}_{p.n}_{p.k}")
             if isinstance(source, CudaSource):
                 tried.setdefault(str(forced), source)
@@ -123,7 +123,9 @@ def told(given: argparse.Namespace, g: Gemm, race: str, found: Sequence[Any]) ->
         us = x.median_us
         line = {"case": g.name, "race": race, "side": x.side, "us": round(us, 2), "ratio": round(best / us, 3)}
         line |= {"tops": round(g.flops / us / 1e6), "name": x.name} | ({"refused": x.refused[:90]} if x.refused else {})
-        kind = next((k for k in ("mma", "pair", "stream_k=True", "pingpong=True", "split=1") if k in x.name), x.side)
+        kind = next(
+            (k for k in ("mma", "multicast", "stream_k=True", "pingpong=True", "split=1") if k in x.name), x.side
+        )
         if x.refused or kind not in seen:
             print(json.dumps(line), flush=True)
         seen.add(kind)

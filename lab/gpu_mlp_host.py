@@ -199,7 +199,18 @@ def products(c: Case, seconds: float) -> None:
         print(f"{shape}; torch's product alone {timing.contest([plain])[0]:.1f} us", flush=True)
         for number, (us, known) in enumerate(times):
             if us == min(x for x, _ in times) or number < 5:
-                names = ("template", "bm", "bn", "split", "pingpong", "pair", "stream_k", "stages", "blocks", "sums")
+                names = (
+                    "template",
+                    "bm",
+                    "bn",
+                    "split",
+                    "pingpong",
+                    "multicast",
+                    "stream_k",
+                    "stages",
+                    "blocks",
+                    "sums",
+                )
                 print(
                     f"    {number}: {us:8.1f}  " + " ".join(f"{n}={known[n]}" for n in names if known.get(n)),
                     flush=True,

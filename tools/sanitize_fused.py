@@ -144,7 +144,9 @@ def one_product() -> Mapping[str, Case]:
         "swapped, four by two, constant": (layer(100, 256, 264), few.Shape(24, 64, 3, 1, 6).schedule()),
         "together, a tile by two": (gemm(100, 90, 264), tma(64, 64, stream_k=True, coop_fixup=True, blocks=8)),
         "together, a tile by three": (gemm(60, 96, 456), tma(64, 96, stream_k=True, coop_fixup=True, blocks=3)),
-        "together, pairs below": (gemm(150, 90, 264), tma(64, 64, stream_k=True, coop_fixup=True, blocks=16, pair=1)),
+        "together, pairs below": (
+            gemm(150, 90, 264), tma(64, 64, stream_k=True, coop_fixup=True, blocks=16, multicast=1)
+        ),
         "normed, fragments in a cluster": (
             normed(50, 160, 72, "own", BF16, stored=True), blocks(32, 32, 1, 2, cluster=True)
         ),

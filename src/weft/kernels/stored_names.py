@@ -18,11 +18,12 @@ from weft.kernels.source import Schedule, ScheduleParam
 GENERATOR = "cuda"
 TEMPLATES: Mapping[str, str] = {}
 """Stored name of a template, by its name."""
-_TMA = {"pingpong": "turns", "stream_k": "even", "coop_fixup": "mutual"}
+_TMA = {"pingpong": "turns", "stream_k": "even", "coop_fixup": "mutual", "multicast": "pair"}
 FIELDS: Mapping[str, Mapping[str, str]] = {
     "tma": _TMA,
     "grouped_tma": _TMA,
     "attention_tma": {"pingpong": "turns"},
+    "swap": {"multicast": "pair"},
     "mlp": {"pingpong": "turns"},
 }
 """Stored names of fields, by template and name; the template without a name is that of fused loops."""

@@ -112,9 +112,9 @@ CASES: dict[str, tuple[Problem, Shape]] = {
         product(250, 136, 1040, out=BF16, scales="rows"), linear(64, 64, stream_k=True, blocks=5, stages=4)
     ),
     "by pairs, shared evenly": (
-        product(250, 136, 1040), linear(64, 64, pair=1, stream_k=True, blocks=8, stages=4)
+        product(250, 136, 1040), linear(64, 64, multicast=1, stream_k=True, blocks=8, stages=4)
     ),
-    "by pairs beside": (product(250, 136, 400), linear(64, 64, pair=2, stages=4)),
+    "by pairs beside": (product(250, 136, 400), linear(64, 64, multicast=2, stages=4)),
     "batch": (product(33, 24, 144, batch=3), linear(64, 32)),
     "woven": (product(70, 96, 272, out=BF16, scales="rows", bias=BF16), linear(64, 64, woven=True)),
     "woven, split": (product(70, 64, 1040), linear(64, 64, split=4, woven=True)),

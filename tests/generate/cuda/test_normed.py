@@ -55,7 +55,7 @@ NORMED: dict[str, tuple[Problem, Schedule]] = {
     "parts, tma bf16, one warpgroup": (normed(70, 416, 72, "parts", BF16, stored=True), warpgroups(64, 64, 1)),
     "given, tma in turns": (normed(300, 136, 136, "given", stored=True), warpgroups(64, 64, pingpong=1, blocks=2)),
     "parts, tma split": (normed(70, 256, 72, "parts", stored=True), warpgroups(64, 64, 1, split=2)),
-    "parts, tma in pairs": (normed(260, 160, 136, "parts", stored=True), warpgroups(128, 64, pair=1)),
+    "parts, tma in pairs": (normed(260, 160, 136, "parts", stored=True), warpgroups(128, 64, multicast=1)),
     "own, tma, one stage": (normed(150, 64, 136, "own", stored=True), warpgroups(128, 64)),
     "own, tma in turns, half a stage, bf16": (
         normed(300, 32, 136, "own", BF16, stored=True),

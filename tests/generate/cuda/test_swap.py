@@ -50,12 +50,12 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "stored as f32": (product((10, 136), (136, 24), out=F32), shape(16, 64)),
     "residual": (convolution(1, 64, 3, 3, 40, 1, residual=True), shape(16, 64)),
     "104 rows, nn": (product((230, 200), (200, 200), weight=False), shape(104, 128, stages=4)),
-    "one below the other": (product((230, 264), (264, 200), weight=False), shape(104, 128, pair=1)),
-    "side by side, packed": (product((100, 264), (264, 128)), shape(40, 64, pair=2)),
-    "two by two, nt": (product((100, 264), (200, 264), weight=False, turn_right=True), shape(40, 64, pair=3)),
-    "two by four": (product((100, 520), (520, 328), weight=False), shape(24, 64, pair=7)),
-    "four by two, packed": (product((100, 264), (264, 256)), shape(24, 64, pair=6)),
-    "four below, one of them has rows": (product((20, 264), (264, 256)), shape(24, 64, pair=4)),
+    "one below the other": (product((230, 264), (264, 200), weight=False), shape(104, 128, multicast=1)),
+    "side by side, packed": (product((100, 264), (264, 128)), shape(40, 64, multicast=2)),
+    "two by two, nt": (product((100, 264), (200, 264), weight=False, turn_right=True), shape(40, 64, multicast=3)),
+    "two by four": (product((100, 520), (520, 328), weight=False), shape(24, 64, multicast=7)),
+    "four by two, packed": (product((100, 264), (264, 256)), shape(24, 64, multicast=6)),
+    "four below, one of them has rows": (product((20, 264), (264, 256)), shape(24, 64, multicast=4)),
     "residual, several vectors of a thread": (convolution(1, 64, 7, 8, 40, 1, residual=True), shape(56, 64)),
 }
 
@@ -117,15 +117,15 @@ def test_large_tiles_compile_without_spills() -> None:
     [
         (product((300, 64), (64, 64)), shape(264, 64, stages=4), "rows by eights"),
         (product((300, 64), (64, 256)), shape(256, 256, stages=2), "do not fit"),
-        (product((65, 264), (264, 64)), shape(16, 64, split=2, pair=1), "share operands and the sum"),
-        (product((65, 264), (264, 64)), shape(16, 64, pair=2), "no cluster divides"),
+        (product((65, 264), (264, 64)), shape(16, 64, split=2, multicast=1), "beside cluster multicast"),
+        (product((65, 264), (264, 64)), shape(16, 64, multicast=2), "does not divide evenly along N"),
         (product((8, 64), (64, 64), dtype=F32), shape(8, 64), "16-bit"),
         (product((8, 65), (64, 65), weight=False, turn_right=True), shape(8, 64), "chunks of 16 bytes"),
         (convolution(1, 64, 4, 4, 24, 3, 1, 1), shape(16, 64), "windows"),
         (convolution(1, 16, 9, 9, 24, 1, 2), shape(32, 64), "several dimensions"),
         (product((8, 64), (64, 64)), shape(12, 64), "rows by eights"),
         (product((8, 64), (64, 64)), shape(8, 48), "columns by 64"),
-        (product((8, 64), (64, 64)), shape(8, 64, split=2), "without a step"),
+        (product((8, 64), (64, 64)), shape(8, 64, split=2), "more CTAs than k-tiles"),
         (product((8, 64), (64, 64)), shape(8, 64, stages=1), "two stages"),
         (product((136, 16), (136, 72), weight=False, turn_left=True), shape(16, 64), "along rows"),
     ],
@@ -140,8 +140,8 @@ def test_a_schedule_is_read_back() -> None:
     s = shape(24, 128, stages=6, split=4)
     assert Shape.of(s.schedule()) == s
     assert s.schedule().param("template") == "swap"
-    assert "pair" not in dict(s.schedule().params)
-    assert Shape.of(replace(s, pair=7, split=1).schedule()).pair == 7
+    assert "multicast" not in dict(s.schedule().params)
+    assert Shape.of(replace(s, multicast=7, split=1).schedule()).multicast == 7
 
 
 def offered(m: int, facts: GpuFacts, **more: object) -> list[Shape]:
@@ -185,8 +185,8 @@ def of_many(m: int, n: int, k: int, facts: GpuFacts | None = None, **more: objec
 
 def test_many_rows_are_offered_tiles_that_all_run_at_once() -> None:
     first = of_many(968, 1376, 2616)[0]
-    assert (first.bm, first.bn, first.pair) == (104, 128, 7)  # 10 by 11 tiles, 15 clusters of eight
-    assert (144, 128, 0) in [(s.bm, s.bn, s.pair) for s in of_many(1536, 1536, 1536)]
+    assert (first.bm, first.bn, first.multicast) == (104, 128, 7)  # 10 by 11 tiles, 15 clusters of eight
+    assert (144, 128, 0) in [(s.bm, s.bn, s.multicast) for s in of_many(1536, 1536, 1536)]
     for m, n, k in ((968, 1376, 2616), (1536, 1536, 1536), (1000, 1000, 1000), (600, 5000, 512)):
         for s in of_many(m, n, k):
             source = made(product((m, k), (k, n), weight=False, bias=False), s, "k0")

@@ -111,78 +111,78 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "field, 80 channels": (convolution(1, 80, 9, 8, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, fields=3)),
     "field, split": (convolution(1, 256, 6, 8, 24, 3, 1, 1), pixels(64, 32, (1, 6, 8), fields=2, split=2)),
     "long kernel": (convolution(1, 64, 9, 9, 32, (1, 7), 1, 3), pixels(64, 32, (1, 9, 7))),
-    "pair below, packed": (product((300, 264), (72, 264), turn_right=True), linear(64, 64, pair=1, blocks=4)),
-    "pair below, packed, an odd row of tiles": (product((290, 136), (136, 40)), linear(128, 32, pair=1, groups=2)),
-    "pair beside, packed": (product((150, 264), (120, 264), turn_right=True), linear(64, 64, pair=2, blocks=2)),
-    "pair below, nt": (product((2, 150, 72), (2, 40, 72), weight=False, turn_right=True), linear(64, 64, pair=1)),
+    "pair below, packed": (product((300, 264), (72, 264), turn_right=True), linear(64, 64, multicast=1, blocks=4)),
+    "pair below, packed, an odd row of tiles": (product((290, 136), (136, 40)), linear(128, 32, multicast=1, groups=2)),
+    "pair beside, packed": (product((150, 264), (120, 264), turn_right=True), linear(64, 64, multicast=2, blocks=2)),
+    "pair below, nt": (product((2, 150, 72), (2, 40, 72), weight=False, turn_right=True), linear(64, 64, multicast=1)),
     "pair beside, nt, an odd column of tiles": (
         product((2, 70, 72), (2, 136, 72), weight=False, turn_right=True),
-        linear(64, 64, pair=2, band=1),
+        linear(64, 64, multicast=2, band=1),
     ),
     "pair below, nt, woven": (
         product((300, 136), (96, 136), weight=False, turn_right=True),
-        linear(64, 64, pair=1, woven=True, blocks=4),
+        linear(64, 64, multicast=1, woven=True, blocks=4),
     ),
     "pair beside, nt, woven": (
         product((100, 136), (96, 136), weight=False, turn_right=True),
-        linear(64, 64, pair=2, woven=True),
+        linear(64, 64, multicast=2, woven=True),
     ),
-    "pair below, nn": (product((3, 130, 136), (3, 136, 72), weight=False, bias=False), linear(64, 128, pair=1)),
+    "pair below, nn": (product((3, 130, 136), (3, 136, 72), weight=False, bias=False), linear(64, 128, multicast=1)),
     "nn, columns to spare": (product((2, 70, 72), (2, 72, 200), weight=False), linear(64, 96, spare=32)),
     "pair below, nn, columns to spare": (
         product((2, 70, 72), (2, 72, 200), weight=False),
-        linear(64, 160, spare=32, pair=1),
+        linear(64, 160, spare=32, multicast=1),
     ),
     "pair beside, nn, in turn": (
         product((300, 200), (200, 200), weight=False),
-        linear(64, 64, pair=2, groups=2, pingpong=True, blocks=4, stages=4),
+        linear(64, 64, multicast=2, groups=2, pingpong=True, blocks=4, stages=4),
     ),
     "pair below, tn, in turn": (
         product((136, 328), (136, 72), weight=False, turn_left=True),
-        linear(128, 64, pair=1, groups=2, pingpong=True, blocks=2, stages=3, band=2),
+        linear(128, 64, multicast=1, groups=2, pingpong=True, blocks=2, stages=3, band=2),
     ),
     "pair beside, tt": (
         product((136, 80), (72, 136), weight=False, turn_left=True, turn_right=True),
-        linear(64, 96, pair=2),
+        linear(64, 96, multicast=2),
     ),
-    "two by two, packed": (product((300, 264), (120, 264), turn_right=True), linear(64, 64, pair=3, blocks=4)),
+    "two by two, packed": (product((300, 264), (120, 264), turn_right=True), linear(64, 64, multicast=3, blocks=4)),
     "two by two, nt, odd both ways": (
         product((2, 300, 72), (2, 136, 72), weight=False, turn_right=True),
-        linear(64, 64, pair=3, band=1),
+        linear(64, 64, multicast=3, band=1),
     ),
     "two by two, nn, columns to spare, in turn": (
         product((500, 200), (200, 312), weight=False),
-        linear(64, 96, spare=32, pair=3, groups=2, pingpong=True, blocks=4, stages=4),
+        linear(64, 96, spare=32, multicast=3, groups=2, pingpong=True, blocks=4, stages=4),
     ),
     "two by two, nt, woven": (
         product((300, 136), (96, 136), weight=False, turn_right=True),
-        linear(64, 64, pair=3, woven=True),
+        linear(64, 64, multicast=3, woven=True),
     ),
-    "four below, nt": (product((300, 136), (40, 136), weight=False, turn_right=True), linear(64, 32, pair=4)),
-    "four below, tn, packed": (product((136, 328), (136, 72), turn_left=True), linear(64, 64, pair=4, blocks=4)),
-    "four below, nn": (product((136, 328), (136, 72), weight=False, turn_left=True), linear(64, 128, pair=4)),
-    "four beside, nt": (product((100, 136), (200, 136), weight=False, turn_right=True), linear(64, 32, pair=5)),
-    "four beside, tn, packed": (product((136, 80), (136, 120), turn_left=True), linear(64, 32, pair=5)),
+    "four below, nt": (product((300, 136), (40, 136), weight=False, turn_right=True), linear(64, 32, multicast=4)),
+    "four below, tn, packed": (product((136, 328), (136, 72), turn_left=True), linear(64, 64, multicast=4, blocks=4)),
+    "four below, nn": (product((136, 328), (136, 72), weight=False, turn_left=True), linear(64, 128, multicast=4)),
+    "four beside, nt": (product((100, 136), (200, 136), weight=False, turn_right=True), linear(64, 32, multicast=5)),
+    "four beside, tn, packed": (product((136, 80), (136, 120), turn_left=True), linear(64, 32, multicast=5)),
     "three warpgroups, two by two": (
         product((500, 136), (136, 192), gelu=True),
-        linear(192, 96, groups=3, pair=3, stages=4),
+        linear(192, 96, groups=3, multicast=3, stages=4),
     ),
     "three warpgroups": (
         product((2, 250, 200), (2, 72, 200), weight=False, turn_right=True),
         linear(192, 32, groups=3),
     ),
-    "pair below, 1x1": (convolution(2, 24, 9, 9, 40, 1, residual=True), linear(64, 32, pair=1, blocks=2)),
+    "pair below, 1x1": (convolution(2, 24, 9, 9, 40, 1, residual=True), linear(64, 32, multicast=1, blocks=2)),
     "pair below, 3x3, 96 channels": (
         convolution(2, 96, 9, 9, 72, 3, 1, 1),
-        pixels(64, 96, (1, 3, 9), panel=32, pair=1, blocks=4),
+        pixels(64, 96, (1, 3, 9), panel=32, multicast=1, blocks=4),
     ),
     "pair below, field": (
         convolution(2, 96, 9, 16, 40, 3, 1, 1),
-        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, pingpong=True, blocks=2, unit=3, pair=1),
+        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, pingpong=True, blocks=2, unit=3, multicast=1),
     ),
     "pair below, tf32": (
         product((2, 150, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32),
-        linear(64, 64, pair=1),
+        linear(64, 64, multicast=1),
     ),
     "even, three blocks": (product((200, 264), (72, 264), turn_right=True), linear(64, 32, stream_k=True, blocks=5)),
     "even, a tile of many blocks": (
@@ -195,19 +195,19 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "even, pair below": (
         product((300, 264), (72, 264), turn_right=True),
-        linear(64, 64, stream_k=True, pair=1, blocks=8),
+        linear(64, 64, stream_k=True, multicast=1, blocks=8),
     ),
     "even, pair beside": (
         product((300, 328), (40, 328), weight=False, turn_right=True, dtype=BF16),
-        linear(64, 32, stream_k=True, pair=2, blocks=6),
+        linear(64, 32, stream_k=True, multicast=2, blocks=6),
     ),
     "even, two by two": (
         product((300, 328), (104, 328), weight=False, turn_right=True),
-        linear(64, 32, stream_k=True, pair=3, blocks=16),
+        linear(64, 32, stream_k=True, multicast=3, blocks=16),
     ),
     "even, four below": (
         product((300, 328), (328, 72), weight=False),
-        linear(64, 64, stream_k=True, pair=4, blocks=12),
+        linear(64, 64, stream_k=True, multicast=4, blocks=12),
     ),
     "even, 3x3": (
         convolution(2, 64, 9, 9, 24, 3, 1, 1, residual=True),
@@ -222,7 +222,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "odd columns, packed": (product((101, 69), (72, 101), turn_left=True, turn_right=True), linear(64, 64)),
     "odd rows, even shares, pairs": (
         product((300, 301), (301, 75), weight=False),
-        linear(64, 64, stream_k=True, pair=1, blocks=8),
+        linear(64, 64, stream_k=True, multicast=1, blocks=8),
     ),
     "odd rows, tf32": (
         product((70, 103), (40, 103), weight=False, turn_right=True, dtype=F32),
@@ -264,11 +264,11 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "stored by boxes, pair below": (
         product((300, 264), (72, 264), weight=False, turn_right=True, bias=False),
-        linear(64, 64, pair=1, blocks=4, store=64),
+        linear(64, 64, multicast=1, blocks=4, store=64),
     ),
     "stored by boxes, pair beside, even": (
         product((300, 328), (40, 328), weight=False, turn_right=True, dtype=BF16, bias=False),
-        linear(64, 32, stream_k=True, pair=2, blocks=6, store=32),
+        linear(64, 32, stream_k=True, multicast=2, blocks=6, store=32),
     ),
     "tf32": (product((70, 132), (40, 132), turn_right=True, dtype=F32), linear(64, 64)),
     "tf32, split": (product((70, 260), (72, 260), turn_right=True, dtype=F32), linear(64, 64, split=4)),
@@ -359,7 +359,7 @@ def test_every_role_compiles() -> None:
             made(relu, linear(128, 256, groups=2, stages=4, blocks=132), "k0"),
             made(turned, linear(128, 192, groups=2, pingpong=True, stages=4), "k1"),
             made(relu, linear(192, 192, groups=3, stages=4, blocks=132), "k3"),
-            made(turned, linear(192, 128, groups=3, stages=4, pair=3), "k4"),
+            made(turned, linear(192, 128, groups=3, stages=4, multicast=3), "k4"),
             made(
                 convolution(16, 128, 28, 28, 128, 3, 1, 1, residual=True),
                 pixels(128, 64, (1, 14, 8), groups=2, fields=2, split=2, stages=4),
@@ -469,12 +469,12 @@ def test_one_buffer_is_declined() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("linear", {"pair": 1, "split": 2}, "share no sum"),
-        ("linear", {"pair": 1, "resident": 2}, "no multiprocessor"),
-        ("field", {"pair": 2}, "fields alone"),
-        ("3x3, 96 channels", {"pair": 2, "bn": 64}, "rows of several dimensions"),
-        ("asymmetric", {"pair": 1}, "boxes of pixels"),
-        ("linear", {"pair": 2}, "packed columns"),
+        ("linear", {"multicast": 1, "split": 2}, "excludes split-K"),
+        ("linear", {"multicast": 1, "resident": 2}, "several CTAs per multiprocessor"),
+        ("field", {"multicast": 2}, "1xN clusters of halo tiles"),
+        ("3x3, 96 channels", {"multicast": 2, "bn": 64}, "multicast cannot slice"),
+        ("asymmetric", {"multicast": 1}, "boxes of pixels"),
+        ("linear", {"multicast": 2}, "packed columns"),
         ("linear", {"spare": 32}, "columns to spare"),
         ("two warpgroups in turn", {"stream_k": True}, "cooperative consumers"),
         ("linear", {"stream_k": True}, "cooperative consumers"),
@@ -491,10 +491,10 @@ def test_blocks_that_cannot_work_together_are_declined(name: str, changes: dict[
 
 
 def test_a_schedule_tells_new_parameters_where_they_are_used() -> None:
-    old, new = linear(64, 64).schedule(), linear(64, 64, pair=1, stream_k=True, band=4).schedule()
-    assert not {"pair", "stream_k", "band", "spare"} & set(dict(old.params))
+    old, new = linear(64, 64).schedule(), linear(64, 64, multicast=1, stream_k=True, band=4).schedule()
+    assert not {"multicast", "stream_k", "band", "spare"} & set(dict(old.params))
     assert Shape.of(old) == linear(64, 64)
-    assert Shape.of(new) == linear(64, 64, pair=1, stream_k=True, band=4)
+    assert Shape.of(new) == linear(64, 64, multicast=1, stream_k=True, band=4)
 
 
 @pytest.mark.parametrize(("tiles", "units", "steps"), [(7, 5, 9), (3, 5, 9), (64, 6, 4), (10, 5, 3)])
@@ -511,13 +511,13 @@ def test_stream_k_covers_every_k_tile_once(tiles: int, units: int, steps: int) -
 def test_rows_within_sectors_are_offered_clusters_of_four() -> None:
     problem = product((968, 2616), (1376, 2616), weight=False, bias=False, turn_right=True)
     found = [s for _, s in tma_choose.shapes(contraction(problem), GpuFacts(), 12)]
-    assert any(s.together == 4 for s in found), found
-    assert all(s.blocks <= 30 * 4 for s in found if s.together == 4)
+    assert any(s.multicast_ctas == 4 for s in found), found
+    assert all(s.blocks <= 30 * 4 for s in found if s.multicast_ctas == 4)
 
 
 def test_large_products_are_offered_pairs_and_even_shares() -> None:
     found = [s for _, s in tma_choose.every(contraction(product((5120, 5120), (5120, 5120), weight=False)), GpuFacts())]
-    assert any(s.pair for s in found)
+    assert any(s.multicast for s in found)
     assert any(s.stream_k for s in found)
     assert all(s.blocks for s in found if s.stream_k)
 

@@ -88,7 +88,7 @@ def test_more_work_takes_no_less_time(field: str, shape: Shape) -> None:
 @pytest.mark.parametrize("pairs", [(1, 2), (4, 5)], ids=["pairs", "fours"])
 def test_of_two_ways_the_one_that_copies_less_is_first(pairs: tuple[int, int]) -> None:
     case = rows(8192, 8192, 8192)
-    right, left = (Shape(128, 256, 64, 4, 2, False, 1, (1, 1, 128), 132, 1, pair=x) for x in pairs)
+    right, left = (Shape(128, 256, 64, 4, 2, False, 1, (1, 1, 128), 132, 1, multicast=x) for x in pairs)
     assert us(case, right) < us(case, left)  # of 256 columns and 128 rows, parts of the columns
-    right, left = (Shape(256, 128, 64, 4, 2, False, 1, (1, 1, 256), 132, 1, pair=x) for x in pairs)
+    right, left = (Shape(256, 128, 64, 4, 2, False, 1, (1, 1, 256), 132, 1, multicast=x) for x in pairs)
     assert us(case, left) < us(case, right)

@@ -40,9 +40,9 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "four": (nt(250, 160, 520), together(128, 128, 16, groups=2, stages=3)),
     "two, three pieces": (nt(100, 96, 264), together(64, 96, 4)),
     "residual": (convolution(1, 264, 7, 8, 40, 1, residual=True), together(64, 64, 2)),
-    "pairs below": (nt(150, 90, 264), together(64, 64, 16, pair=1)),
-    "pairs beside, three": (nt(100, 186, 520), together(64, 96, 12, pair=2)),
-    "two by two, nn": (nn(150, 248, 520), together(64, 64, 32, pair=3)),
+    "pairs below": (nt(150, 90, 264), together(64, 64, 16, multicast=1)),
+    "pairs beside, three": (nt(100, 186, 520), together(64, 96, 12, multicast=2)),
+    "two by two, nn": (nn(150, 248, 520), together(64, 64, 32, multicast=3)),
     "batch": (product((2, 70, 200), (2, 72, 200), weight=False, turn_right=True), together(64, 64, 16)),
 }  # fmt: skip
 BYTES = (integers.product(70, 120, 528), together(64, 64, 8))
@@ -130,9 +130,9 @@ def test_they_compile_without_spills() -> None:
     deep = nt(1024, 1024, 8192, bias=False)
     found = [
         together(128, 256, 128, groups=2, stages=4),
-        together(128, 256, 128, groups=2, stages=4, pair=1),
-        together(256, 128, 128, groups=2, stages=4, pair=2),
-        together(128, 128, 128, groups=2, stages=7, pair=3),
+        together(128, 256, 128, groups=2, stages=4, multicast=1),
+        together(256, 128, 128, groups=2, stages=4, multicast=2),
+        together(128, 128, 128, groups=2, stages=7, multicast=3),
     ]
     compile_all([made(deep, s, f"k{i}") for i, s in enumerate(found)])
 
@@ -165,7 +165,7 @@ def test_long_sums_of_few_tiles_are_offered_first() -> None:
     deep = contraction(product((512, 8192), (512, 8192), weight=False, bias=False, turn_right=True))
     found = [s for _, s in tma_choose.shapes(deep, GpuFacts(), 4)]
     assert found[0].coop_fixup
-    assert found[0].pair
+    assert found[0].multicast
     for s in found:
         assert not s.coop_fixup or (s.stream_k and not s.pingpong and s.blocks <= GpuFacts().sms)
 

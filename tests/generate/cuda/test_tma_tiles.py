@@ -33,9 +33,9 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "112 columns in turn": (nt(200, 248, 264), linear(64, 112, groups=2, pingpong=True, blocks=3, stages=4)),
     "112 columns of three warpgroups": (nt(200, 120, 136), linear(192, 112, groups=3)),
     "112 columns shared evenly": (nt(250, 216, 520), linear(64, 112, stream_k=True, blocks=5, stages=4)),
-    "112 columns by pairs": (nt(150, 248, 264), linear(64, 112, pair=1)),
-    "112 columns by fours": (nt(150, 248, 264, bias=False), linear(64, 112, pair=3)),
-    "112 columns by eights": (nt(300, 248, 136), linear(64, 96, pair=6, stages=4)),
+    "112 columns by pairs": (nt(150, 248, 264), linear(64, 112, multicast=1)),
+    "112 columns by fours": (nt(150, 248, 264, bias=False), linear(64, 112, multicast=3)),
+    "112 columns by eights": (nt(300, 248, 136), linear(64, 96, multicast=6, stages=4)),
     "112 columns, tf32": (nt(70, 120, 132, F32), linear(64, 112)),
     "112 columns, batch": (
         product((2, 70, 72), (2, 120, 72), weight=False, turn_right=True), linear(64, 112)
@@ -43,21 +43,21 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "woven, tf32": (nt(70, 96, 132, F32), linear(64, 64, woven=True)),
     "woven, tf32, nothing behind": (nt(70, 96, 132, F32, bias=False), linear(64, 96, woven=True)),
     "woven, tf32, split": (nt(70, 96, 260, F32), linear(64, 64, woven=True, split=2)),
-    "woven, tf32, by pairs": (nt(150, 160, 132, F32), linear(64, 64, woven=True, pair=1)),
-    "woven, tf32, by fours": (nt(150, 160, 132, F32), linear(64, 128, woven=True, pair=3)),
+    "woven, tf32, by pairs": (nt(150, 160, 132, F32), linear(64, 64, woven=True, multicast=1)),
+    "woven, tf32, by fours": (nt(150, 160, 132, F32), linear(64, 128, woven=True, multicast=3)),
     "woven, tf32, in turn": (
         nt(200, 96, 200, F32), linear(64, 64, woven=True, groups=2, pingpong=True, blocks=3, stages=4)
     ),
     "woven, tf32, shared evenly": (
         nt(250, 160, 260, F32), linear(64, 64, woven=True, stream_k=True, blocks=5, stages=4)
     ),
-    "four by two": (nt(400, 200, 264), linear(64, 64, pair=6, stages=4)),
-    "four by two, more tiles than blocks": (nt(600, 200, 136), linear(64, 64, pair=6, blocks=8)),
-    "two by four, woven": (nt(150, 320, 264), linear(64, 64, pair=7, woven=True)),
-    "two by four, nn": (nn(150, 320, 264), linear(64, 64, pair=7)),
-    "four by two, tn": (product((136, 328), (136, 136), weight=False, turn_left=True), linear(64, 64, pair=6)),
-    "eight below": (nt(600, 72, 136), linear(64, 64, pair=8)),
-    "eight below, nn": (nn(600, 72, 264), linear(64, 64, pair=8, stages=4)),
+    "four by two": (nt(400, 200, 264), linear(64, 64, multicast=6, stages=4)),
+    "four by two, more tiles than blocks": (nt(600, 200, 136), linear(64, 64, multicast=6, blocks=8)),
+    "two by four, woven": (nt(150, 320, 264), linear(64, 64, multicast=7, woven=True)),
+    "two by four, nn": (nn(150, 320, 264), linear(64, 64, multicast=7)),
+    "four by two, tn": (product((136, 328), (136, 136), weight=False, turn_left=True), linear(64, 64, multicast=6)),
+    "eight below": (nt(600, 72, 136), linear(64, 64, multicast=8)),
+    "eight below, nn": (nn(600, 72, 264), linear(64, 64, multicast=8, stages=4)),
 }  # fmt: skip
 INTEGERS = {
     "80 columns of bytes": (integers.product(70, 168, 272), linear(64, 80)),
@@ -92,11 +92,11 @@ def test_bytes_are_exact(name: str, sources: dict[str, CudaSource], kernels: Emu
 def test_they_compile() -> None:
     large = nt(4096, 4096, 1024)
     shapes = [
-        linear(128, 112, groups=2, stages=7, pair=3),
+        linear(128, 112, groups=2, stages=7, multicast=3),
         linear(128, 208, groups=2, stages=5),
         linear(192, 144, groups=3, stages=5),
-        linear(128, 128, groups=2, stages=7, pair=8),
-        linear(128, 128, groups=2, stages=7, pair=6, woven=True),
+        linear(128, 128, groups=2, stages=7, multicast=8),
+        linear(128, 128, groups=2, stages=7, multicast=6, woven=True),
     ]
     found = [made(large, s, f"k{i}") for i, s in enumerate(shapes)]
     wide = nt(4096, 4096, 1024, F32, bias=False)
@@ -122,6 +122,6 @@ def test_columns_that_are_no_whole_pieces_are_declined(problem: Problem, shape: 
 
 
 def test_parts_of_columns_are_whole_units() -> None:
-    found = tma.emit(contraction(nt(600, 160, 136)), linear(64, 80, pair=4).schedule(), "k")
+    found = tma.emit(contraction(nt(600, 160, 136)), linear(64, 80, multicast=4).schedule(), "k")
     assert isinstance(found, Declined)
     assert "whole units" in found.reason

@@ -41,7 +41,7 @@ _KIND = (
     "cluster",
     "cols",
     "slices",
-    "pair",
+    "multicast",
     "stream_k",
     "coop_fixup",
     "store",

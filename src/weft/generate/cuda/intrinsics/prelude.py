@@ -42,9 +42,9 @@ def tma_header() -> str:
 
 
 @cache
-def pair_header() -> str:
-    """What CTAs of a cluster need besides to copy parts of an operand for each other."""
-    return _text("weft_cuda_pair.h")
+def multicast_header() -> str:
+    """What CTAs of a cluster need besides to share operands by multicast."""
+    return _text("weft_cuda_multicast.h")
 
 
 def _text(name: str) -> str:

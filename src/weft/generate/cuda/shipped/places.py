@@ -29,7 +29,7 @@ _FIELDS = {
 }
 """What makes kinds of a template; what follows from sizes and shared memory (stages, boxes, blocks) does not."""
 _GATHERS = frozenset({Prim.GATHER, Prim.TAKE_ALONG})
-_LATER = ("pair", "stream_k", "coop_fixup", "store")
+_LATER = ("multicast", "stream_k", "coop_fixup", "store")
 """What came to templates after the first measurements: a schedule with one of these is a kind of its own, and counts as
 the kind without where nothing is known of it."""
 _LOOPS = ("threads", "vector", "items", "tile", "corners", "whole")

@@ -83,7 +83,7 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]
         cases.append(case)
         by_kind: dict[tuple[int, int, bool], list[One]] = {}
         for _, s in tma_choose.shapes(m.product, facts, _TRIED):
-            if not s.pair and not s.stream_k and not s.store:
+            if not s.multicast and not s.stream_k and not s.store:
                 for resident in {s.resident, 1}:
                     one = replace(s, resident=resident)
                     by_kind.setdefault((one.threads, resident, one.pingpong), []).append(one)
@@ -175,7 +175,7 @@ def emit(found: Sequence[Member], schedule: Schedule, entry: str) -> CudaSource 
     for member, one in zip(found, s.members, strict=True):
         if one.store:
             return Declined("a group's results by the copy engine")
-        if one.pair or one.stream_k or one.split not in (1, cluster):
+        if one.multicast or one.stream_k or one.split not in (1, cluster):
             return Declined("blocks of a group that share operands, or sums with others than those of a cluster")
         made = tma.roles(member.product, one.schedule())
         if isinstance(made, Declined):

@@ -20,7 +20,7 @@ from weft.generate.cuda.gemm.swap_ab import kernel as swap
 from weft.generate.cuda.gemm.swap_ab.kernel import Shape
 from weft.generate.cuda.gemm.tma.cost import AGAIN, BUSY, CLUSTERED, LATE, LATENCY, PORT, SHARED, START, STORE, WITHIN
 from weft.generate.cuda.gemm.tma.operands import STEP, rows_of, stages_of_sum
-from weft.generate.cuda.gemm.tma.shape import PAIRS
+from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES
 from weft.ir.declined import Declined
 
 MOST = 32
@@ -36,15 +36,15 @@ RANK = 600.0
 _PAIR = 400.0
 _STAGES = (5, 8, 12)
 _RESERVED = 1024
-_PAIRS = (0, 1, 2, 3, 5, 7)
+_CLUSTER_SHAPES = (0, 1, 2, 3, 5, 7)
 """Ways to share operands of tiles of many rows."""
 _TILES: Mapping[int, int] = {128: 200, 192: 160}
 """Most rows of tiles of many rows by their columns: what registers are left for."""
 _FEWEST = 64
 _MOST_STAGES, _LEAST_STAGES = 8, 4
 APART, BY_TURNS = 46.0, 34.0
-"""Bytes per cycle and multiprocessor from the L2 cache where rows begin within sectors, and where blocks take turns at
-copying for each other."""
+"""Bytes per cycle and multiprocessor from the L2 cache where rows begin within sectors, and where CTAs of a
+cluster load alternately for all."""
 SECTOR = 16
 """Words of 16 bits."""
 TURNED = 8.0
@@ -58,8 +58,8 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 3) -> list[tuple[float, Shap
     seen: set[tuple[int, int, int]] = set()
     kept = []
     for modelled, s in sorted(every(p, facts), key=_order):
-        if (s.bn, s.split, s.pair) not in seen:
-            seen.add((s.bn, s.split, s.pair))
+        if (s.bn, s.split, s.multicast) not in seen:
+            seen.add((s.bn, s.split, s.multicast))
             kept.append((modelled, s))
     return kept[:keep]
 
@@ -100,17 +100,17 @@ def _of_many(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     if p.w_load != "kn" or p.z > 1 or p.m < 2 * _FEWEST:
         return []
     for bn, most in _TILES.items():
-        for pair in _PAIRS:
-            below, beside = PAIRS[pair]
-            together = below * beside
-            room = int(CLUSTERED.get(together, 1.0) * facts.sms) // together
-            wide = -(-p.n // (bn * beside))
-            high = room // wide * below
+        for multicast in _CLUSTER_SHAPES:
+            cluster_m, cluster_n = CLUSTER_SHAPES[multicast]
+            multicast_ctas = cluster_m * cluster_n
+            room = int(CLUSTERED.get(multicast_ctas, 1.0) * facts.sms) // multicast_ctas
+            wide = -(-p.n // (bn * cluster_n))
+            high = room // wide * cluster_m
             bm = max(_FEWEST, -(-p.m // (8 * high)) * 8) if high else most + 1
-            if bm > most or bn >= 2 * p.n or p.m <= bm * below // 2:
+            if bm > most or bn >= 2 * p.n or p.m <= bm * cluster_m // 2:
                 continue
             stages = min(_MOST_STAGES, (facts.shared_per_block - 16) // ((bm + bn) * STEP * 2 + 16))
-            s = Shape(bm, bn, min(stages, max(2, stages_of_sum(p, STEP))), 1, pair)
+            s = Shape(bm, bn, min(stages, max(2, stages_of_sum(p, STEP))), 1, multicast)
             if stages >= _LEAST_STAGES and swap.refused(p, s) is None and not isinstance(swap.operands(p, s), Declined):
                 found.append((_cycles_of_many(p, s, facts), s))
     return found
@@ -118,18 +118,18 @@ def _of_many(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
 
 def _cycles_of_many(p: Product, s: Shape, facts: GpuFacts) -> float:
     """As of the tma template: a tile's steps, each bound by what is slowest, and its end."""
-    below, beside = PAIRS[s.pair]
+    cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
     loaded = s.stage_bytes
     rows = rows_of(p)
     within = not isinstance(rows, Declined) and rows.steps[2] % SECTOR != 0
-    ported = (s.bm * (WITHIN if within else 1.0) / beside + s.bn / below) * STEP * 2
-    port = BY_TURNS if s.pair else APART if within else PORT
+    ported = (s.bm * (WITHIN if within else 1.0) / cluster_n + s.bn / cluster_m) * STEP * 2
+    port = BY_TURNS if s.multicast else APART if within else PORT
     products = s.groups * 2 * s.bm / BUSY
     reads = (s.groups * (64 + s.bm) * 128 + loaded) / SHARED
     step = max(products, reads, ported / port, LATENCY / s.stages, 2 * s.bm + AGAIN)
     area = s.bm * s.bn
     end = LATE + area / TURNED + area * p.dtype.itemsize / STORE
-    start = gap_us(facts) * facts.clock_ghz * 1e3 + START + MATES[below * beside]
+    start = gap_us(facts) * facts.clock_ghz * 1e3 + START + MATES[cluster_m * cluster_n]
     return start + stages_of_sum(p, STEP) * step + end
 
 

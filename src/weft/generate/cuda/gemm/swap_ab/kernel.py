@@ -19,8 +19,8 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma.kernel import instruction
 from weft.generate.cuda.gemm.tma.operands import STEP, Operand, Share, left, right, rows_of, stages_of_sum
 from weft.generate.cuda.gemm.tma.pack import pack_panels
-from weft.generate.cuda.gemm.tma.shape import PAIRS
-from weft.generate.cuda.intrinsics.prelude import pair_header, prelude, storage, tma_header
+from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES
+from weft.generate.cuda.intrinsics.prelude import multicast_header, prelude, storage, tma_header
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
 from weft.generate.parameters import Parameters
@@ -46,21 +46,21 @@ class Shape(Parameters):
     """Columns, 64 for each warpgroup."""
     stages: int
     split: int
-    """Blocks of a cluster that share the sum of a tile."""
-    pair: int = 0
-    """Tiles one below the other, and side by side, whose blocks copy for each other: see the tma template. They take
-    turns at whole boxes, so that rows of a tile need not be divided."""
+    """Split-K: CTAs of a cluster that share the K of a tile."""
+    multicast: int = 0
+    """Cluster multicast, as in the tma template, but CTAs load whole boxes alternately, so that rows of a tile need not
+    be divided."""
 
     def schedule(self) -> Schedule:
-        """As a schedule of the cuda generator; pairs are told where there are some."""
+        """As a schedule of the cuda generator; clusters are told where there are some."""
         named = self.named("cuda", template="swap")
-        return Schedule(named.generator, tuple(x for x in named.params if x != ("pair", 0)))
+        return Schedule(named.generator, tuple(x for x in named.params if x != ("multicast", 0)))
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster."""
-        below, beside = PAIRS[self.pair]
-        return below * beside if self.pair else self.split
+        """CTAs of a cluster."""
+        cluster_m, cluster_n = CLUSTER_SHAPES[self.multicast]
+        return cluster_m * cluster_n if self.multicast else self.split
 
     @property
     def groups(self) -> int:
@@ -104,9 +104,9 @@ def operands(p: Product, s: Shape) -> tuple[Operand, Operand] | Declined:
     rows = rows_of(p)
     if isinstance(rows, Declined):
         return rows
-    below, beside = PAIRS[s.pair]
-    of_a = Share(1, "0", f"{(1 << beside) - 1} << down * {beside}") if beside > 1 else None
-    of_w = Share(1, "0", f"{sum(1 << i * beside for i in range(below))} << aside") if below > 1 else None
+    cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
+    of_a = Share(1, "0", f"{(1 << cluster_n) - 1} << down * {cluster_n}") if cluster_n > 1 else None
+    of_w = Share(1, "0", f"{sum(1 << i * cluster_n for i in range(cluster_m))} << aside") if cluster_m > 1 else None
     a, w = left(p, rows, s.bm, STEP, (1, 1, s.bm), share=of_a), right(p, s.bn, STEP, share=of_w)
     if isinstance(a, Declined):
         return a
@@ -117,13 +117,13 @@ def refused(p: Product, s: Shape) -> Declined | None:
     """Why a product has no kernel of this shape."""
     kt = stages_of_sum(p, STEP)
     if s.bm % 8 or not 8 <= s.bm <= MOST_ROWS or s.bn % _GROUP or s.stages < 2:
-        return Declined("rows by eights, columns by 64, two stages or more")
+        return Declined("swap-AB needs rows of a tile by eights, columns by 64, two stages or more")
     if s.bm * (s.bn + _PAD) * 4 > s.stages * s.stage_bytes:
-        return Declined("sums that do not fit where the stages were")
-    if kt < s.split or (s.pair and s.split > 1):
-        return Declined("blocks of a cluster without a step of the sum, or that share operands and the sum")
-    if p.w_load == "packed" and -(-p.n // s.bn) % PAIRS[s.pair][1]:
-        return Declined("a number of tiles of packed columns that no cluster divides")
+        return Declined("partial sums that do not fit into the shared memory of the stages")
+    if kt < s.split or (s.multicast and s.split > 1):
+        return Declined("split-K with more CTAs than k-tiles, or beside cluster multicast")
+    if p.w_load == "packed" and -(-p.n // s.bn) % CLUSTER_SHAPES[s.multicast][1]:
+        return Declined("tiles of packed columns that the cluster does not divide evenly along N")
     return None
 
 
@@ -142,8 +142,8 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     packed = w.map is None
     args = epilogue.arguments(p, packed, False, False)
     maps = [Parameter(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
-    below, beside = PAIRS[s.pair]
-    mt, nt, kt = -(-p.m // (s.bm * below)), -(-p.n // (s.bn * beside)), stages_of_sum(p, STEP)
+    cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
+    mt, nt, kt = -(-p.m // (s.bm * cluster_m)), -(-p.n // (s.bn * cluster_n)), stages_of_sum(p, STEP)
     batches = p.z // p.c.groups
     barriers = s.shared_bytes - 16 * s.stages
     lines = [
@@ -152,13 +152,13 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
         *_places(s, mt, nt, kt),
         f"const int g = z / {batches}, b = z % {batches}; (void)g; (void)b;",
-        _tile_of_weights(p, s, nt * beside) if packed else "",
+        _tile_of_weights(p, s, nt * cluster_n) if packed else "",
         (
             f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
-            f" w_bar_init(sb + EMPTY + 8 * i, {4 * s.groups * (below + beside - 1)}); }} w_bar_ready(); }}"
+            f" w_bar_init(sb + EMPTY + 8 * i, {4 * s.groups * (cluster_m + cluster_n - 1)}); }} w_bar_ready(); }}"
         ),
         "role.sync();",
-        "w_cluster_sync();" if s.pair else "",
+        "w_cluster_sync();" if s.multicast else "",
         f"if (warp >= {4 * s.groups}) {{",
         *_copies(s, a, w),
         "} else {",
@@ -183,7 +183,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     )
     source = RoleSource(
         schedule=schedule,
-        headers=(prelude(), tma_header(), *((pair_header(),) if s.pair else ())),
+        headers=(prelude(), tma_header(), *((multicast_header(),) if s.multicast else ())),
         roles=(role,),
         capability=90,
         exact_arch=True,
@@ -193,7 +193,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
 
 def _places(s: Shape, mt: int, nt: int, kt: int) -> list[str]:
     """Declares which steps of the sum of which tile a block has; tiles of the same columns are neighbours."""
-    if not s.pair:
+    if not s.multicast:
         return [
             f"const int rank = role.block_x() % {s.split}, tile = role.block_x() / {s.split};",
             f"const int first = rank * {kt} / {s.split}, last = (rank + 1) * {kt} / {s.split};",
@@ -202,13 +202,13 @@ def _places(s: Shape, mt: int, nt: int, kt: int) -> list[str]:
                 f" i0 = tile % {mt} * {s.bm};"
             ),
         ]
-    below, beside = PAIRS[s.pair]
+    cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
     return [
         f"const int rank = 0, together = role.block_x() % {s.cluster}, tile = role.block_x() / {s.cluster};",
-        f"const int down = together / {beside}, aside = together % {beside}, first = 0, last = {kt};",
+        f"const int down = together / {cluster_n}, aside = together % {cluster_n}, first = 0, last = {kt};",
         (
-            f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt} * {beside} + aside, n0 = tn * {s.bn},"
-            f" i0 = (tile % {mt} * {below} + down) * {s.bm};"
+            f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt} * {cluster_n} + aside, n0 = tn * {s.bn},"
+            f" i0 = (tile % {mt} * {cluster_m} + down) * {s.bm};"
         ),
     ]
 
@@ -227,13 +227,13 @@ def _walk(stages: int) -> str:
 def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
     """The warp that copies."""
     packed = w.map is None
-    below, beside = PAIRS[s.pair]
+    cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
     one = f"if (t == {128 * s.groups}) {{"
-    load_a = f"if (it % {beside} == aside) {{ {a.load} }}" if beside > 1 else a.load
-    load_w = f"if (it % {below} == down) {{ {w.load} }}" if below > 1 else w.load
-    early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)" if packed and below == 1 else "0u"
+    load_a = f"if (it % {cluster_n} == aside) {{ {a.load} }}" if cluster_n > 1 else a.load
+    load_w = f"if (it % {cluster_m} == down) {{ {w.load} }}" if cluster_m > 1 else w.load
+    early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)" if packed and cluster_m == 1 else "0u"
     lines = [f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);")]
-    if packed and below == 1:
+    if packed and cluster_m == 1:
         lines += [
             f"for (u32 i = 0; i < {early}; ++i) {{ const int kb = first + (int)i; const u32 to = sb + i * STAGE;",
             f"const u32 bar = sb + FULL + 8 * i; w_bar_expect(bar, {s.stage_bytes}u); {w.load} }}",
@@ -243,12 +243,12 @@ def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
         "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
         f"{one}\n{_walk(s.stages)}",
         "const int kb = first + (int)it; const u32 bar = sb + FULL + 8 * slot, at = sb + slot * STAGE;",
-        f"if (it >= {early}) {{" if packed and below == 1 else "{",
+        f"if (it >= {early}) {{" if packed and cluster_m == 1 else "{",
         f"w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, {s.stage_bytes}u);",
         f"const u32 to = at; {load_w} }}",
         f"const u32 to = at + {s.bn * STEP * 2}; {load_a} }} }}",
         "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
-        "__syncwarp(); w_cluster_sync();" if s.pair else "",
+        "__syncwarp(); w_cluster_sync();" if s.multicast else "",
     ]
     return lines
 
@@ -278,12 +278,13 @@ def _products(p: Product, s: Shape, w: Operand) -> list[str]:
 
 def _given(s: Shape, slot: str) -> str:
     """Which lanes give a stage back, and how: to every block that copies into this one, or for which it copies."""
-    below, beside = PAIRS[s.pair]
+    cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
     at = f"sb + EMPTY + 8 * ({slot})"
-    if not s.pair:
+    if not s.multicast:
         return f"lane == 0) w_bar_arrive({at});"
-    who = f"lane < {beside} ? down * {beside} + lane : (lane - {beside} + (lane - {beside} >= down)) * {beside} + aside"
-    return f"lane < {below + beside - 1}) w_bar_arrive_at({at}, {who});"
+    n = cluster_n
+    who = f"lane < {n} ? down * {n} + lane : (lane - {n} + (lane - {n} >= down)) * {n} + aside"
+    return f"lane < {cluster_m + cluster_n - 1}) w_bar_arrive_at({at}, {who});"
 
 
 def _vectors(p: Product, s: Shape) -> int:
@@ -325,9 +326,9 @@ def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[
         read = f"*(const float4*)((const float*)sm + {at} + e)"
     vectors = _vectors(p, s)
     given = {slot: f"(const {storage(p.c.body[slot].dtype)}*)&given{slot}" for slot in _early(p, s)}
-    below, beside = PAIRS[s.pair]
-    guard = [f"m < {p.m}"] if p.m % (s.bm * below) and (p.m > s.bm or below > 1) else []
-    guard += [f"n < {p.n}"] if p.n % (s.bn * beside) else []
+    cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
+    guard = [f"m < {p.m}"] if p.m % (s.bm * cluster_m) and (p.m > s.bm or cluster_m > 1) else []
+    guard += [f"n < {p.n}"] if p.n % (s.bn * cluster_n) else []
     inside = f"if ({' && '.join(guard)}) " if guard else ""
     parts = []
     for e in range(0, 8, width):
@@ -348,5 +349,5 @@ def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[
         "v[e + 2] = more ? v[e + 2] + x.z : x.z; v[e + 3] = more ? v[e + 3] + x.w : x.w; }",
         *parts,
         "}",
-        "__syncwarp(); w_cluster_sync();" if s.split > 1 or s.pair else "",
+        "__syncwarp(); w_cluster_sync();" if s.split > 1 or s.multicast else "",
     ]

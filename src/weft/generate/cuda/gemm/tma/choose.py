@@ -14,12 +14,11 @@ from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.gemm.tma.align import aligned
 from weft.generate.cuda.gemm.tma.cost import CLUSTERED, PORT, Case, at_once, cycles, field_bytes, ported, units
 from weft.generate.cuda.gemm.tma.operands import STEP, WOVEN, Rows, Three, field, left, right, rows_of, stages_of_sum
-from weft.generate.cuda.gemm.tma.shape import MOST_APART, MOST_SHARES, PAIRS, Shape, StreamK, sums_apart
+from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES, MOST_APART, MOST_SHARES, Shape, StreamK, sums_apart
 from weft.ir.declined import Declined
 
 _SHARED_COPY = 0.8
-"""An operand of which two blocks copy halves for each other is worth pairing where copies take this share of the
-products' time."""
+"""Cluster multicast is worth trying where the loads of a stage take this share of its products' time."""
 _FEW_ROUNDS, _STEPS_EACH = 10, 6
 """Tiles of a CTA beyond which the last wave matters little; k-tiles of a CTA from which on stream-K is offered."""
 _STEPS_TOGETHER, _LEAST_TOGETHER = 8, 64 * 128
@@ -32,7 +31,7 @@ _FEWER = 128
 _FEWEST = 3
 
 _OFFERED = (1, 2, 3, 4, 5)
-"""Ways to share operands that the model tells apart."""
+"""Cluster shapes between which the model can decide."""
 _TILES: tuple[tuple[int, int, int, bool, int], ...] = (
     *((128, n, 2, False, 1) for n in (64, 96, 128, 160, 192, 256)),
     *((256, n, 2, False, 1) for n in (32, 64, 96, 128, 160)),
@@ -140,7 +139,7 @@ def case_of(p: Product, facts: GpuFacts) -> Case | None:
     within = _within(p, rows, columns)
     return Case(
         sizes, rows, stages, stride, columns, len(residuals), kh * kw, reach, kw, packed, stored, *exact, within,
-        beside=sum(residuals),
+        residual_bytes=sum(residuals),
     )  # fmt: skip
 
 
@@ -169,7 +168,7 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     kept = []
     for modelled, s in found:
         shared = int(s.stream_k) + int(s.coop_fixup)
-        alike = (s.bm * s.bn, s.split, int(s.pingpong), s.fields, s.unit, s.together, shared, s.apart)
+        alike = (s.bm * s.bn, s.split, int(s.pingpong), s.fields, s.unit, s.multicast_ctas, shared, s.apart)
         if alike not in seen:
             seen.add(alike)
             kept.append((modelled, s))
@@ -204,7 +203,7 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
             blocks = facts.sms * resident if rounds > 1 else 0
             usual = replace(base, stages=max(2, min(most, kt * rounds)), blocks=blocks)
             yield usual
-            yield from _together(case, usual, facts)
+            yield from _cooperating(case, usual, facts)
             if any(case.reach):
                 yield from _with_fields(case, base, shared, facts)
             for split, share in CLUSTERED.items():
@@ -215,47 +214,47 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
                     yield s
 
 
-def _together(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
-    """The same tile by blocks that copy for each other, or that divide what does not fill the grid evenly."""
+def _cooperating(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
+    """The same tile with cluster multicast, or stream-K for the tiles that do not fill the grid, or both."""
     p = case.sizes
     if usual.resident > 1:
         return
     counts, columns = math.prod(case.rows.tiles(usual.box)), -(-p.n // usual.bn)
     k_tiles = dict(case.stages)[usual.panel]
     copies = ported(case, usual) / PORT
-    pairs = [0]
+    clusters = [0]
     # of 8-bit floats they were 1.3 to 2 times slower on an H200, whatever the shape
     if not p.dtype.is_float8 and copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
-        pairs += [pair for pair in _OFFERED if _paired(case, counts, columns, pair)]
+        clusters += [multicast for multicast in _OFFERED if _clusters_fit(case, counts, columns, multicast)]
     plain = usual
-    for pair in pairs:
-        below, _ = PAIRS[pair]
-        usual = replace(plain, pair=pair, woven=plain.woven and plain.bn % (below * WOVEN) == 0)
-        tiles, together = units(case, usual), usual.together
+    for multicast in clusters:
+        cluster_m, _ = CLUSTER_SHAPES[multicast]
+        usual = replace(plain, multicast=multicast, woven=plain.woven and plain.bn % (cluster_m * WOVEN) == 0)
+        tiles, multicast_ctas = units(case, usual), usual.multicast_ctas
         count = at_once(case, usual, facts)
-        if pair:
-            yield replace(usual, blocks=count * together if tiles > count else 0)
+        if multicast:
+            yield replace(usual, blocks=count * multicast_ctas if tiles > count else 0)
         # twice as many find room, see `Function.make_sure`
-        sharers = min(count // tiles, usual.rows // 64 * (usual.bn // WOVEN), facts.sms // (2 * together))
+        sharers = min(count // tiles, usual.rows // 64 * (usual.bn // WOVEN), facts.sms // (2 * multicast_ctas))
         large = case.rows.linear and usual.bm * usual.bn >= _LEAST_TOGETHER and usual.bn % WOVEN == 0
         if large and not usual.pingpong and sharers >= 2 and k_tiles >= _STEPS_TOGETHER * sharers:
-            both = replace(usual, blocks=sharers * tiles * together, stream_k=True, coop_fixup=True)
+            both = replace(usual, blocks=sharers * tiles * multicast_ctas, stream_k=True, coop_fixup=True)
             yield replace(both, stages=max(usual.stages, _FEWEST))
         e = StreamK(
             tiles, count // tiles * tiles if count >= 2 * tiles else count, k_tiles
         )  # shares that end with tiles
         enough = _STEPS_EACH * e.units <= e.shared * k_tiles < 2**31 // e.units
         if not usual.pingpong and enough and e.units <= MOST_SHARES * e.shared and tiles < _FEW_ROUNDS * e.units:
-            yield replace(usual, blocks=e.units * together, stream_k=True, stages=max(usual.stages, _FEWEST))
+            yield replace(usual, blocks=e.units * multicast_ctas, stream_k=True, stages=max(usual.stages, _FEWEST))
 
 
-def _paired(case: Case, counts: int, columns: int, pair: int) -> bool:
-    """Whether so many boxes of rows and tiles of columns can be shared in this way."""
-    below, beside = PAIRS[pair]
+def _clusters_fit(case: Case, counts: int, columns: int, multicast: int) -> bool:
+    """Whether clusters of this shape fit so many boxes of rows and tiles of columns."""
+    cluster_m, cluster_n = CLUSTER_SHAPES[multicast]
     linear = case.rows.linear or case.columns
-    if counts <= below // 2 or columns <= beside // 2 or (below > 1 and not linear and counts % below):
+    if counts <= cluster_m // 2 or columns <= cluster_n // 2 or (cluster_m > 1 and not linear and counts % cluster_m):
         return False
-    return beside == 1 or (linear and case.rows.sizes[2] > 1 and not (case.packed and columns % beside))
+    return cluster_n == 1 or (linear and case.rows.sizes[2] > 1 and not (case.packed and columns % cluster_n))
 
 
 def _with_fields(case: Case, base: Shape, shared: int, facts: GpuFacts) -> Iterable[Shape]:

@@ -61,11 +61,11 @@ HANDED = 45.0
 """Bytes per cycle in which a block leaves sums in memory, or reads what others have left."""
 HANDED_LATENCY = 4000.0
 MUTUAL = 600.0
-"""Cycles for each of the blocks that finish a tile together, besides the bytes that they leave for each other."""
+"""Cycles for each of the CTAs of a cooperative fix-up, besides the bytes of their partial sums."""
 APART_PORT = 40.0
 """Bytes per cycle and multiprocessor from the L2 cache where neighbours are at different parts of a sum."""
 PAIRED = {1: 0.0, 2: 1700.0, 4: 600.0}
-"""Cycles in which so many blocks that copy for each other start and leave together, less what else they save: of four
+"""Cycles in which the CTAs of a multicast cluster start and leave together, less what else they save: of four
 too little is looked up to be in the way of anything."""
 DRIFT = 1.04
 """Blocks that are at different steps of their sums find less of each other's operands on its way from the L2 cache."""
@@ -120,7 +120,7 @@ class Case:
     """Whether rows of the left and the right operand begin within sectors of memory."""
     copied: int = 0
     """Bytes of operands that a launch before moves to rows of whole lines."""
-    beside: int = 0
+    residual_bytes: int = 0
     """Bytes of residuals of one result."""
 
 
@@ -130,9 +130,9 @@ def field_bytes(case: Case, box: Three, panel: int) -> int:
 
 
 def units(case: Case, s: Shape) -> int:
-    """Tiles, or pairs or fours of them."""
+    """Tiles, or clusters of them."""
     high, wide = math.prod(case.rows.tiles(s.box)), -(-case.sizes.n // s.bn)
-    return -(-high // s.below) * -(-wide // s.beside) * case.sizes.z
+    return -(-high // s.cluster_m) * -(-wide // s.cluster_n) * case.sizes.z
 
 
 def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
@@ -140,7 +140,7 @@ def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
     inside = busy(case, s, facts)
     memory = moved(case, facts)
     hidden = EXPOSED * min(inside, memory)
-    gap = gap_us(facts) * facts.clock_ghz * 1e3 + PAIRED[s.together]
+    gap = gap_us(facts) * facts.clock_ghz * 1e3 + PAIRED[s.multicast_ctas]
     if case.copied:
         gap += gap + COPYING + case.copied * 2 * facts.clock_ghz / facts.read_bandwidth[-1][1]
     return gap + START + max(inside, memory) + hidden
@@ -159,15 +159,15 @@ def busy(case: Case, s: Shape, facts: GpuFacts) -> float:
     apart = min(busiest, 2 if s.pingpong else s.resident)
     rounds = -(-busiest // apart)
     if s.coop_fixup:
-        sharers = StreamK(tiles, s.blocks // s.together, k_tiles).sharers
+        sharers = StreamK(tiles, s.blocks // s.multicast_ctas, k_tiles).sharers
         left = s.bm * s.bn * 4 * (sharers - 1) / sharers
         each = max(alone, ported(case, s) / APART_PORT)
         inside = -(-k_tiles // sharers) * each + LATE + (end - LATE) / sharers
         inside += 2 * left / HANDED + MUTUAL * sharers
     elif s.stream_k:
-        e = StreamK(tiles, s.blocks // s.together, k_tiles)
+        e = StreamK(tiles, s.blocks // s.multicast_ctas, k_tiles)
         others = max(1.0, e.units / e.shared)
-        inside = e.tiles * k_tiles / e.units * alone * (1.0 if s.pair else DRIFT) + busiest * end
+        inside = e.tiles * k_tiles / e.units * alone * (1.0 if s.multicast else DRIFT) + busiest * end
         inside += (1 + others) * s.bm * s.bn * 4 / HANDED + HANDED_LATENCY
     elif s.pingpong:
         inside = max(busiest * main + end, rounds * (main + end) + (busiest - 1) % 2 * main, busiest * shared + main)
@@ -181,7 +181,7 @@ def busy(case: Case, s: Shape, facts: GpuFacts) -> float:
 def at_once(case: Case, s: Shape, facts: GpuFacts) -> int:
     """Units that all multiprocessors begin at once, one each, or as many as clusters find room for."""
     if s.split == 1:
-        return int(CLUSTERED.get(s.together, 1.0) * facts.sms) // s.together
+        return int(CLUSTERED.get(s.multicast_ctas, 1.0) * facts.sms) // s.multicast_ctas
     bytes_ = s.shared_bytes(field_bytes(case, s.box, s.panel) if s.fields else 0)
     registers = facts.registers_per_sm // (s.threads * CLUSTER_REGISTERS)
     fit = min(facts.shared_per_sm // (bytes_ + facts.shared_reserved), registers)
@@ -196,9 +196,9 @@ def _step(case: Case, s: Shape, k_tiles: int) -> tuple[float, float]:
         loaded = field_bytes(case, s.box, s.panel) * s.unit / case.taps + s.bn * 2 * s.step
     products = high * 2 * s.bn * part / BUSY
     reads = (high * (64 + s.bn) * 128 * part + loaded) / SHARED
-    flow = max(products, reads, (ported(case, s) if any(case.within) or s.pair else loaded) / PORT)
-    if s.pair:  # copies cost a little even where products hide them: of two ways, the one that copies less
-        flow *= 1.0 - LESS * (s.bn if s.beside == 1 else s.bm) / (s.bm + s.bn)
+    flow = max(products, reads, (ported(case, s) if any(case.within) or s.multicast else loaded) / PORT)
+    if s.multicast:  # copies cost a little even where products hide them: of two ways, the one that copies less
+        flow *= 1.0 - LESS * (s.bn if s.cluster_n == 1 else s.bm) / (s.bm + s.bn)
     own = (high if s.pingpong else high / s.groups) * 2 * s.bn * part + (AGAIN if k_tiles > s.stages else 0.0)
     if s.apart == 1:
         own += high / s.groups * (MOVED + s.bn / 2)
@@ -209,7 +209,7 @@ def ported(case: Case, s: Shape) -> float:
     """Bytes of a stage that come through the port, where rows begin within sectors as if they were longer."""
     by_left, by_right = (WITHIN if x else 1.0 for x in case.within)
     left, right = s.bm * by_left, (s.bn + s.spare) * by_right
-    return (left / s.beside + right / s.below) * 2.0 * s.step
+    return (left / s.cluster_n + right / s.cluster_m) * 2.0 * s.step
 
 
 def _end(case: Case, s: Shape) -> tuple[float, float]:
@@ -220,7 +220,7 @@ def _end(case: Case, s: Shape) -> tuple[float, float]:
     each -= EXCHANGED if s.woven else 0.0
     waited = LATE + each * area / 8 / (128 * (1 if s.pingpong else s.groups)) / s.split
     slots = RESULT + PLAIN * p.plain + SPECIAL * p.special + DIVIDED_SLOTS * case.divided + EXACT_SLOTS * case.exact
-    shared = area / s.split * (slots / 128 + (_stored(case, s) + case.beside) / STORE)
+    shared = area / s.split * (slots / 128 + (_stored(case, s) + case.residual_bytes) / STORE)
     if s.split > 1:
         waited += CLUSTER + RANK * s.split + area * 4 / EXCHANGE
     return waited, shared
@@ -240,7 +240,7 @@ def moved(case: Case, facts: GpuFacts) -> float:
     """Cycles of the bytes: weights were last used a whole inference ago, the rest may be in the L2 cache."""
     p = case.sizes
     weights = p.n * p.k * p.z * 2.0
-    others = p.m * p.k * p.z * 2.0 / case.taps + p.m * p.n * p.z * (p.stored + case.beside)
+    others = p.m * p.k * p.z * 2.0 / case.taps + p.m * p.n * p.z * (p.stored + case.residual_bytes)
     far = facts.read_bandwidth[-1][1]
     near = weights + others < NEAR * facts.l2_bytes
     return (weights / far + others / (facts.l2_bandwidth if near else far)) * facts.clock_ghz

@@ -48,7 +48,7 @@ def finish(
     high, wide = s.rows // 64, -(-s.bn // 32)
     names = epilogue.arguments(p, w.map is None, False, False).names
     guard = ["m >= 0"] if _clipped(rows, s) else []
-    if p.n % (s.bn * s.beside):
+    if p.n % (s.bn * s.cluster_n):
         guard.append(f"n < {p.n}")
     if s.bn % 32:
         guard.append(f"j * 32 + (lane & 3) * 8 < {s.bn}")
@@ -269,7 +269,7 @@ def _summed(p: Product, rows: Rows, s: Shape) -> list[str]:
 
 def _clipped(rows: Rows, s: Shape) -> bool:
     """True where a tile can have rows that do not exist."""
-    if rows.linear and s.below > 1 and rows.sizes[2] % (s.below * s.bm):
+    if rows.linear and s.cluster_m > 1 and rows.sizes[2] % (s.cluster_m * s.bm):
         return True
     return math.prod(s.box) < s.bm or any(n % b for n, b in zip(rows.sizes, s.box, strict=True))
 

@@ -42,12 +42,12 @@ from weft.generate.cuda.gemm.tma.shape import (
     MOST_SHARES,
     Shape,
     StreamK,
-    pairs_of,
+    clusters_of,
     stream_k_of,
     sums_apart,
     tiles_of,
 )
-from weft.generate.cuda.intrinsics.prelude import pair_header, prelude, storage, tma_header
+from weft.generate.cuda.intrinsics.prelude import multicast_header, prelude, storage, tma_header
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, Parameter, RegisterSplit, RoleSource
 from weft.ir.declined import Declined
@@ -111,7 +111,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         return Declined("a stage of weights that is neither a tap nor a row of the kernel")
     if s.apart and (not p.float8 or s.pingpong or sums_apart(s.rows, s.bn, s.apart) > MOST_APART):
         return Declined("sums of their own in f32: for 8-bit floats, in tiles that leave registers for them")
-    wrong = _no_pair(p, rows, s) or _no_stream_k(p, rows, s)
+    wrong = _no_multicast(p, rows, s) or _no_stream_k(p, rows, s)
     if wrong is not None:
         return wrong
     to = tma_store.stored(p, rows, s) if s.store else None
@@ -142,10 +142,12 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     args = epilogue.arguments(p, packed, s.stream_k, s.stream_k)
     maps = [Parameter(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]
     maps += [Parameter("my", to.map)] if to is not None else []
-    units = math.prod(pairs_of(p, rows, s)) * p.z
-    grid = (s.blocks // s.together if s.stream_k else min(s.blocks // s.together or units, units)) * s.cluster
+    units = math.prod(clusters_of(p, rows, s)) * p.z
+    grid = (
+        s.blocks // s.multicast_ctas if s.stream_k else min(s.blocks // s.multicast_ctas or units, units)
+    ) * s.cluster
     own = 4 if s.pingpong else 4 * s.groups
-    readers = own * (s.below + s.beside - 1)
+    readers = own * (s.cluster_m + s.cluster_n - 1)
     ring = s.stages * s.stage_bytes + s.staged_bytes
     lines = [
         (
@@ -163,7 +165,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
             " w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }"
         ),
         "role.sync();",
-        f"w_cluster_sync();\nconst u32 rank = role.block_x() % {s.together};" if s.pair else "",
+        f"w_cluster_sync();\nconst u32 rank = role.block_x() % {s.multicast_ctas};" if s.multicast else "",
         _range(p, rows, s),
         f"if (warp >= {4 * s.groups}) {{",
         *_copies(p, rows, s, a, w),
@@ -174,7 +176,11 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     headers = [prelude(), tma_header()]
     headers += [
         text()
-        for text, wanted in ((pair_header, s.pair), (fixup_header, s.stream_k), (tma_store.header, to is not None))
+        for text, wanted in (
+            (multicast_header, s.multicast),
+            (fixup_header, s.stream_k),
+            (tma_store.header, to is not None),
+        )
         if wanted
     ]
     functions = (
@@ -200,7 +206,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         named_barriers=fixed.barriers(p, s) or int(s.split > 1),
         registers=_MOVED[s.groups] if s.moves_registers else None,
         cluster=(s.cluster, 1, 1),
-        co_resident=stream_k_of(p, rows, s, _k_tiles(p, s)).sharers * s.together if s.coop_fixup else 1,
+        co_resident=stream_k_of(p, rows, s, _k_tiles(p, s)).sharers * s.multicast_ctas if s.coop_fixup else 1,
     )
     copying = (copies(p, moved.matrices, before),) if isinstance(moved, Aligned) else ()
     source = RoleSource(
@@ -230,17 +236,19 @@ def _state(p: Product, rows: Rows, s: Shape, grid: int) -> int:
     return grid * 4 * s.groups * 4 * (stream_k_of(p, rows, s, _k_tiles(p, s)).sharers if s.coop_fixup else 1)
 
 
-def _no_pair(p: Product, rows: Rows, s: Shape) -> Declined | None:
-    """Why blocks of a cluster cannot copy for each other."""
+def _no_multicast(p: Product, rows: Rows, s: Shape) -> Declined | None:
+    """Why CTAs of a cluster cannot share operands by multicast."""
     counts, columns = tiles_of(p, rows, s)
-    if not s.pair:
+    if not s.multicast:
         return None
-    if s.split > 1 or s.resident > 1 or (s.beside > 1 and s.fields):
-        return Declined("blocks that copy for each other share no sum and no multiprocessor, and read fields alone")
-    if not rows.linear and math.prod(counts) % s.below:
-        return Declined("a number of boxes of pixels that no cluster divides")
-    if p.w_load == "packed" and columns % s.beside:
-        return Declined("a number of tiles of packed columns that no cluster divides")
+    if s.split > 1 or s.resident > 1 or (s.cluster_n > 1 and s.fields):
+        return Declined(
+            "cluster multicast excludes split-K, several CTAs per multiprocessor, and 1xN clusters of halo tiles"
+        )
+    if not rows.linear and math.prod(counts) % s.cluster_m:
+        return Declined("boxes of pixels that the cluster does not divide evenly along M")
+    if p.w_load == "packed" and columns % s.cluster_n:
+        return Declined("tiles of packed columns that the cluster does not divide evenly along N")
     return None
 
 
@@ -281,7 +289,7 @@ def _range(p: Product, rows: Rows, s: Shape) -> str:
     kt = _k_tiles(p, s)
     if s.stream_k:
         e = stream_k_of(p, rows, s, kt)
-        unit = f"role.block_x() / {s.together}" if s.pair else "role.block_x()"
+        unit = f"role.block_x() / {s.multicast_ctas}" if s.multicast else "role.block_x()"
         return f"const int unit = {unit}, lowest = {e.range_of('unit')}, highest = {e.range_of('unit + 1')};"
     if s.split == 1:
         return f"const int first = 0, last = {kt};"
@@ -297,8 +305,8 @@ def _range(p: Product, rows: Rows, s: Shape) -> str:
 def _tile(p: Product, rows: Rows, s: Shape) -> str:
     """Declares where `tile` begins: group, batch, column, and the coordinates of its box of rows."""
     counts, _ = tiles_of(p, rows, s)
-    (mt, nt), batches = pairs_of(p, rows, s), p.z // p.c.groups
-    n0 = f"(tn * {s.beside} + (int){s.aside}) * {s.bn}" if s.beside > 1 else f"tn * {s.bn}"
+    (mt, nt), batches = clusters_of(p, rows, s), p.z // p.c.groups
+    n0 = f"(tn * {s.cluster_n} + (int){s.rank_n}) * {s.bn}" if s.cluster_n > 1 else f"tn * {s.bn}"
     if nt == 1 or mt == 1:
         place = f"const int tm = r / {nt}, tn = r % {nt};"
     else:
@@ -310,11 +318,11 @@ def _tile(p: Product, rows: Rows, s: Shape) -> str:
         )
     b2, b1, b0 = s.box
     tm = "tm"
-    if s.below > 1:
-        place += f" const int mine = tm * {s.below} + (int){s.down};"
+    if s.cluster_m > 1:
+        place += f" const int mine = tm * {s.cluster_m} + (int){s.rank_m};"
         tm = "mine"
-    i0 = f"{tm} % {counts[2]} * {b0}" if not (s.below > 1 and rows.linear) else f"{tm} * {b0}"
-    i2 = "0" if s.below > 1 and rows.linear else f"{tm} / {counts[2] * counts[1]} * {b2}"
+    i0 = f"{tm} % {counts[2]} * {b0}" if not (s.cluster_m > 1 and rows.linear) else f"{tm} * {b0}"
+    i2 = "0" if s.cluster_m > 1 and rows.linear else f"{tm} / {counts[2] * counts[1]} * {b2}"
     return (
         f"const int z = tile / {mt * nt}, r = tile % {mt * nt}; {place}"
         f" const int g = z / {batches}, b = z % {batches}, n0 = {n0};"
@@ -325,7 +333,7 @@ def _tile(p: Product, rows: Rows, s: Shape) -> str:
 
 
 def _loop(p: Product, rows: Rows, s: Shape, begin: str, step: str) -> str:
-    tiles = math.prod(pairs_of(p, rows, s)) * p.z
+    tiles = math.prod(clusters_of(p, rows, s)) * p.z
     if s.stream_k:
         e = stream_k_of(p, rows, s, _k_tiles(p, s))
         kt = e.k_tiles
@@ -372,7 +380,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     kind = storage(p.dtype)
     box = math.prod(s.box) if not a.turned else s.bm
     bytes_ = ((0 if s.fields else box) + s.bn + s.spare) * s.step * 2
-    tn = f"tn * {s.beside} + {s.aside}" if s.beside > 1 else "tn"
+    tn = f"tn * {s.cluster_n} + {s.rank_n}" if s.cluster_n > 1 else "tn"
     tile_at = (
         f"const {kind}* const pk_tile = (const {kind}*)pk"
         f" + ((long long)g * {nt} + {tn}) * {kt * s.bn * p.in_elements(STEP)};"
@@ -402,7 +410,12 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         "}",
         "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
         f"{one} u32 it = 0{', cell = 0' if s.fields else ''};",
-        _loop(p, rows, s, *((x + f" / {s.together}" * bool(s.pair)) for x in ("role.block_x()", "role.blocks_x()"))),
+        _loop(
+            p,
+            rows,
+            s,
+            *((x + f" / {s.multicast_ctas}" * bool(s.multicast)) for x in ("role.block_x()", "role.blocks_x()")),
+        ),
         tile_at,
         f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{ const int kb = st; (void)kb;",
         _copy_field(p, s, a) if s.fields else "",
@@ -413,7 +426,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         "}" if s.fields else f"const u32 to = sb + slot * STAGE; {a.load} }}",
         "} }",
         "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
-        "__syncwarp(); w_cluster_sync();" if s.pair else "",
+        "__syncwarp(); w_cluster_sync();" if s.multicast else "",
     ]
     return lines
 
@@ -465,7 +478,7 @@ def _fix_up(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
     flags = warps * (e.sharers if s.coop_fixup else 1)
 
     def mine(unit: str) -> str:
-        block = f"({unit} * {s.together} + (int)rank)" if s.pair else unit
+        block = f"({unit} * {s.multicast_ctas} + (int)rank)" if s.multicast else unit
         return (
             f"float4* const sums = (float4*)work + {block} * {s.bm * s.bn // 4} + t;"
             f" unsigned* const flag = (unsigned*)state + {block} * {flags} + warp;"
@@ -549,11 +562,11 @@ def _products(
     w_at = f"at + (u32)(u * {s.bn * s.panel * 2})" if f else f"at + {s.bm * STEP * 2}"
     per_tile = f"(u32)(last - first) / {taps}"
     kind = f"{p.multiplied}_{int(a.turned)}{int(w.turned)}"
-    half = f" / {s.together}" if s.pair else ""
+    half = f" / {s.multicast_ctas}" if s.multicast else ""
     begin, step, skip, mine, other = f"role.block_x(){half}", f"role.blocks_x(){half}", "", "", ""
     if s.pingpong:
         begin, step = f"{begin} + (warp >> 2) * ({step})" if half else f"{begin} + (warp >> 2) * {step}", f"2 * {step}"
-        step = f"role.blocks_x() / {s.together} * 2" if half else step
+        step = f"role.blocks_x() / {s.multicast_ctas} * 2" if half else step
         skip = "it += last - first;" + (f" cell += {per_tile};" if f else "")
         # nobody waits for a stage before all that were filled earlier have been seen: a parity tells two phases apart
         mine = (
@@ -562,12 +575,16 @@ def _products(
         )
         other = "if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));"
     walk = _walk(s.stages)
-    # every block that copies for this one, or for which this one copies
-    free = f"if (lane < {s.below + s.beside - 1}) w_bar_arrive_at(" if s.pair else "if (lane == 0) w_bar_arrive("
-    at_both = (", lane" if 1 in (s.below, s.beside) else f", rank ^ {s.mate}") if s.pair else ""
+    # every CTA that loads for this one, or for which this one loads
+    free = (
+        f"if (lane < {s.cluster_m + s.cluster_n - 1}) w_bar_arrive_at("
+        if s.multicast
+        else "if (lane == 0) w_bar_arrive("
+    )
+    at_both = (", lane" if 1 in (s.cluster_m, s.cluster_n) else f", rank ^ {s.peer}") if s.multicast else ""
     of_a = _in_field(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
     of_w = _descriptor(w_at, "q", w, s.bn, s.panel)
-    together = [
+    multicast_ctas = [
         "w_group_begin();",
         f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int u = 0; u < {s.unit}; ++u)",
         f"#pragma unroll\nfor (int q = 0; q < {s.step // s.unit // 16}; ++q)",
@@ -591,7 +608,7 @@ def _products(
             else ""
         ),
         f"w_bar_wait(sb + FULL + 8 * slot, {walk.parity});",
-        *together,
+        *multicast_ctas,
         "}",
     ]
     if p.norm is not None:
@@ -624,5 +641,5 @@ def _products(
         "}",
         fixed.left_over(p, s),
         "if (lane == 0) w_stores_done();\n__syncwarp();" if to is not None else "",
-        "w_cluster_sync();" if s.pair else "",
+        "w_cluster_sync();" if s.multicast else "",
     ]

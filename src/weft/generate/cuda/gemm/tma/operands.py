@@ -80,14 +80,14 @@ class Rows:
 
 
 class Share(NamedTuple):
-    """How blocks of a cluster copy parts of an operand for each other."""
+    """Multicast of an operand: each CTA of a cluster loads a slice of it into several."""
 
     parts: int
     """How many."""
     rank: str
-    """C text: the part that a block copies."""
+    """C text: the slice that a CTA loads."""
     mask: str
-    """C text: a bit for each block that gets it."""
+    """C text: the CTA mask of the multicast."""
 
 
 def merged(sizes: Sequence[int], steps: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int]]:
@@ -156,7 +156,7 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Shar
         ]
         return _turned(p, c.a.index, dims, bm, share=share)
     if share and (not rows.linear or rows.sizes[2] == 1):
-        return Declined("rows of several dimensions, of which blocks cannot copy parts")
+        return Declined("rows of several dimensions, which multicast cannot slice")
     wide = p.in_elements(panel)
     first = Dim(c.ic + c.a_walk.offset, 1, wide, "c")
     if rows.image:
@@ -287,7 +287,7 @@ def right(
         return _turned(p, pointer.index, dims, bn, "mw", share=share)
     wide, part = p.in_elements(panel), bn // (share.parts if share else 1)
     if part % 8:
-        return Declined("parts of columns that are no whole units of shared memory")
+        return Declined("multicast slices that are no multiple of 8 columns")
     columns = Dim(p.n, walk.channel, part, f"n0 + {share.rank} * {part}" if share else "n0")
     dims = [Dim(c.ic + walk.offset, 1, wide, "c"), columns, *outer(p, walk, walk.group)]
     map_ = box_map(p, pointer, dims, 2 * panel)
@@ -386,7 +386,7 @@ def box_map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorM
 
 
 def _copy(name: str, to: str, dims: Sequence[Dim], share: Share | None = None, part: int = 0) -> str:
-    """`part`: bytes of what a block copies for others, too."""
+    """`part`: bytes of the slice of a multicast."""
     at = ", ".join(d.at for d in dims)
     if share is None:
         return f"w_tma(&{name}, {to}, bar, {at});"

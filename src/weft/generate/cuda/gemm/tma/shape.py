@@ -13,14 +13,14 @@ from weft.kernels.source import Schedule
 
 _OFF = ("stream_k", "woven", "coop_fixup")
 _DEFAULTS = (
-    ("pair", 0), ("band", 8), ("spare", 0), ("apart", 0), ("store", 0), *((name, False) for name in _OFF),
+    ("multicast", 0), ("band", 8), ("spare", 0), ("apart", 0), ("store", 0), *((name, False) for name in _OFF),
 )  # fmt: skip
 _MANY_SUMS = {2: 112, 3: 64}
 """Registers of sums per thread from which on registers are moved, by the warpgroups that multiply."""
-PAIRS: Mapping[int, tuple[int, int]] = {
+CLUSTER_SHAPES: Mapping[int, tuple[int, int]] = {
     0: (1, 1), 1: (2, 1), 2: (1, 2), 3: (2, 2), 4: (4, 1), 5: (1, 4), 6: (4, 2), 7: (2, 4), 8: (8, 1),
 }  # fmt: skip
-"""Tiles one below the other and side by side whose blocks copy for each other, by `Shape.pair`."""
+"""CTAs of a cluster along M and N that share operands by TMA multicast, by `Shape.multicast`."""
 
 
 STORED_ROWS = 16
@@ -63,13 +63,11 @@ class Shape(Parameters):
     different rows of it. 0: every tap is copied."""
     unit: int = 1
     """Taps whose weights are one stage, where there are fields: 1, or a row of the kernel."""
-    pair: int = 0
-    """Blocks of a cluster copy parts of operands for each other: 1: halves of the right one, for tiles one below the
-    other; 2: of the left one, for tiles side by side; 3: of both, for two by two; 4: quarters of the right one, for
-    four one below the other; 5: of the left one, for four side by side; 6, 7: of both, for four by two and two by
-    four; 8: eighths of the right one. 0: every block copies for itself."""
+    multicast: int = 0
+    """Cluster multicast, a number of `CLUSTER_SHAPES`: each CTA of a cluster loads a slice of the operand that CTAs
+    along M (B) or along N (A) share, into all of them. 0: none."""
     band: int = 8
-    """Rows of tiles, or of pairs, that are under way together, so that they share columns in the L2 cache."""
+    """Rows of tiles, or of clusters, that are under way together, so that they share columns in the L2 cache."""
     stream_k: bool = False
     """Stream-K: the k-tiles of the tiles that do not fill the grid are divided evenly among all CTAs; of a tile that
     several CTAs share, the last one does the fix-up, with the partial sums that the others leave in the workspace."""
@@ -111,58 +109,58 @@ class Shape(Parameters):
 
     @property
     def cluster(self) -> int:
-        """Blocks of a cluster."""
-        return self.together if self.pair else self.split
+        """CTAs of a cluster."""
+        return self.multicast_ctas if self.multicast else self.split
 
     @property
-    def below(self) -> int:
-        """Tiles one below the other whose blocks copy the right operand for each other."""
-        return PAIRS[self.pair][0]
+    def cluster_m(self) -> int:
+        """CTAs of a cluster along M: they share the right operand (B)."""
+        return CLUSTER_SHAPES[self.multicast][0]
 
     @property
-    def beside(self) -> int:
-        """Tiles side by side whose blocks copy the left operand for each other."""
-        return PAIRS[self.pair][1]
+    def cluster_n(self) -> int:
+        """CTAs of a cluster along N: they share the left operand (A)."""
+        return CLUSTER_SHAPES[self.multicast][1]
 
     @property
-    def together(self) -> int:
-        """Blocks that copy for each other."""
-        return self.below * self.beside
+    def multicast_ctas(self) -> int:
+        """CTAs of a cluster that share operands by multicast."""
+        return self.cluster_m * self.cluster_n
 
     @property
-    def down(self) -> str:
-        """C text: which of the tiles one below the other a block has."""
-        return "rank" if self.beside == 1 else f"(rank / {self.beside})" if self.below > 1 else "0"
+    def rank_m(self) -> str:
+        """C text: the rank of a CTA along M of its cluster."""
+        return "rank" if self.cluster_n == 1 else f"(rank / {self.cluster_n})" if self.cluster_m > 1 else "0"
 
     @property
-    def aside(self) -> str:
-        """C text: which of the tiles side by side a block has."""
-        return "rank" if self.below == 1 else f"(rank % {self.beside})" if self.beside > 1 else "0"
+    def rank_n(self) -> str:
+        """C text: the rank of a CTA along N of its cluster."""
+        return "rank" if self.cluster_m == 1 else f"(rank % {self.cluster_n})" if self.cluster_n > 1 else "0"
 
     @property
-    def mate(self) -> str:
-        """C text: what lane `lane` of a warp adds to its rank, bit by bit, for a block that shares an operand."""
+    def peer(self) -> str:
+        """C text: what lane `lane` of a warp adds to its rank, bit by bit, for a CTA that shares an operand."""
         return (
             "lane"
-            if self.together == 4
-            else f"(lane < {self.beside} ? lane : (lane - {self.beside - 1}) * {self.beside})"
+            if self.multicast_ctas == 4
+            else f"(lane < {self.cluster_n} ? lane : (lane - {self.cluster_n - 1}) * {self.cluster_n})"
         )
 
     @property
     def left_share(self) -> Share | None:
-        """How the left operand is copied; None: every block copies it for itself."""
-        if self.beside == 1:
+        """Multicast of the left operand; None: every CTA loads it for itself."""
+        if self.cluster_n == 1:
             return None
-        mask = str((1 << self.beside) - 1) + (f" << {self.down} * {self.beside}" if self.below > 1 else "")
-        return Share(self.beside, self.aside, mask)
+        mask = str((1 << self.cluster_n) - 1) + (f" << {self.rank_m} * {self.cluster_n}" if self.cluster_m > 1 else "")
+        return Share(self.cluster_n, self.rank_n, mask)
 
     @property
     def right_share(self) -> Share | None:
-        """How the right operand is copied; None: every block copies it for itself."""
-        if self.below == 1:
+        """Multicast of the right operand; None: every CTA loads it for itself."""
+        if self.cluster_m == 1:
             return None
-        mask = str(sum(1 << i * self.beside for i in range(self.below)))
-        return Share(self.below, self.down, mask + (f" << {self.aside}" if self.beside > 1 else ""))
+        mask = str(sum(1 << i * self.cluster_n for i in range(self.cluster_m)))
+        return Share(self.cluster_m, self.rank_m, mask + (f" << {self.rank_n}" if self.cluster_n > 1 else ""))
 
     @property
     def rows(self) -> int:
@@ -194,11 +192,11 @@ def tiles_of(p: Product, rows: Rows, s: Shape) -> tuple[Three, int]:
     return rows.tiles(s.box), -(-p.n // s.bn)
 
 
-def pairs_of(p: Product, rows: Rows, s: Shape) -> tuple[int, int]:
-    """Rows and columns of what a cluster takes at a time: tiles, or pairs or fours of them."""
+def clusters_of(p: Product, rows: Rows, s: Shape) -> tuple[int, int]:
+    """Rows and columns of what a cluster takes at a time: tiles, or as many as it has CTAs that share operands."""
     counts, columns = tiles_of(p, rows, s)
     high = math.prod(counts)
-    return -(-high // s.below), -(-columns // s.beside)
+    return -(-high // s.cluster_m), -(-columns // s.cluster_n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +204,7 @@ class StreamK:
     """How stream-K divides the k-tiles of tiles; a unit is a CTA, or a cluster that shares operands by multicast."""
 
     tiles: int
-    """Tiles, or pairs of them."""
+    """Tiles, or as many as a cluster takes at a time."""
     units: int
     """Of the grid."""
     k_tiles: int
@@ -230,4 +228,4 @@ class StreamK:
 
 def stream_k_of(p: Product, rows: Rows, s: Shape, k_tiles: int) -> StreamK:
     """The division of a stream-K configuration."""
-    return StreamK(math.prod(pairs_of(p, rows, s)) * p.z, max(1, s.blocks // s.together), k_tiles)
+    return StreamK(math.prod(clusters_of(p, rows, s)) * p.z, max(1, s.blocks // s.multicast_ctas), k_tiles)

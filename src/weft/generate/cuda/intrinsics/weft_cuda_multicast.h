@@ -1,5 +1,5 @@
-// What blocks of a cluster need to copy parts of an operand for each other. Includes nothing. Tests put an emulation in
-// its place.
+// Multicast within a cluster: loads into several CTAs, and arrivals at their barriers. Includes nothing. Tests put an
+// emulation in its place.
 #ifndef W_EMULATED
 W_FN void w_bar_arrive_at(u32 at, u32 rank) {  // the barrier at the same place of a block of the cluster
   asm volatile("{ .reg .b32 r;\n mapa.shared::cluster.u32 r, %0, %1;\n"
