@@ -54,8 +54,8 @@ def few() -> Iterator[tuple[Gemm, list[Variant]]]:
     for m in (24, 48, 64):
         for n, k in WIDE[:3]:
             g = Gemm(m, n, k, layout="nt")
-            other = [tile(64, 64, 7, groups=1, blocks=0, woven=True, split=2)] if n == 4096 else []
-            other += [tile(64, 96, 5, groups=1, blocks=0, woven=True, resident=2)] if n == 11008 else []
+            other = [tile(64, 64, 7, groups=1, blocks=0, interleaved=True, split=2)] if n == 4096 else []
+            other += [tile(64, 96, 5, groups=1, blocks=0, interleaved=True, resident=2)] if n == 11008 else []
             few = ((64, 6, 2), (64, 8, 2), (64, 12, 1)) if n == 4096 else wide[:3]
             yield g, known(g) + _all([*(turned(m, *x) for x in few), *other])
     for text in ("bias_silu", "bias_residual"):
@@ -76,8 +76,8 @@ def _stored(s: Shape) -> list[Shape]:
     """Boxes of 32 columns, of fragments and of woven vectors, with as many stages as fit."""
     found = []
     for store in (32,):
-        for woven in sorted({False, s.woven}):
-            x = replace(s, store=store, woven=woven)
+        for woven in sorted({False, s.interleaved}):
+            x = replace(s, store=store, interleaved=woven)
             while x.shared_bytes() > 232448:
                 x = replace(x, stages=x.stages - 1)
             if s.bn % store == 0:
@@ -87,8 +87,8 @@ def _stored(s: Shape) -> list[Shape]:
 
 def stores() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Results by the copy engine or by threads: short sums, tiles that warpgroups take in turn."""
-    square, low = (tile(*x, pingpong=True, woven=True) for x in ((128, 128, 7), (64, 256, 5)))
-    wide = tile(128, 256, 4, woven=True)
+    square, low = (tile(*x, pingpong=True, interleaved=True) for x in ((128, 128, 7), (64, 256, 5)))
+    wide = tile(128, 256, 4, interleaved=True)
     sizes = [(4096, 4096, k) for k in (1024, 512, 768, 1536, 2048)]
     sizes += [(8192, 4096, 1024), (4096, 8192, 512), (8192, 8192, 1024), (4096, 3072, 768), (3152, 3072, 768)]
     for m, n, k in [*sizes, (8192, 1024, 1024), (16384, 1024, 1024), (2048, 3072, 768)]:

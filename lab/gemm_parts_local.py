@@ -108,7 +108,7 @@ def ordered(s: Shape) -> list[Variant]:
 
 def shared(s: Shape, *kinds: int, blocks: int = 128) -> list[Variant]:
     """Shares that end with their tiles, finished by one block or by all of them."""
-    found = [replace(s, multicast=k, stream_k=True, blocks=blocks, woven=False) for k in kinds]
+    found = [replace(s, multicast=k, stream_k=True, blocks=blocks, interleaved=False) for k in kinds]
     return all_of([y for x in found for y in (replace(x, coop_fixup=True), x)])
 
 
@@ -130,7 +130,7 @@ def persistent(s: object) -> Shape:
 
 def banded(s: Shape, *bands: int) -> list[Variant]:
     """The same in other orders of tiles."""
-    return all_of([replace(s, band=n) for n in bands])
+    return all_of([replace(s, raster_group=n) for n in bands])
 
 
 def local() -> Iterator[tuple[Gemm, list[Variant]]]:
@@ -142,7 +142,7 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
     parts: list[Variant] = [("no products, no end", s, COPIES, 2) for s in (*lows, replace(flat, multicast=2))]
     parts += [("no products", replace(mid, split=2), WRONG["no products"], 2)]
     parts += [("no products, no end", replace(lows[1], stages=n), COPIES, 2) for n in (4, 6)]
-    parts += [("no products, no end", replace(lows[1], band=n), COPIES, 2) for n in (1, 2, 4)]
+    parts += [("no products, no end", replace(lows[1], raster_group=n), COPIES, 2) for n in (1, 2, 4)]
     parts += [("no products, same columns", s, SAME_COLUMNS, 2) for s in lows]
     parts += [("no products, same rows", s, SAME_ROWS, 2) for s in lows]
     parts += [(f"ahead {n}", lows[1], ahead(n, 8, 8), 2) for n in (10, 16)]
@@ -172,7 +172,7 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
     shares = [*shared(tall, 0, blocks=132), *mutual(tall, 1, blocks=132), *mutual(three, 0, 1, blocks=132)]
     shares += mutual(deep, 0, 1, 2)
     across = [*turned(104, 128, 7, 0, 1, 2, 5, 7, 3), *turned(112, 128, 7, 3), *turned(88, 128, 8, 7, 1)]
-    halves = all_of([replace(deep, split=2, blocks=0), replace(deep, split=2, blocks=0, band=2)])
+    halves = all_of([replace(deep, split=2, blocks=0), replace(deep, split=2, blocks=0, raster_group=2)])
     yield Gemm(968, 1376, 2616, layout="nn"), [*across, *shares, *alone, *halves, *cut]
     shares += mutual(tile(256, 96, 5), 0, blocks=120)
     yield Gemm(968, 1376, 2616, layout="nt"), [*across, *shares, *alone[1:], *pairs(tile(128, 112, 7, blocks=0), 3)]
@@ -181,7 +181,7 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
     across = [*turned(96, 192, 6, 0, 1, 2, 3), *turned(96, 192, 5, 0), *turned(144, 128, 6, 0, 1, 2)]
     yield (
         Gemm(1536, 1536, 1536, layout="nn"),
-        [*across, *pairs(replace(tile(128, 160, 5, blocks=0), spare=32), 4)],
+        [*across, *pairs(replace(tile(128, 160, 5, blocks=0), overfetch=32), 4)],
     )
     short, half = tile(64, 256, 5, groups=1), tile(64, 192, 7, groups=1)
     before = all_of([replace(flat, stream_k=True, multicast=2, blocks=128)])
@@ -208,7 +208,10 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
             tile(128, 192, 5, multicast=1),
             tile(256, 128, 4),
         ]
-        yield Gemm(n, n, n, layout="nt"), all_of([replace(s, woven=s.bn % 32 == 0 and not s.multicast) for s in kinds])
+        yield (
+            Gemm(n, n, n, layout="nt"),
+            all_of([replace(s, interleaved=s.bn % 32 == 0 and not s.multicast) for s in kinds]),
+        )
 
 
 PROFILED: Sequence[tuple[Gemm, int, Sequence[Variant]]] = (

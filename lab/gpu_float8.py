@@ -45,7 +45,7 @@ def variants(g: Gemm, facts: GpuFacts) -> Iterator[tuple[str, CudaSource]]:
         found = [x for x in known if plain(x[1], bm, bn)]
         for _, s in sorted(found, key=lambda x: (x[0], -x[1].stages))[:1]:
             for woven in (True,) if apart == 2 else (False, True):
-                own = replace(s, woven=woven, apart=apart)
+                own = replace(s, interleaved=woven, two_level=apart)
                 name = f"{bm}x{bn}x{s.stages}{' in turn' * (apart == 2)}{' woven' * woven}"
                 source = tma.emit(p, own.schedule(), f"k{bm}_{bn}_{apart}{int(woven)}_{g.m}_{g.n}_{g.k}")
                 if not isinstance(source, CudaSource):

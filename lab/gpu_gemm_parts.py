@@ -161,12 +161,12 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     pingpong = tile(64, 256, 5, pingpong=True)
     square = tile(128, 128, 7, pingpong=True)
     paired = [replace(s, multicast=1) for s in (wide, tall, pingpong, three, square)]
-    woven = [replace(s, woven=True) for s in (wide, replace(wide, multicast=1), replace(tall, multicast=2))]
+    woven = [replace(s, interleaved=True) for s in (wide, replace(wide, multicast=1), replace(tall, multicast=2))]
     large = [
         wide,
         *woven,
         *paired,
-        replace(wide, multicast=1, band=4),
+        replace(wide, multicast=1, raster_group=4),
         replace(wide, multicast=2),
         replace(tall, multicast=2),
     ]
@@ -186,7 +186,10 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
         plain = _all([wide, replace(wide, multicast=1), replace(wide, panel=32)])
         yield nt(4096, 4096, k), [*plain, narrow, *(x for x in parts if x[0] == "no products")]
     yield nt(7424, 7424, 7424), _all([wide, replace(wide, multicast=1)]) + parts[-2:]
-    yield nt(8192, 8192, 8192), _all([*large, replace(wide, multicast=1, band=2), replace(wide, band=16)]) + parts[-2:]
+    yield (
+        nt(8192, 8192, 8192),
+        _all([*large, replace(wide, multicast=1, raster_group=2), replace(wide, raster_group=16)]) + parts[-2:],
+    )
     small = [tile(128, 192, 5, split=2, blocks=0), tile(128, 96, 8, blocks=0), tile(128, 96, 8, blocks=0, multicast=1)]
     small += [tile(128, 96, 8, blocks=0, multicast=2), tile(64, 192, 7, groups=1, blocks=0, multicast=1)]
     yield nt(968, 1376, 2616), _all(small)
@@ -197,7 +200,7 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     yield nt(1024, 1024, 1024), _all([*few, tile(128, 64, 8, blocks=0, multicast=1)]) + none
     yield (
         Gemm(1536, 1536, 1536, layout="nn", dtype=DType.F16),
-        _all([tile(128, n, 5, blocks=0, multicast=x, spare=-n % 64) for n in (192, 160) for x in (0, 1, 2)]),
+        _all([tile(128, n, 5, blocks=0, multicast=x, overfetch=-n % 64) for n in (192, 160) for x in (0, 1, 2)]),
     )
     yield (
         nt(1536, 1536, 1536),
@@ -234,13 +237,13 @@ def promotions() -> Iterator[tuple[Gemm, list[Variant]]]:
     few: list[tuple[tuple[int, int, int], list[Shape]]] = [
         ((1024, 1024, 8192), [tile(128, 128, 7, split=2, blocks=0), tile(64, 128, 8, groups=1, blocks=0, multicast=1)]),
         ((968, 1376, 2616), [tile(128, 96, 8, blocks=0, multicast=1)]),
-        ((1536, 1536, 1536), [tile(128, 160, 6, blocks=0, woven=True)]),
+        ((1536, 1536, 1536), [tile(128, 160, 6, blocks=0, interleaved=True)]),
         (
             (1000, 1000, 1000),
             [tile(64, 128, 8, groups=1, blocks=0, multicast=1), tile(128, 64, 8, blocks=0, multicast=2)],
         ),
-        ((4096, 4096, 4096), [tile(128, 256, 4, woven=True)]),
-        ((5120, 5120, 5120), [tile(256, 128, 4, woven=True, stream_k=True, multicast=2)]),
+        ((4096, 4096, 4096), [tile(128, 256, 4, interleaved=True)]),
+        ((5120, 5120, 5120), [tile(256, 128, 4, interleaved=True, stream_k=True, multicast=2)]),
         ((7384, 7384, 7384), [tile(128, 256, 4, multicast=1)]),
     ]
     names = ("promotion 0", "promotion 64", "promotion 128", "promotion 256")
@@ -271,10 +274,10 @@ def places() -> Iterator[tuple[Gemm, list[Variant]]]:
         return [(f"policy {n}", s, None, 2 + 10 * n) for n in policies for s in shapes]
 
     low = [tile(64, 128, 8, groups=1, multicast=x, blocks=0) for x in (0, 1, 4)]
-    banded = [replace(s, band=n) for s in low[:2] for n in (1, 2, 4, 16)]
+    banded = [replace(s, raster_group=n) for s in low[:2] for n in (1, 2, 4, 16)]
     yield Gemm(1024, 1024, 8192, layout="nt"), _all([*low, *banded]) + placed(low[1:], 1, 2)
     ninety = [replace(tile(128, 96, 8), multicast=x, blocks=0) for x in (0, 1, 4)]
-    banded = [replace(s, band=n) for s in ninety for n in (2, 4)]
+    banded = [replace(s, raster_group=n) for s in ninety for n in (2, 4)]
     yield Gemm(968, 1376, 2616, layout="nt"), _all([*ninety, *banded]) + placed(ninety[1:], 1, 2)
 
 
@@ -316,7 +319,7 @@ def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
 
     def pairs(s: Shape, *kinds: int, **more: Any) -> list[Shape]:
         woven = [x for x in kinds if s.bn % (32 * CLUSTER_SHAPES[x][0]) == 0]
-        return [replace(s, multicast=x, woven=x in woven and s.woven, blocks=0, **more) for x in kinds]
+        return [replace(s, multicast=x, interleaved=x in woven and s.interleaved, blocks=0, **more) for x in kinds]
 
     def even(s: Shape, *kinds: int) -> list[Shape]:
         at_once = {1: 132, 2: 132, 4: 120}
@@ -345,33 +348,33 @@ def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
         + stagger(pairs(ninety, 1, 4), 1, 4)
         + parts("no products", WRONG["no products"], pairs(ninety, 0, 1, 4)),
     )
-    spare = replace(tile(128, 160, 5), spare=32)
+    spare = replace(tile(128, 160, 5), overfetch=32)
     yield (
         Gemm(1536, 1536, 1536, layout="nn", dtype=DType.F16),
         _all([*pairs(spare, 0, 1, 2, 3, 4, 5), *pairs(tile(192, 128, 5, groups=3), 0, 1)])
         + stagger(pairs(spare, 0, 1, 3), 1, 3)
         + parts("no products", WRONG["no products"], pairs(spare, 0, 1, 3)),
     )
-    woven = [replace(x, woven=True) for x in (wide, tall)]
+    woven = [replace(x, interleaved=True) for x in (wide, tall)]
     yield (
         nt(1536, 1536, 1536),
         _all([*pairs(woven[0], 0, 2, 3, 4), *pairs(woven[1], 0, 1, 2, 3)])
         + stagger([*pairs(woven[0], 0), *pairs(woven[1], 0)], 1, 3),
     )
-    ninety, mid, half = (replace(x, woven=True) for x in (ninety, mid, tile(128, 192, 5)))
+    ninety, mid, half = (replace(x, interleaved=True) for x in (ninety, mid, tile(128, 192, 5)))
     plain = pairs(ninety, 0, 2, 5)
     yield (
         nt(128, 11008, 4096),
-        _all([*plain, *even(ninety, 0, 2), *even(mid, 0), *even(replace(wide, woven=True), 0)])
-        + _all([replace(half, split=2, blocks=0), replace(tile(128, 256, 4, woven=True), split=3, blocks=0)])
+        _all([*plain, *even(ninety, 0, 2), *even(mid, 0), *even(replace(wide, interleaved=True), 0)])
+        + _all([replace(half, split=2, blocks=0), replace(tile(128, 256, 4, interleaved=True), split=3, blocks=0)])
         + [("promotion 256", s, None, 3) for s in (*plain, *even(mid, 0))]
         + [("promotion 0", s, None, 0) for s in plain[:2]]
         + stagger(plain, 1, 4)
         + [x for n in (2, 4) for x in parts(f"batches of {n}", in_batches(n, 8), plain)]
         + parts("no products", WRONG["no products"], plain),
     )
-    square = tile(192, 192, 4, groups=3, woven=True)
-    large = tile(128, 256, 4, woven=True)
+    square = tile(192, 192, 4, groups=3, interleaved=True)
+    large = tile(128, 256, 4, interleaved=True)
     yield (
         nt(3072, 3072, 3072),
         _all([replace(x, blocks=132) for x in pairs(square, 0, 1, 2)] + even(large, 1))
@@ -425,7 +428,7 @@ def _short(s: Shape | Cores | Written | swap.Shape) -> str:
         return f"{x.bm}x{x.bn}x{x.bk} {x.wm}x{x.wn} stages{x.stages}"
     parts = [f"{s.bm}x{s.bn}x{s.stages}", *["pingpong"] * s.pingpong, *["stream_k"] * s.stream_k]
     parts += ["coop_fixup"] * s.coop_fixup
-    usually = (("multicast", 0), ("split", 1), ("panel", 64), ("band", 8), ("woven", False), ("store", 0))
+    usually = (("multicast", 0), ("split", 1), ("panel", 64), ("raster_group", 8), ("interleaved", False), ("store", 0))
     for name, usual in usually:
         parts += [f"{name}{getattr(s, name)}"] * (getattr(s, name) != usual)
     return " ".join(parts)

@@ -164,7 +164,7 @@ def one_product() -> Mapping[str, Case]:
         "bytes, scaled": (scaled(200, 72, 400, I8, BF16), tma(192, 64, groups=3)),
         "bytes, both signs, to bytes": (scaled(250, 136, 1040, U8, I8), tma(64, 64, stream_k=True, blocks=5)),
         "boxes, fragments": (gemm(300, 200, 136, layout="nn"), tma(128, 128, **wide)),
-        "boxes, woven": (gemm(300, 96, 136), tma(64, 64, woven=True, store=64, blocks=2)),
+        "boxes, woven": (gemm(300, 96, 136), tma(64, 64, interleaved=True, store=64, blocks=2)),
         "boxes, of 32": (gemm(150, 104, 72, "bf16"), tma(64, 96, store=32, blocks=2)),
         "boxes, bias, in turn": (
             gemm(200, 72, 200, text="bias"), tma(64, 64, groups=2, pingpong=True, blocks=3, store=64)

@@ -93,7 +93,7 @@ def products() -> Mapping[str, Case]:
         "gemm, two by two": (gemm(300, 264, 264), tma(64, 64, multicast=3)),
         "gemm, four below": (gemm(300, 136, 264), tma(64, 64, multicast=4)),
         "gemm, odd addresses": (gemm(129, 255, 1001), tma(64, 64)),
-        "gemm, e4m3": (gemm(200, 136, 512, "e4m3"), tma(64, 64, apart=1)),
+        "gemm, e4m3": (gemm(200, 136, 512, "e4m3"), tma(64, 64, two_level=1)),
         "gemm, e4m3 and e5m2, as halves": (gemm(70, 136, 256, "e4m3_e5m2"), blocks(32, 32)),
         "gemm, tf32": (gemm(200, 136, 328, "f32"), tma(64, 64)),
         "gemm, bf16 by mma, split": (gemm(70, 72, 1032, "bf16", "tn"), blocks(32, 32, 2, 4)),

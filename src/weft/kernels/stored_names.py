@@ -18,7 +18,10 @@ from weft.kernels.source import Schedule, ScheduleParam
 GENERATOR = "cuda"
 TEMPLATES: Mapping[str, str] = {}
 """Stored name of a template, by its name."""
-_TMA = {"pingpong": "turns", "stream_k": "even", "coop_fixup": "mutual", "multicast": "pair"}
+_TMA = {
+    "pingpong": "turns", "stream_k": "even", "coop_fixup": "mutual", "multicast": "pair", "raster_group": "band",
+    "two_level": "apart", "interleaved": "woven", "overfetch": "spare",
+}  # fmt: skip
 FIELDS: Mapping[str, Mapping[str, str]] = {
     "tma": _TMA,
     "grouped_tma": _TMA,

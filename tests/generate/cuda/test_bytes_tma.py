@@ -116,10 +116,10 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "by pairs beside": (product(250, 136, 400), linear(64, 64, multicast=2, stages=4)),
     "batch": (product(33, 24, 144, batch=3), linear(64, 32)),
-    "woven": (product(70, 96, 272, out=BF16, scales="rows", bias=BF16), linear(64, 64, woven=True)),
-    "woven, split": (product(70, 64, 1040), linear(64, 64, split=4, woven=True)),
+    "woven": (product(70, 96, 272, out=BF16, scales="rows", bias=BF16), linear(64, 64, interleaved=True)),
+    "woven, split": (product(70, 64, 1040), linear(64, 64, split=4, interleaved=True)),
     "by fours, residual": (
-        product(70, 96, 272, out=F32, scales="rows", bias=F32, residual=F32), linear(64, 64, woven=True)
+        product(70, 96, 272, out=F32, scales="rows", bias=F32, residual=F32), linear(64, 64, interleaved=True)
     ),
     "by fours, weight, in turn": (
         product(200, 72, 272, out=F32, scales="rows", bias=I32, residual=I32, weight=True),
@@ -257,7 +257,7 @@ def test_what_does_not_lie_along_the_sum_is_declined(problem: Problem, part: str
 
 
 def test_sums_of_integers_need_no_others() -> None:
-    found = tma.emit(contraction(product(64, 64, 128)), linear(64, 64, apart=1).schedule(), "k")
+    found = tma.emit(contraction(product(64, 64, 128)), linear(64, 64, two_level=1).schedule(), "k")
     assert isinstance(found, Declined)
     assert "8-bit floats" in found.reason
 

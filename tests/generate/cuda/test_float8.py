@@ -80,40 +80,40 @@ def contraction(problem: Problem) -> Product:
 
 TMA: dict[str, tuple[Problem, Shape]] = {
     "one tile": (product(64, 32, 128), linear(64, 32)),
-    "tails": (product(70, 40, 272), linear(64, 64, apart=1)),
-    "e4m3 and e5m2, bf16": (product(70, 40, 272, E4, E5, BF16), linear(64, 32, apart=1)),
+    "tails": (product(70, 40, 272), linear(64, 64, two_level=1)),
+    "e4m3 and e5m2, bf16": (product(70, 40, 272, E4, E5, BF16), linear(64, 32, two_level=1)),
     "e5m2 and e4m3, f32": (product(70, 40, 272, E5, E4, F32), linear(64, 32)),
-    "e5m2 and e5m2": (product(70, 40, 272, E5, E5), linear(64, 32, apart=1)),
-    "weight": (product(70, 40, 272, weight=True, bias=F16), linear(64, 64, apart=1)),
-    "weight of odd sizes": (product(70, 41, 272, weight=True, turned=False), linear(64, 64, apart=1)),
-    "rows and columns": (product(70, 40, 272, scales="rows", bias=BF16, out=BF16), linear(64, 32, apart=1)),
-    "residual": (product(70, 40, 144, residual=F16, bias=F16), linear(64, 32, apart=1)),
-    "to e4m3": (product(70, 40, 144, out=E4), linear(64, 32, apart=1)),
+    "e5m2 and e5m2": (product(70, 40, 272, E5, E5), linear(64, 32, two_level=1)),
+    "weight": (product(70, 40, 272, weight=True, bias=F16), linear(64, 64, two_level=1)),
+    "weight of odd sizes": (product(70, 41, 272, weight=True, turned=False), linear(64, 64, two_level=1)),
+    "rows and columns": (product(70, 40, 272, scales="rows", bias=BF16, out=BF16), linear(64, 32, two_level=1)),
+    "residual": (product(70, 40, 144, residual=F16, bias=F16), linear(64, 32, two_level=1)),
+    "to e4m3": (product(70, 40, 144, out=E4), linear(64, 32, two_level=1)),
     "to e5m2, narrow": (product(70, 42, 144, out=E5, weight=True), linear(64, 32)),
-    "residual of e5m2": (product(70, 40, 144, residual=E5), linear(64, 32, apart=1)),
-    "two warpgroups": (product(300, 200, 272), linear(256, 96, groups=2, apart=1, blocks=2)),
+    "residual of e5m2": (product(70, 40, 144, residual=E5), linear(64, 32, two_level=1)),
+    "two warpgroups": (product(300, 200, 272), linear(256, 96, groups=2, two_level=1, blocks=2)),
     "two warpgroups in turn": (
         product(200, 72, 400), linear(64, 32, groups=2, pingpong=True, blocks=3, stages=4)
     ),
-    "split": (product(70, 72, 1040), linear(64, 64, split=4, apart=1)),
-    "batch": (product(33, 24, 144, batch=3), linear(64, 32, apart=1)),
-    "in turn": (product(70, 96, 784, bias=BF16, out=BF16), linear(64, 64, apart=2, woven=True)),
-    "in turn, one stage": (product(64, 32, 128), linear(64, 32, apart=2)),
-    "in turn, two stages": (product(64, 32, 256), linear(64, 32, apart=2)),
-    "in turn, three stages": (product(64, 32, 272, E4, E5), linear(64, 32, apart=2, stages=4)),
+    "split": (product(70, 72, 1040), linear(64, 64, split=4, two_level=1)),
+    "batch": (product(33, 24, 144, batch=3), linear(64, 32, two_level=1)),
+    "in turn": (product(70, 96, 784, bias=BF16, out=BF16), linear(64, 64, two_level=2, interleaved=True)),
+    "in turn, one stage": (product(64, 32, 128), linear(64, 32, two_level=2)),
+    "in turn, two stages": (product(64, 32, 256), linear(64, 32, two_level=2)),
+    "in turn, three stages": (product(64, 32, 272, E4, E5), linear(64, 32, two_level=2, stages=4)),
     "in turn, two warpgroups": (
-        product(300, 96, 528, out=F32), linear(128, 64, groups=2, apart=2, blocks=2)
+        product(300, 96, 528, out=F32), linear(128, 64, groups=2, two_level=2, blocks=2)
     ),
     "in turn, 128 rows each": (
-        product(300, 200, 400), linear(256, 96, groups=2, apart=2, blocks=2, stages=4)
+        product(300, 200, 400), linear(256, 96, groups=2, two_level=2, blocks=2, stages=4)
     ),
-    "in turn, one stage of 128 rows": (product(128, 64, 96), linear(128, 64, apart=2)),
-    "in turn, split": (product(70, 72, 1040), linear(64, 64, split=4, apart=2)),
-    "woven": (product(70, 96, 272, bias=BF16, out=BF16), linear(64, 64, apart=1, woven=True)),
+    "in turn, one stage of 128 rows": (product(128, 64, 96), linear(128, 64, two_level=2)),
+    "in turn, split": (product(70, 72, 1040), linear(64, 64, split=4, two_level=2)),
+    "woven": (product(70, 96, 272, bias=BF16, out=BF16), linear(64, 64, two_level=1, interleaved=True)),
     "woven, two warpgroups": (
-        product(300, 224, 400, residual=F16), linear(256, 96, groups=2, woven=True, blocks=2)
+        product(300, 224, 400, residual=F16), linear(256, 96, groups=2, interleaved=True, blocks=2)
     ),
-    "woven, split": (product(70, 64, 1040, out=F32), linear(64, 64, split=4, apart=1, woven=True)),
+    "woven, split": (product(70, 64, 1040, out=F32), linear(64, 64, split=4, two_level=1, interleaved=True)),
 }  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def test_both_architectures_compile() -> None:
     problem = product(4096, 4096, 4096, out=BF16, scales="rows", bias=BF16)
     for facts in (H200, fast):
         shapes = [s for _, s in tma_choose.shapes(contraction(problem), facts, 3)]
-        assert all(bool(s.apart) != facts.fast_f8 for s in shapes)
+        assert all(bool(s.two_level) != facts.fast_f8 for s in shapes)
         compile_all([made(problem, s, f"k{i}") for i, s in enumerate(shapes)])
     for facts, arch in ((A100, "sm_80"), (H200, "sm_90a")):
         found = templates.schedules(product(512, 768, 1024, E4, E5, weight=True), facts)
@@ -224,7 +224,7 @@ def test_both_architectures_compile() -> None:
 
 
 GOLDEN = {
-    "tma_float8": (product(512, 512, 512, out=BF16, scales="rows", bias=BF16), linear(128, 128, groups=2, apart=1)),
+    "tma_float8": (product(512, 512, 512, out=BF16, scales="rows", bias=BF16), linear(128, 128, groups=2, two_level=1)),
 }
 
 
@@ -242,7 +242,7 @@ def test_without_leave_sums_move() -> None:
     assert not isinstance(found, Declined)
     own = [s for s in found if s.param("template") == "tma"]
     assert own
-    assert all(s.param("apart") in (1, 2) for s in own)
+    assert all(s.param("two_level") in (1, 2) for s in own)
     assert all(s.param("template") in ("mma", "gemv") for s in templates.schedules(problem, A100))  # type: ignore[union-attr]
 
 
@@ -262,8 +262,8 @@ def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        linear(64, 64, groups=2, pingpong=True, apart=1, stages=4),
-        linear(128, 256, groups=2, apart=1, stages=3),
+        linear(64, 64, groups=2, pingpong=True, two_level=1, stages=4),
+        linear(128, 256, groups=2, two_level=1, stages=3),
     ],
 )
 def test_sums_apart_need_registers(shape: Shape) -> None:
@@ -278,14 +278,14 @@ def test_sums_apart_need_registers(shape: Shape) -> None:
     ids=["columns", "packed", "batch"],
 )
 def test_columns_that_cannot_be_woven(problem: Problem) -> None:
-    found = tma.emit(contraction(problem), linear(64, 32, woven=True).schedule(), "k")
+    found = tma.emit(contraction(problem), linear(64, 32, interleaved=True).schedule(), "k")
     assert isinstance(found, Declined)
-    assert "woven" in found.reason
+    assert "interleaved" in found.reason
 
 
 def test_halves_are_woven_too() -> None:
     problem = products.product((70, 136), (96, 136), turn_right=True, weight=False)
-    source = made(problem, linear(64, 64, woven=True), "kw")
+    source = made(problem, linear(64, 64, interleaved=True), "kw")
     inputs = small_integers(problem)
     (exact,) = evaluate(problem.graph, inputs, precise=True)
     (got,) = run(Emulated([source]), problem, source, inputs)
@@ -295,6 +295,6 @@ def test_halves_are_woven_too() -> None:
 def test_halves_have_no_sums_of_their_own() -> None:
     half = product_of(products.product((64, 64), (64, 64)))
     assert isinstance(half, Product)
-    found = tma.emit(half, linear(64, 64, apart=1).schedule(), "k")
+    found = tma.emit(half, linear(64, 64, two_level=1).schedule(), "k")
     assert isinstance(found, Declined)
     assert "8-bit floats" in found.reason

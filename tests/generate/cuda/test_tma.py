@@ -117,21 +117,21 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "pair below, nt": (product((2, 150, 72), (2, 40, 72), weight=False, turn_right=True), linear(64, 64, multicast=1)),
     "pair beside, nt, an odd column of tiles": (
         product((2, 70, 72), (2, 136, 72), weight=False, turn_right=True),
-        linear(64, 64, multicast=2, band=1),
+        linear(64, 64, multicast=2, raster_group=1),
     ),
     "pair below, nt, woven": (
         product((300, 136), (96, 136), weight=False, turn_right=True),
-        linear(64, 64, multicast=1, woven=True, blocks=4),
+        linear(64, 64, multicast=1, interleaved=True, blocks=4),
     ),
     "pair beside, nt, woven": (
         product((100, 136), (96, 136), weight=False, turn_right=True),
-        linear(64, 64, multicast=2, woven=True),
+        linear(64, 64, multicast=2, interleaved=True),
     ),
     "pair below, nn": (product((3, 130, 136), (3, 136, 72), weight=False, bias=False), linear(64, 128, multicast=1)),
-    "nn, columns to spare": (product((2, 70, 72), (2, 72, 200), weight=False), linear(64, 96, spare=32)),
+    "nn, columns to spare": (product((2, 70, 72), (2, 72, 200), weight=False), linear(64, 96, overfetch=32)),
     "pair below, nn, columns to spare": (
         product((2, 70, 72), (2, 72, 200), weight=False),
-        linear(64, 160, spare=32, multicast=1),
+        linear(64, 160, overfetch=32, multicast=1),
     ),
     "pair beside, nn, in turn": (
         product((300, 200), (200, 200), weight=False),
@@ -139,7 +139,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "pair below, tn, in turn": (
         product((136, 328), (136, 72), weight=False, turn_left=True),
-        linear(128, 64, multicast=1, groups=2, pingpong=True, blocks=2, stages=3, band=2),
+        linear(128, 64, multicast=1, groups=2, pingpong=True, blocks=2, stages=3, raster_group=2),
     ),
     "pair beside, tt": (
         product((136, 80), (72, 136), weight=False, turn_left=True, turn_right=True),
@@ -148,15 +148,15 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "two by two, packed": (product((300, 264), (120, 264), turn_right=True), linear(64, 64, multicast=3, blocks=4)),
     "two by two, nt, odd both ways": (
         product((2, 300, 72), (2, 136, 72), weight=False, turn_right=True),
-        linear(64, 64, multicast=3, band=1),
+        linear(64, 64, multicast=3, raster_group=1),
     ),
     "two by two, nn, columns to spare, in turn": (
         product((500, 200), (200, 312), weight=False),
-        linear(64, 96, spare=32, multicast=3, groups=2, pingpong=True, blocks=4, stages=4),
+        linear(64, 96, overfetch=32, multicast=3, groups=2, pingpong=True, blocks=4, stages=4),
     ),
     "two by two, nt, woven": (
         product((300, 136), (96, 136), weight=False, turn_right=True),
-        linear(64, 64, multicast=3, woven=True),
+        linear(64, 64, multicast=3, interleaved=True),
     ),
     "four below, nt": (product((300, 136), (40, 136), weight=False, turn_right=True), linear(64, 32, multicast=4)),
     "four below, tn, packed": (product((136, 328), (136, 72), turn_left=True), linear(64, 64, multicast=4, blocks=4)),
@@ -191,7 +191,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "even, further tiles, two warpgroups": (
         product((500, 200), (200, 72), weight=False),
-        linear(128, 64, stream_k=True, blocks=3, groups=2, band=2),
+        linear(128, 64, stream_k=True, blocks=3, groups=2, raster_group=2),
     ),
     "even, pair below": (
         product((300, 264), (72, 264), turn_right=True),
@@ -218,7 +218,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "one row in each of a batch": (product((3, 1, 72), (3, 40, 72), weight=False, turn_right=True), linear(64, 64)),
     "one image, boxes of two": (convolution(1, 64, 4, 4, 24, 3, 1, 1), pixels(64, 32, (2, 4, 8), blocks=1)),
     "odd rows": (product((70, 101), (40, 101), weight=False, turn_right=True), linear(64, 64)),
-    "odd columns": (product((101, 69), (101, 71), weight=False, turn_left=True), linear(64, 64, band=1)),
+    "odd columns": (product((101, 69), (101, 71), weight=False, turn_left=True), linear(64, 64, raster_group=1)),
     "odd columns, packed": (product((101, 69), (72, 101), turn_left=True, turn_right=True), linear(64, 64)),
     "odd rows, even shares, pairs": (
         product((300, 301), (301, 75), weight=False),
@@ -252,7 +252,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "stored by boxes, woven": (
         product((300, 136), (96, 136), weight=False, turn_right=True, bias=False),
-        linear(64, 64, woven=True, store=64, blocks=2),
+        linear(64, 64, interleaved=True, store=64, blocks=2),
     ),
     "stored by boxes, residual": (
         convolution(2, 24, 9, 9, 40, 1, residual=True),
@@ -463,7 +463,7 @@ def test_f32_is_declined_where_it_may_not_be_rounded() -> None:
 def test_one_buffer_is_declined() -> None:
     found = tma.emit(contraction(CASES["linear"][0]), linear(64, 64, stages=1).schedule(), "k")
     assert isinstance(found, Declined)
-    assert "one buffer" in found.reason
+    assert "a single stage" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_one_buffer_is_declined() -> None:
         ("3x3, 96 channels", {"multicast": 2, "bn": 64}, "multicast cannot slice"),
         ("asymmetric", {"multicast": 1}, "boxes of pixels"),
         ("linear", {"multicast": 2}, "packed columns"),
-        ("linear", {"spare": 32}, "columns to spare"),
+        ("linear", {"overfetch": 32}, "over-fetch"),
         ("two warpgroups in turn", {"stream_k": True}, "cooperative consumers"),
         ("linear", {"stream_k": True}, "cooperative consumers"),
         ("linear", {"stream_k": True, "blocks": 2}, "fill the grid"),
@@ -491,10 +491,10 @@ def test_blocks_that_cannot_work_together_are_declined(name: str, changes: dict[
 
 
 def test_a_schedule_tells_new_parameters_where_they_are_used() -> None:
-    old, new = linear(64, 64).schedule(), linear(64, 64, multicast=1, stream_k=True, band=4).schedule()
-    assert not {"multicast", "stream_k", "band", "spare"} & set(dict(old.params))
+    old, new = linear(64, 64).schedule(), linear(64, 64, multicast=1, stream_k=True, raster_group=4).schedule()
+    assert not {"multicast", "stream_k", "raster_group", "overfetch"} & set(dict(old.params))
     assert Shape.of(old) == linear(64, 64)
-    assert Shape.of(new) == linear(64, 64, multicast=1, stream_k=True, band=4)
+    assert Shape.of(new) == linear(64, 64, multicast=1, stream_k=True, raster_group=4)
 
 
 @pytest.mark.parametrize(("tiles", "units", "steps"), [(7, 5, 9), (3, 5, 9), (64, 6, 4), (10, 5, 3)])

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "two, bf16": (nt(100, 90, 264, BF16), together(64, 64, 8)),
     "two, nn": (nn(250, 160, 520), together(128, 128, 8, groups=2, stages=3)),
     "two, packed": (product((100, 264), (90, 264), turn_right=True), together(64, 64, 8)),
-    "two, woven": (nt(100, 128, 264), together(64, 64, 8, woven=True)),
+    "two, woven": (nt(100, 128, 264), together(64, 64, 8, interleaved=True)),
     "two, tf32": (nt(100, 90, 264, F32), together(64, 64, 8)),
     "three of four pieces, nothing behind": (nt(200, 120, 520, bias=False), together(128, 64, 12, stages=3)),
     "three, a step more for one": (nt(60, 96, 456), together(64, 96, 3)),

@@ -40,20 +40,20 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "112 columns, batch": (
         product((2, 70, 72), (2, 120, 72), weight=False, turn_right=True), linear(64, 112)
     ),
-    "woven, tf32": (nt(70, 96, 132, F32), linear(64, 64, woven=True)),
-    "woven, tf32, nothing behind": (nt(70, 96, 132, F32, bias=False), linear(64, 96, woven=True)),
-    "woven, tf32, split": (nt(70, 96, 260, F32), linear(64, 64, woven=True, split=2)),
-    "woven, tf32, by pairs": (nt(150, 160, 132, F32), linear(64, 64, woven=True, multicast=1)),
-    "woven, tf32, by fours": (nt(150, 160, 132, F32), linear(64, 128, woven=True, multicast=3)),
+    "woven, tf32": (nt(70, 96, 132, F32), linear(64, 64, interleaved=True)),
+    "woven, tf32, nothing behind": (nt(70, 96, 132, F32, bias=False), linear(64, 96, interleaved=True)),
+    "woven, tf32, split": (nt(70, 96, 260, F32), linear(64, 64, interleaved=True, split=2)),
+    "woven, tf32, by pairs": (nt(150, 160, 132, F32), linear(64, 64, interleaved=True, multicast=1)),
+    "woven, tf32, by fours": (nt(150, 160, 132, F32), linear(64, 128, interleaved=True, multicast=3)),
     "woven, tf32, in turn": (
-        nt(200, 96, 200, F32), linear(64, 64, woven=True, groups=2, pingpong=True, blocks=3, stages=4)
+        nt(200, 96, 200, F32), linear(64, 64, interleaved=True, groups=2, pingpong=True, blocks=3, stages=4)
     ),
     "woven, tf32, shared evenly": (
-        nt(250, 160, 260, F32), linear(64, 64, woven=True, stream_k=True, blocks=5, stages=4)
+        nt(250, 160, 260, F32), linear(64, 64, interleaved=True, stream_k=True, blocks=5, stages=4)
     ),
     "four by two": (nt(400, 200, 264), linear(64, 64, multicast=6, stages=4)),
     "four by two, more tiles than blocks": (nt(600, 200, 136), linear(64, 64, multicast=6, blocks=8)),
-    "two by four, woven": (nt(150, 320, 264), linear(64, 64, multicast=7, woven=True)),
+    "two by four, woven": (nt(150, 320, 264), linear(64, 64, multicast=7, interleaved=True)),
     "two by four, nn": (nn(150, 320, 264), linear(64, 64, multicast=7)),
     "four by two, tn": (product((136, 328), (136, 136), weight=False, turn_left=True), linear(64, 64, multicast=6)),
     "eight below": (nt(600, 72, 136), linear(64, 64, multicast=8)),
@@ -96,11 +96,13 @@ def test_they_compile() -> None:
         linear(128, 208, groups=2, stages=5),
         linear(192, 144, groups=3, stages=5),
         linear(128, 128, groups=2, stages=7, multicast=8),
-        linear(128, 128, groups=2, stages=7, multicast=6, woven=True),
+        linear(128, 128, groups=2, stages=7, multicast=6, interleaved=True),
     ]
     found = [made(large, s, f"k{i}") for i, s in enumerate(shapes)]
     wide = nt(4096, 4096, 1024, F32, bias=False)
-    found += [made(wide, linear(*s, groups=2, stages=4, woven=True), f"w{s[0]}") for s in ((128, 256), (256, 128))]
+    found += [
+        made(wide, linear(*s, groups=2, stages=4, interleaved=True), f"w{s[0]}") for s in ((128, 256), (256, 128))
+    ]
     compile_all(found)
 
 
@@ -109,7 +111,7 @@ def test_they_compile() -> None:
     [
         (product((70, 136), (40, 136), turn_right=True), linear(64, 48)),
         (nt(70, 40, 264), linear(64, 48, split=2)),
-        (nt(70, 96, 136), linear(64, 48, woven=True)),
+        (nt(70, 96, 136), linear(64, 48, interleaved=True)),
         (nt(70, 40, 136), linear(64, 40)),
         (nn(70, 40, 136), linear(64, 48)),
     ],

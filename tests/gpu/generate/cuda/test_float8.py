@@ -58,7 +58,7 @@ def check(machine: Gpu, problem: Problem, sources: list[CudaSource], name: str) 
         (got,) = machine.run(problem, source, random)
         error = float(np.sqrt(np.mean(np.square(got.astype(np.float64) - near)) / np.mean(np.square(near))))
         known = dict(source.schedule.params)
-        fast = known["template"] == "tma" and not known.get("apart", False)
+        fast = known["template"] == "tma" and not known.get("two_level", False)
         sys.stdout.write(f"{name:24} {known['template']:5} {'fast' if fast else '':5} error {error:.2e}\n")
         assert error <= rounding + (FAST if fast else APART), (str(source.schedule), error)
 

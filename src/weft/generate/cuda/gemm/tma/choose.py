@@ -13,8 +13,25 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.gemm.tma.align import aligned
 from weft.generate.cuda.gemm.tma.cost import CLUSTERED, PORT, Case, at_once, cycles, field_bytes, ported, units
-from weft.generate.cuda.gemm.tma.operands import STEP, WOVEN, Rows, Three, field, left, right, rows_of, stages_of_sum
-from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES, MOST_APART, MOST_SHARES, Shape, StreamK, sums_apart
+from weft.generate.cuda.gemm.tma.operands import (
+    INTERLEAVED,
+    STEP,
+    Rows,
+    Three,
+    field,
+    left,
+    right,
+    rows_of,
+    stages_of_sum,
+)
+from weft.generate.cuda.gemm.tma.shape import (
+    CLUSTER_SHAPES,
+    MOST_SHARES,
+    MOST_TWO_LEVEL,
+    Shape,
+    StreamK,
+    two_level_registers,
+)
 from weft.ir.declined import Declined
 
 _SHARED_COPY = 0.8
@@ -113,7 +130,7 @@ def _possible(p: Product, case: Case, s: Shape) -> bool:
     else:
         a = left(p, case.rows, s.bm, s.panel, s.box, share=s.left_share)
     return not isinstance(a, Declined) and not isinstance(
-        right(p, s.bn + s.spare, s.panel, share=s.right_share, woven=s.woven), Declined
+        right(p, s.bn + s.overfetch, s.panel, share=s.right_share, interleaved=s.interleaved), Declined
     )
 
 
@@ -168,7 +185,7 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     kept = []
     for modelled, s in found:
         shared = int(s.stream_k) + int(s.coop_fixup)
-        alike = (s.bm * s.bn, s.split, int(s.pingpong), s.fields, s.unit, s.multicast_ctas, shared, s.apart)
+        alike = (s.bm * s.bn, s.split, int(s.pingpong), s.fields, s.unit, s.multicast_ctas, shared, s.two_level)
         if alike not in seen:
             seen.add(alike)
             kept.append((modelled, s))
@@ -181,20 +198,34 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
     for bm, bn, groups, pingpong, resident in tiles_:
         if (bm > 64 and bm >= 2 * p.m) or (bn > 32 and bn >= 2 * p.n):
             continue
-        spare = -bn % STEP if p.w_load == "kn" else 0
-        if spare * 4 > bn:
+        overfetch = -bn % STEP if p.w_load == "kn" else 0
+        if overfetch * 4 > bn:
             continue
-        apart = 0
+        two_level = 0
         if p.dtype.is_float8 and not facts.fast_f8:
-            most_sums = MOST_APART if resident == 1 else _FEWER
-            apart = next((n for n in (2, 1) if sums_apart(bm // groups, bn, n) <= most_sums), 0)
-            if pingpong or not apart:
+            most_sums = MOST_TWO_LEVEL if resident == 1 else _FEWER
+            two_level = next((n for n in (2, 1) if two_level_registers(bm // groups, bn, n) <= most_sums), 0)
+            if pingpong or not two_level:
                 continue
-        woven = p.w_load == "nk" and p.n % WOVEN == 0 and p.z == 1 and bn % WOVEN == 0
+        interleaved = p.w_load == "nk" and p.n % INTERLEAVED == 0 and p.z == 1 and bn % INTERLEAVED == 0
         box = (1, 1, bm) if case.rows.linear or case.columns else best_box(case.rows.sizes, bm, case.stride)
         shared = min(facts.shared_per_block, facts.shared_per_sm // resident - facts.shared_reserved)
         for panel, kt in case.stages:
-            base = Shape(bm, bn, panel, 0, groups, pingpong, 1, box, 0, resident, apart=apart, spare=spare, woven=woven)
+            base = Shape(
+                bm,
+                bn,
+                panel,
+                0,
+                groups,
+                pingpong,
+                1,
+                box,
+                0,
+                resident,
+                two_level=two_level,
+                overfetch=overfetch,
+                interleaved=interleaved,
+            )
             most = min(_STAGES, (shared - 16) // (base.stage_bytes + 16))
             tiles = math.prod(case.rows.tiles(box)) * -(-p.n // bn) * p.z
             rounds = -(-tiles // (facts.sms * resident))
@@ -210,7 +241,13 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
                 stages = max(2, min(most, kt // split))
                 s = replace(base, stages=stages, split=split, resident=1)
                 fits = bm * bn * 4 <= stages * base.stage_bytes
-                if bn % WOVEN == 0 and not pingpong and fits and kt >= 4 * split and tiles * split <= share * facts.sms:
+                if (
+                    bn % INTERLEAVED == 0
+                    and not pingpong
+                    and fits
+                    and kt >= 4 * split
+                    and tiles * split <= share * facts.sms
+                ):
                     yield s
 
 
@@ -229,14 +266,16 @@ def _cooperating(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
     plain = usual
     for multicast in clusters:
         cluster_m, _ = CLUSTER_SHAPES[multicast]
-        usual = replace(plain, multicast=multicast, woven=plain.woven and plain.bn % (cluster_m * WOVEN) == 0)
+        usual = replace(
+            plain, multicast=multicast, interleaved=plain.interleaved and plain.bn % (cluster_m * INTERLEAVED) == 0
+        )
         tiles, multicast_ctas = units(case, usual), usual.multicast_ctas
         count = at_once(case, usual, facts)
         if multicast:
             yield replace(usual, blocks=count * multicast_ctas if tiles > count else 0)
         # twice as many find room, see `Function.make_sure`
-        sharers = min(count // tiles, usual.rows // 64 * (usual.bn // WOVEN), facts.sms // (2 * multicast_ctas))
-        large = case.rows.linear and usual.bm * usual.bn >= _LEAST_TOGETHER and usual.bn % WOVEN == 0
+        sharers = min(count // tiles, usual.rows // 64 * (usual.bn // INTERLEAVED), facts.sms // (2 * multicast_ctas))
+        large = case.rows.linear and usual.bm * usual.bn >= _LEAST_TOGETHER and usual.bn % INTERLEAVED == 0
         if large and not usual.pingpong and sharers >= 2 and k_tiles >= _STEPS_TOGETHER * sharers:
             both = replace(usual, blocks=sharers * tiles * multicast_ctas, stream_k=True, coop_fixup=True)
             yield replace(both, stages=max(usual.stages, _FEWEST))

@@ -191,7 +191,7 @@ def at_once(case: Case, s: Shape, facts: GpuFacts) -> int:
 def _step(case: Case, s: Shape, k_tiles: int) -> tuple[float, float]:
     """Cycles of a k-block that a multiprocessor is busy with, and those of one tile that is alone."""
     part, high = s.step / STEP, s.bm // 64
-    loaded = (s.bm + s.bn + s.spare) * 2.0 * STEP
+    loaded = (s.bm + s.bn + s.overfetch) * 2.0 * STEP
     if s.fields:
         loaded = field_bytes(case, s.box, s.panel) * s.unit / case.taps + s.bn * 2 * s.step
     products = high * 2 * s.bn * part / BUSY
@@ -200,7 +200,7 @@ def _step(case: Case, s: Shape, k_tiles: int) -> tuple[float, float]:
     if s.multicast:  # copies cost a little even where products hide them: of two ways, the one that copies less
         flow *= 1.0 - LESS * (s.bn if s.cluster_n == 1 else s.bm) / (s.bm + s.bn)
     own = (high if s.pingpong else high / s.groups) * 2 * s.bn * part + (AGAIN if k_tiles > s.stages else 0.0)
-    if s.apart == 1:
+    if s.two_level == 1:
         own += high / s.groups * (MOVED + s.bn / 2)
     return flow, max(flow, LATENCY / s.stages, own)
 
@@ -208,7 +208,7 @@ def _step(case: Case, s: Shape, k_tiles: int) -> tuple[float, float]:
 def ported(case: Case, s: Shape) -> float:
     """Bytes of a stage that come through the port, where rows begin within sectors as if they were longer."""
     by_left, by_right = (WITHIN if x else 1.0 for x in case.within)
-    left, right = s.bm * by_left, (s.bn + s.spare) * by_right
+    left, right = s.bm * by_left, (s.bn + s.overfetch) * by_right
     return (left / s.cluster_n + right / s.cluster_m) * 2.0 * s.step
 
 
@@ -217,7 +217,7 @@ def _end(case: Case, s: Shape) -> tuple[float, float]:
     p, area = case.sizes, s.bm * s.bn
     each = VECTOR * (1 + case.residuals) + STEPS * p.plain + SPECIALS * p.special
     each += CLIPPED * case.clipped + DIVIDED * case.divided + EXACT * case.exact
-    each -= EXCHANGED if s.woven else 0.0
+    each -= EXCHANGED if s.interleaved else 0.0
     waited = LATE + each * area / 8 / (128 * (1 if s.pingpong else s.groups)) / s.split
     slots = RESULT + PLAIN * p.plain + SPECIAL * p.special + DIVIDED_SLOTS * case.divided + EXACT_SLOTS * case.exact
     shared = area / s.split * (slots / 128 + (_stored(case, s) + case.residual_bytes) / STORE)
@@ -232,7 +232,7 @@ def _stored(case: Case, s: Shape) -> float:
     element = case.stored[0] if p.dtype.is_integer else p.dtype.itemsize
     if p.width * element < min(16, 8 * element):
         return SINGLE * len(case.stored) / p.width
-    apart = p.width == 4 and not case.packed and not s.woven  # two stores of 16 bytes beside each other
+    apart = p.width == 4 and not case.packed and not s.interleaved  # two stores of 16 bytes beside each other
     return sum(size * (HALF if size * p.width > 16 or (apart and size == 4) else 1.0) for size in case.stored)
 
 

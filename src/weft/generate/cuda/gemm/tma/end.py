@@ -69,7 +69,7 @@ def finish(
         "float v[8];",
         f"#pragma unroll\nfor (int c = 0; c < 4; ++c) {{ v[2 * c] = {one}; v[2 * c + 1] = {two}; }}",
         # packed weights are permuted instead
-        "" if w.map is None or w.woven else "w_quad(v, lane);",
+        "" if w.map is None or w.interleaved else "w_quad(v, lane);",
     ]
     take, parts = _as_words(p, w, s, take, parts, boxes=to is not None) if s.split == 1 else (take, parts)
     row = "row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2)"
@@ -152,7 +152,7 @@ def _as_words(
         or p.column_sums
         or p.parts is not None
         or w.map is None
-        or w.woven
+        or w.interleaved
         or len(parts) != 1
         or any(parts[0].count(x) != 1 for x in rounded)
     ):
@@ -186,7 +186,7 @@ def _chunk(s: Shape) -> str:
 
 def _apart(p: Product, w: Operand) -> bool:
     """True where columns are copied in an order that gives a thread pieces of 4."""
-    return p.by_fours and (w.map is None or w.woven)
+    return p.by_fours and (w.map is None or w.interleaved)
 
 
 def _first(p: Product, w: Operand) -> str:
@@ -212,7 +212,7 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
     if s.groups == 3:
         limit = 144 if s.moves_registers else 112
     steps = sum(step.source is None for step in p.c.body)
-    sums = s.rows * s.bn // 128 + s.bn // 2 * s.apart
+    sums = s.rows * s.bn // 128 + s.bn // 2 * s.two_level
     others = _OTHERS + (8 if p.column_sums else 0) + (_NORMED * (s.rows // 64) if p.norm is not None else 0)
     left = (limit - sums - others - _STEP * max(0, steps - 3)) // (8 if p.by_fours else 4)
     columns, residuals = (epilogue.streamed(p, by_row=x) for x in (False, True))

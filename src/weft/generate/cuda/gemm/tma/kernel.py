@@ -19,9 +19,9 @@ from weft.generate.cuda.gemm.common import epilogue, float8, narrow, tf32
 from weft.generate.cuda.gemm.common.normed_text import FEW
 from weft.generate.cuda.gemm.common.pack import packed_by
 from weft.generate.cuda.gemm.common.product import Product
-from weft.generate.cuda.gemm.tma import apart
 from weft.generate.cuda.gemm.tma import normed as fixed
 from weft.generate.cuda.gemm.tma import store as tma_store
+from weft.generate.cuda.gemm.tma import two_level
 from weft.generate.cuda.gemm.tma.align import Aligned, aligned, copies
 from weft.generate.cuda.gemm.tma.end import COLUMN_SUMS, finish
 from weft.generate.cuda.gemm.tma.operands import (
@@ -38,14 +38,14 @@ from weft.generate.cuda.gemm.tma.operands import (
 )
 from weft.generate.cuda.gemm.tma.pack import pack_panels
 from weft.generate.cuda.gemm.tma.shape import (
-    MOST_APART,
     MOST_SHARES,
+    MOST_TWO_LEVEL,
     Shape,
     StreamK,
     clusters_of,
     stream_k_of,
-    sums_apart,
     tiles_of,
+    two_level_registers,
 )
 from weft.generate.cuda.intrinsics.prelude import multicast_header, prelude, storage, tma_header
 from weft.generate.cuda.role.assemble import solo
@@ -106,11 +106,13 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     if isinstance(rows, Declined):
         return rows
     if s.stages < 2 or s.fields == 1:
-        return Declined("one buffer: the next copy must be there before the last is given back")
+        return Declined("a single stage, or a single halo tile: loads must run ahead of products")
     if s.unit not in (1, p.c.kernel[1]):
         return Declined("a stage of weights that is neither a tap nor a row of the kernel")
-    if s.apart and (not p.float8 or s.pingpong or sums_apart(s.rows, s.bn, s.apart) > MOST_APART):
-        return Declined("sums of their own in f32: for 8-bit floats, in tiles that leave registers for them")
+    if s.two_level and (not p.float8 or s.pingpong or two_level_registers(s.rows, s.bn, s.two_level) > MOST_TWO_LEVEL):
+        return Declined(
+            "two-level accumulation is for 8-bit floats, cooperative consumers, and tiles that leave registers for it"
+        )
     wrong = _no_multicast(p, rows, s) or _no_stream_k(p, rows, s)
     if wrong is not None:
         return wrong
@@ -118,11 +120,13 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     if isinstance(to, Declined):
         return to
     a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, share=s.left_share)
-    if s.bn % 32 and (p.w_load != "nk" or s.woven or s.split > 1 or p.column_sums or s.bn % 16):
-        return Declined("columns that are no whole pieces of 32, where their order or their sums want such")
-    if s.spare and p.w_load != "kn":
-        return Declined("columns to spare where panels run along the sum")
-    w = right(p, s.bn + s.spare, s.panel, s.step, share=s.right_share, woven=s.woven)
+    if s.bn % 32 and (p.w_load != "nk" or s.interleaved or s.split > 1 or p.column_sums or s.bn % 16):
+        return Declined(
+            "columns of a tile that are no multiple of 32, which interleaving, split-K and column sums need"
+        )
+    if s.overfetch and p.w_load != "kn":
+        return Declined("over-fetch of a K-major operand, whose panels have no columns beside the tile's")
+    w = right(p, s.bn + s.overfetch, s.panel, s.step, share=s.right_share, interleaved=s.interleaved)
     if isinstance(a, Declined):
         return a
     if isinstance(w, Declined):
@@ -310,7 +314,7 @@ def _tile(p: Product, rows: Rows, s: Shape) -> str:
     if nt == 1 or mt == 1:
         place = f"const int tm = r / {nt}, tn = r % {nt};"
     else:
-        n = s.band
+        n = s.raster_group
         high = str(n) if mt % n == 0 else f"({mt} - band * {n} < {n} ? {mt} % {n} : {n})"
         place = (
             f"const int band = r / {n * nt}, in = r % {n * nt}, high = {high},"
@@ -379,7 +383,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     kt, nt = stages_of_sum(p, s.panel), -(-p.n // s.bn)
     kind = storage(p.dtype)
     box = math.prod(s.box) if not a.turned else s.bm
-    bytes_ = ((0 if s.fields else box) + s.bn + s.spare) * s.step * 2
+    bytes_ = ((0 if s.fields else box) + s.bn + s.overfetch) * s.step * 2
     tn = f"tn * {s.cluster_n} + {s.rank_n}" if s.cluster_n > 1 else "tn"
     tile_at = (
         f"const {kind}* const pk_tile = (const {kind}*)pk"
@@ -536,16 +540,16 @@ def _cooperative_fix_up(s: Shape, e: StreamK, mine: Callable[[str], str], put: s
     return lines
 
 
-def _stages_apart(s: Shape, product: str, free: str) -> list[str]:
-    """The stages of a tile whose sums move to f32 of their own."""
-    if s.apart == 2:
-        return [apart.clear(s), *apart.in_turn(s, product, free)]
+def _two_level_stages(s: Shape, product: str, free: str) -> list[str]:
+    """The main loop of a tile with two-level accumulation."""
+    if s.two_level == 2:
+        return [two_level.clear(s), *two_level.promoted_overlapped(s, product, free)]
     return [
-        apart.clear(s),
+        two_level.clear(s),
         "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {",
         f"const u32 slot = it % {s.stages}, at = sb + RING + slot * STAGE;",
         f"w_bar_wait(sb + FULL + 8 * slot, it / {s.stages} & 1);",
-        *apart.once(s, product, free),
+        *two_level.promoted(s, product, free),
         "}",
     ]
 
@@ -632,9 +636,9 @@ def _products(
         *first,
         *fixed.values(p, rows, s),
         mine,
-        *(_stages_apart(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", freed) if s.apart else stages),
+        *(_two_level_stages(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", freed) if s.two_level else stages),
         other,
-        "" if s.apart else f"w_group_wait<0>(); {free}sb + EMPTY + 8 * ({walk.last}){at_both});",
+        "" if s.two_level else f"w_group_wait<0>(); {free}sb + EMPTY + 8 * ({walk.last}){at_both});",
         f"if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
         skip,
         *end,

@@ -37,7 +37,7 @@ def declined(p: Product, rows: Rows, s: Shape, width: int) -> Declined | None:
         return Declined("partial sums of results that are not written 8 at a time, by threads")
     if p.norm is None:
         return None
-    if s.panel != STEP or s.fields or s.apart or not rows.linear or p.a_load != "rows":
+    if s.panel != STEP or s.fields or s.two_level or not rows.linear or p.a_load != "rows":
         return Declined("a norm of rows that are not copied 64 elements at a time")
     if s.rows * s.bn // 128 > (MOST_OF_THREE if s.groups == 3 else MOST_SUMS) or s.rows > 64:
         return Declined("a norm beside more sums than leave registers for it")

@@ -24,7 +24,7 @@ bytes fill the same rows of shared memory."""
 _RANK = 5
 _BOX = 256
 _TRAVERSAL = 8
-WOVEN = 32
+INTERLEAVED = 32
 """Columns that four lanes hold as 8 neighbours each."""
 
 Three = tuple[int, int, int]
@@ -55,7 +55,7 @@ class Operand:
     """Shared memory of a field."""
     copied: int = 0
     """Of them what copies fill."""
-    woven: bool = False
+    interleaved: bool = False
     """A map whose columns come in the order of packed ones."""
 
 
@@ -258,13 +258,13 @@ def _image(p: Product, box: Three) -> list[Dim]:
 
 
 def right(
-    p: Product, bn: int, panel: int, step: int = STEP, *, share: Share | None = None, woven: bool = False
+    p: Product, bn: int, panel: int, step: int = STEP, *, share: Share | None = None, interleaved: bool = False
 ) -> Operand | Declined:
-    """The right operand, whose columns start at `n0`; k-blocks of `step` words of the sum. `woven`: see `Shape`."""
+    """The right operand, whose columns start at `n0`; k-blocks of `step` words. `interleaved`: see `Shape`."""
     c, walk = p.c, p.c.w_walk
     per = STEP // panel
-    if woven:
-        return _woven(p, bn, panel, share)
+    if interleaved:
+        return _interleaved(p, bn, panel, share)
     if p.w_load == "packed":
         size = bn * step
         from_ = f"pk_tile + (long long)kb * {p.in_elements(size)}"
@@ -301,25 +301,25 @@ def right(
     return Operand(map_, " ".join(lines))
 
 
-def _woven(p: Product, bn: int, panel: int, share: Share | None) -> Operand | Declined:
+def _interleaved(p: Product, bn: int, panel: int, share: Share | None) -> Operand | Declined:
     """Row 8 c + 2 q + i of 32 in shared memory is column 8 q + 2 c + i: dimensions i, q, c, from the fastest.
 
     By fours, row 16 d + 8 c + 2 q + i is column 16 d + 4 q + 2 c + i, as of packed ones.
     """
     c, walk = p.c, p.c.w_walk
     count = share.parts if share else 1
-    whole = WOVEN * count
+    whole = INTERLEAVED * count
     own = f" + {share.rank} * {bn // whole}" if share else ""
-    if p.w_load != "nk" or panel != STEP or p.n % WOVEN or bn % whole or outer(p, walk, walk.group):
-        return Declined("columns that cannot be woven: elements along the sum in one matrix, a multiple of 32")
+    if p.w_load != "nk" or panel != STEP or p.n % INTERLEAVED or bn % whole or outer(p, walk, walk.group):
+        return Declined("columns that cannot be interleaved: a K-major operand, one matrix of a multiple of 32 columns")
     step = walk.channel
     first = [Dim(c.ic + walk.offset, 1, p.in_elements(panel), "c"), Dim(2, step, 2, "0")]
     if not p.by_fours:
         first += [Dim(4, 8 * step, 4, "0"), Dim(4, 2 * step, 4, "0")]
-        dims = [*first, Dim(p.n // WOVEN, WOVEN * step, bn // whole, f"n0 / {WOVEN}" + own)]
+        dims = [*first, Dim(p.n // INTERLEAVED, INTERLEAVED * step, bn // whole, f"n0 / {INTERLEAVED}" + own)]
     else:
         first += [Dim(4, 4 * step, 4, "0"), Dim(2, 2 * step, 2, "0")]
-        half = WOVEN // 2
+        half = INTERLEAVED // 2
         own = f" + {share.rank} * {bn // count // half}" if share else ""
         dims = [*first, Dim(p.n // half, half * step, bn // count // half, f"n0 / {half}" + own)]
     map_ = box_map(p, Pointer("in", c.w.index), dims, 2 * panel)
@@ -327,7 +327,7 @@ def _woven(p: Product, bn: int, panel: int, share: Share | None) -> Operand | De
         return map_
     copy = _copy("mw", "to", dims, share, bn // count * panel * 2)
     load = f"{{ const int c = kb * {p.in_elements(STEP)} + {walk.offset}; {copy} }}"
-    return Operand(map_, load, woven=True)
+    return Operand(map_, load, interleaved=True)
 
 
 def _turned(

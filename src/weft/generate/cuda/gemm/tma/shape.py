@@ -11,9 +11,10 @@ from weft.generate.cuda.gemm.tma.operands import STEP, Rows, Share, Three
 from weft.generate.parameters import Parameters
 from weft.kernels.source import Schedule
 
-_OFF = ("stream_k", "woven", "coop_fixup")
+_OFF = ("stream_k", "interleaved", "coop_fixup")
 _DEFAULTS = (
-    ("multicast", 0), ("band", 8), ("spare", 0), ("apart", 0), ("store", 0), *((name, False) for name in _OFF),
+    ("multicast", 0), ("raster_group", 8), ("overfetch", 0), ("two_level", 0), ("store", 0),
+    *((name, False) for name in _OFF),
 )  # fmt: skip
 _MANY_SUMS = {2: 112, 3: 64}
 """Registers of sums per thread from which on registers are moved, by the warpgroups that multiply."""
@@ -27,12 +28,12 @@ STORED_ROWS = 16
 """Rows of a box of results: a warp's of 64."""
 MOST_SHARES = 30
 """CTAs that may share a tile, roughly: each lane of a warp waits for one."""
-MOST_APART = 192
-"""Registers of sums per thread where those of a stage stand apart."""
+MOST_TWO_LEVEL = 192
+"""Registers of accumulators per thread with two levels of them."""
 
 
-def sums_apart(rows: int, columns: int, sets: int) -> int:
-    """Registers of a thread for a warpgroup's sums and those of 64 of its rows in one stage, so many times."""
+def two_level_registers(rows: int, columns: int, sets: int) -> int:
+    """Registers of a thread for a warpgroup's sums, and so many sets of those of 64 of its rows in one stage."""
     return (rows + 64 * sets) * columns // 128
 
 
@@ -66,24 +67,25 @@ class Shape(Parameters):
     multicast: int = 0
     """Cluster multicast, a number of `CLUSTER_SHAPES`: each CTA of a cluster loads a slice of the operand that CTAs
     along M (B) or along N (A) share, into all of them. 0: none."""
-    band: int = 8
-    """Rows of tiles, or of clusters, that are under way together, so that they share columns in the L2 cache."""
+    raster_group: int = 8
+    """Raster order: rows of tiles, or of clusters, of a group whose columns are gone through before the next group, so
+    that CTAs that run at a time share operands in the L2 cache."""
     stream_k: bool = False
     """Stream-K: the k-tiles of the tiles that do not fill the grid are divided evenly among all CTAs; of a tile that
     several CTAs share, the last one does the fix-up, with the partial sums that the others leave in the workspace."""
-    apart: int = 0
-    """Of 8-bit floats: 1: the tensor cores' sums, which are short of bits, move to f32 of their own after each stage;
-    2: while the next are made, in other registers. 0: they stay."""
+    two_level: int = 0
+    """Two-level accumulation of 8-bit floats: 1: the tensor cores' sums, which are short of bits, are promoted to f32
+    accumulators after each stage; 2: while the next are made, in other registers. 0: one level."""
 
-    spare: int = 0
-    """Columns that are copied beside those of the tile, where memory runs along them: panels are copied whole."""
+    overfetch: int = 0
+    """Columns that are loaded beside those of the tile (MN-major operands): panels are loaded whole."""
 
-    woven: bool = False
-    """True: columns of a right operand that is no constant are copied in the order in which a thread's registers hold 8
-    neighbours, as packed ones are; else lanes exchange them at the end."""
+    interleaved: bool = False
+    """Columns of a right operand that is no constant are loaded interleaved, in the order in which a thread's registers
+    hold 8 neighbours, as packed ones are; else lanes exchange them in the epilogue."""
 
     store: int = 0
-    """Columns of the boxes, 32 or 64, in which the copy engine stores results; 0: threads store them."""
+    """Columns of the boxes, 32 or 64, of TMA stores; 0: threads store results."""
 
     coop_fixup: bool = False
     """Cooperative fix-up: where the shares of stream-K end with their tiles, each CTA of a tile reduces and finishes a
@@ -105,7 +107,7 @@ class Shape(Parameters):
     @property
     def moves_registers(self) -> bool:
         """True: the sums of two or three warpgroups are more than the warps of a scheduler have registers for."""
-        return (self.rows + 64 * self.apart) * self.bn >= 128 * _MANY_SUMS.get(self.groups, MOST_APART + 1)
+        return (self.rows + 64 * self.two_level) * self.bn >= 128 * _MANY_SUMS.get(self.groups, MOST_TWO_LEVEL + 1)
 
     @property
     def cluster(self) -> int:
@@ -170,7 +172,7 @@ class Shape(Parameters):
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage."""
-        return ((0 if self.fields else self.bm) + self.bn + self.spare) * self.step * 2
+        return ((0 if self.fields else self.bm) + self.bn + self.overfetch) * self.step * 2
 
     @property
     def step(self) -> int:

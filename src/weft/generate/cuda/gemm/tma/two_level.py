@@ -1,7 +1,7 @@
-"""Sums of 8-bit floats that move to f32 of their own after every 64 rows of a stage: 128 terms.
+"""Two-level accumulation: sums of 8-bit floats are promoted to f32 after every 64 rows of a stage (128 terms).
 
-Hopper's tensor cores keep some 14 bits while they add up. `once`: the sums of a stage are complete before they are
-added; `in_turn`: two sets of registers, so that the next 64 rows are multiplied while the last ones are added.
+Hopper's tensor cores keep some 14 bits while they add up. `promoted`: the sums of a stage are complete before they are
+added; `promoted_overlapped`: two sets of registers, so that the next 64 rows are multiplied meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def clear(s: Shape) -> str:
     return f"#pragma unroll\nfor (int i = 0; i < {s.rows // 64 * per}; ++i) acc[i / {per}][i % {per}] = 0.0f;"
 
 
-def once(s: Shape, product: str, free: str) -> list[str]:
+def promoted(s: Shape, product: str, free: str) -> list[str]:
     """A stage in `slot`; `product` adds 32 bytes `q` of rows `i` to `part`, `free` gives the stage back."""
     high = s.rows // 64
     return [
@@ -30,7 +30,7 @@ def once(s: Shape, product: str, free: str) -> list[str]:
     ]
 
 
-def in_turn(s: Shape, product: str, free: str) -> list[str]:
+def promoted_overlapped(s: Shape, product: str, free: str) -> list[str]:
     """All stages of a tile, from `first` to before `last`, the first of them number `it` of the block."""
     per, high = s.bn // 2, s.rows // 64
     lines = [
