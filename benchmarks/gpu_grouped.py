@@ -206,7 +206,7 @@ class Modelled:
     def name(self) -> str:
         """Its shape in a few words."""
         p = dict(self.source.schedule.params)
-        keys = ("bm", "bn", "split", "splits", "cluster", "blocks", "stages", "wk")
+        keys = ("bm", "bn", "split", "splits", "cluster", "persistent_ctas", "stages", "wk")
         return f"{p.get('template')} " + " ".join(f"{k}={p[k]}".replace(" ", "") for k in keys if k in p)
 
 

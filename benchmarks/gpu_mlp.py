@@ -113,7 +113,7 @@ class Candidate:
         if self.kernel.source.schedule.param("template") == "mlp_pair":  # two multiprocessors share 64 rows
             return Ran(us, clock_ghz, launch_us, True, 32, 1, self.registers, c.width**2 * c.depth)
         group, warps = bool(p["group"]), p["warps"]
-        resident, tiles = p.get("resident", 1), p.get("tiles", 1)
+        resident, tiles = p.get("min_ctas", 1), p.get("tiles", 1)
         streamed = 0
         if p["stages"]:
             streamed = 2 * c.width**2 * (c.depth - p.get("fixed", 0))

@@ -54,8 +54,10 @@ def few() -> Iterator[tuple[Gemm, list[Variant]]]:
     for m in (24, 48, 64):
         for n, k in WIDE[:3]:
             g = Gemm(m, n, k, layout="nt")
-            other = [tile(64, 64, 7, groups=1, blocks=0, interleaved=True, split=2)] if n == 4096 else []
-            other += [tile(64, 96, 5, groups=1, blocks=0, interleaved=True, resident=2)] if n == 11008 else []
+            other = [tile(64, 64, 7, consumers=1, persistent_ctas=0, interleaved=True, split=2)] if n == 4096 else []
+            other += (
+                [tile(64, 96, 5, consumers=1, persistent_ctas=0, interleaved=True, min_ctas=2)] if n == 11008 else []
+            )
             few = ((64, 6, 2), (64, 8, 2), (64, 12, 1)) if n == 4096 else wide[:3]
             yield g, known(g) + _all([*(turned(m, *x) for x in few), *other])
     for text in ("bias_silu", "bias_residual"):

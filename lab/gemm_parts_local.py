@@ -106,15 +106,17 @@ def ordered(s: Shape) -> list[Variant]:
     return [(name, s, replaced(r"const int band = [^;]*;", f"const int {text};"), 2) for name, text in ORDERS.items()]
 
 
-def shared(s: Shape, *kinds: int, blocks: int = 128) -> list[Variant]:
+def shared(s: Shape, *kinds: int, persistent_ctas: int = 128) -> list[Variant]:
     """Shares that end with their tiles, finished by one block or by all of them."""
-    found = [replace(s, multicast=k, stream_k=True, blocks=blocks, interleaved=False) for k in kinds]
+    found = [replace(s, multicast=k, stream_k=True, persistent_ctas=persistent_ctas, interleaved=False) for k in kinds]
     return all_of([y for x in found for y in (replace(x, coop_fixup=True), x)])
 
 
-def mutual(s: Shape, *kinds: int, blocks: int = 128) -> list[Variant]:
-    """Those that all blocks finish."""
-    return [x for x in shared(s, *kinds, blocks=blocks) if isinstance(x[1], Shape) and x[1].coop_fixup]
+def mutual(s: Shape, *kinds: int, persistent_ctas: int = 128) -> list[Variant]:
+    """Those that all persistent_ctas finish."""
+    return [
+        x for x in shared(s, *kinds, persistent_ctas=persistent_ctas) if isinstance(x[1], Shape) and x[1].coop_fixup
+    ]
 
 
 def turned(bm: int, bn: int, stages: int, *kinds: int) -> list[Variant]:
@@ -125,7 +127,7 @@ def turned(bm: int, bn: int, stages: int, *kinds: int) -> list[Variant]:
 def persistent(s: object) -> Shape:
     """A shape by blocks that go on to further tiles: as many as clusters find room for."""
     assert isinstance(s, Shape)
-    return replace(s, blocks=132 if s.multicast_ctas < 4 else 120)
+    return replace(s, persistent_ctas=132 if s.multicast_ctas < 4 else 120)
 
 
 def banded(s: Shape, *bands: int) -> list[Variant]:
@@ -135,9 +137,9 @@ def banded(s: Shape, *bands: int) -> list[Variant]:
 
 def local() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Products with their variants, the most telling first."""
-    low, flat = tile(64, 128, 8, groups=1, blocks=0), tile(128, 64, 8, blocks=0)
-    mid, wide, tall = tile(128, 128, 7, blocks=0), tile(128, 256, 4), tile(256, 128, 4)
-    three, deep = tile(192, 128, 5, groups=3), tile(128, 192, 5)
+    low, flat = tile(64, 128, 8, consumers=1, persistent_ctas=0), tile(128, 64, 8, persistent_ctas=0)
+    mid, wide, tall = tile(128, 128, 7, persistent_ctas=0), tile(128, 256, 4), tile(256, 128, 4)
+    three, deep = tile(192, 128, 5, consumers=3), tile(128, 192, 5)
     lows = [replace(low, multicast=n) for n in (0, 1)]
     parts: list[Variant] = [("no products, no end", s, COPIES, 2) for s in (*lows, replace(flat, multicast=2))]
     parts += [("no products", replace(mid, split=2), WRONG["no products"], 2)]
@@ -151,10 +153,10 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
     orders = [*banded(lows[1], 8, 1, 2, 4), *banded(replace(flat, multicast=2), 8, 1, 2, 4)]
     orders += banded(replace(mid, split=2), 8, 1, 2, 4)
     shares = [*shared(wide, 0), *mutual(wide, 1, 2), *mutual(tall, 0, 1, 2), *shared(mid, 1), *mutual(mid, 0, 2)]
-    both = [replace(mid, multicast=n, stream_k=True, coop_fixup=True, blocks=128) for n in (1, 2)]
+    both = [replace(mid, multicast=n, stream_k=True, coop_fixup=True, persistent_ctas=128) for n in (1, 2)]
     orders += [
         x
-        for s in (*both, replace(wide, multicast=2, stream_k=True, coop_fixup=True, blocks=128))
+        for s in (*both, replace(wide, multicast=2, stream_k=True, coop_fixup=True, persistent_ctas=128))
         for x in banded(s, 1, 2, 4)
     ]
     orders += [
@@ -169,35 +171,47 @@ def local() -> Iterator[tuple[Gemm, list[Variant]]]:
     cut: list[Variant] = [("no products, no end", x[1], COPIES, 2) for x in alone]
     cut += [(name, alone[1][1], WRONG[name], 2) for name in ("no end", "no stores")]
     cut += [("no products, same columns", alone[1][1], SAME_COLUMNS, 2)]
-    shares = [*shared(tall, 0, blocks=132), *mutual(tall, 1, blocks=132), *mutual(three, 0, 1, blocks=132)]
+    shares = [
+        *shared(tall, 0, persistent_ctas=132),
+        *mutual(tall, 1, persistent_ctas=132),
+        *mutual(three, 0, 1, persistent_ctas=132),
+    ]
     shares += mutual(deep, 0, 1, 2)
     across = [*turned(104, 128, 7, 0, 1, 2, 5, 7, 3), *turned(112, 128, 7, 3), *turned(88, 128, 8, 7, 1)]
-    halves = all_of([replace(deep, split=2, blocks=0), replace(deep, split=2, blocks=0, raster_group=2)])
+    halves = all_of(
+        [replace(deep, split=2, persistent_ctas=0), replace(deep, split=2, persistent_ctas=0, raster_group=2)]
+    )
     yield Gemm(968, 1376, 2616, layout="nn"), [*across, *shares, *alone, *halves, *cut]
-    shares += mutual(tile(256, 96, 5), 0, blocks=120)
-    yield Gemm(968, 1376, 2616, layout="nt"), [*across, *shares, *alone[1:], *pairs(tile(128, 112, 7, blocks=0), 3)]
-    thin = [*pairs(tile(128, 80, 8, blocks=0), 2, 3, 5), *pairs(tile(64, 144, 7, groups=1, blocks=0), 1, 3)]
+    shares += mutual(tile(256, 96, 5), 0, persistent_ctas=120)
+    yield (
+        Gemm(968, 1376, 2616, layout="nt"),
+        [*across, *shares, *alone[1:], *pairs(tile(128, 112, 7, persistent_ctas=0), 3)],
+    )
+    thin = [
+        *pairs(tile(128, 80, 8, persistent_ctas=0), 2, 3, 5),
+        *pairs(tile(64, 144, 7, consumers=1, persistent_ctas=0), 1, 3),
+    ]
     yield Gemm(1000, 1000, 1000, layout="nt"), [*turned(72, 128, 8, 0, 1, 2, 5, 7), *thin, *pairs(flat, 2)]
     across = [*turned(96, 192, 6, 0, 1, 2, 3), *turned(96, 192, 5, 0), *turned(144, 128, 6, 0, 1, 2)]
     yield (
         Gemm(1536, 1536, 1536, layout="nn"),
-        [*across, *pairs(replace(tile(128, 160, 5, blocks=0), overfetch=32), 4)],
+        [*across, *pairs(replace(tile(128, 160, 5, persistent_ctas=0), overfetch=32), 4)],
     )
-    short, half = tile(64, 256, 5, groups=1), tile(64, 192, 7, groups=1)
-    before = all_of([replace(flat, stream_k=True, multicast=2, blocks=128)])
-    shares = [*mutual(low, 0, 1, 2), *mutual(short, 0, 1), *mutual(mid, 0, 1, blocks=64)]
+    short, half = tile(64, 256, 5, consumers=1), tile(64, 192, 7, consumers=1)
+    before = all_of([replace(flat, stream_k=True, multicast=2, persistent_ctas=128)])
+    shares = [*mutual(low, 0, 1, 2), *mutual(short, 0, 1), *mutual(mid, 0, 1, persistent_ctas=64)]
     yield Gemm(512, 512, 8192, layout="nt"), [*shares, *before]
-    shares = [*mutual(half, 0, 1), *mutual(short, 0, blocks=120), *mutual(mid, 0, blocks=96)]
-    shares += [*shared(low, 0, blocks=96), *all_of([replace(low, split=2)])]
+    shares = [*mutual(half, 0, 1), *mutual(short, 0, persistent_ctas=120), *mutual(mid, 0, persistent_ctas=96)]
+    shares += [*shared(low, 0, persistent_ctas=96), *all_of([replace(low, split=2)])]
     yield Gemm(512, 768, 3072, layout="nn"), shares
     yield Gemm(1024, 1024, 8192, layout="nt", dtype=DType.BF16), [*mutual(wide, 0, 1), *mutual(tall, 2)]
-    large = [tile(192, 176, 4, groups=3), tile(256, 144, 4), tile(256, 160, 4), tile(192, 192, 4, groups=3)]
+    large = [tile(192, 176, 4, consumers=3), tile(256, 144, 4), tile(256, 160, 4), tile(192, 192, 4, consumers=3)]
     sorts = [*(x for s in large for x in pairs(s, 0, 1, 2)), *pairs(tile(128, 208, 5), 1), *pairs(wide, 1, 3)]
     yield Gemm(7384, 7384, 7384, layout="nt"), [(a, persistent(s), c, d) for a, s, c, d in sorts]
     for n in (5120, 4096):
         kinds = [
             *large,
-            tile(192, 176, 4, groups=3),
+            tile(192, 176, 4, consumers=3),
             tile(256, 112, 4, multicast=2),
             tile(128, 144, 6, multicast=1),
             tile(128, 256, 4),
@@ -220,10 +234,10 @@ PROFILED: Sequence[tuple[Gemm, int, Sequence[Variant]]] = (
         0,
         all_of(
             [
-                tile(64, 128, 8, groups=1, blocks=0, multicast=1),
-                tile(128, 64, 8, blocks=0, multicast=2),
-                tile(128, 128, 7, split=2, blocks=0),
-                tile(128, 256, 4, stream_k=True, coop_fixup=True, blocks=128),
+                tile(64, 128, 8, consumers=1, persistent_ctas=0, multicast=1),
+                tile(128, 64, 8, persistent_ctas=0, multicast=2),
+                tile(128, 128, 7, split=2, persistent_ctas=0),
+                tile(128, 256, 4, stream_k=True, coop_fixup=True, persistent_ctas=128),
             ]
         ),
     ),
@@ -233,8 +247,8 @@ PROFILED: Sequence[tuple[Gemm, int, Sequence[Variant]]] = (
         [
             *all_of(
                 [
-                    tile(128, 128, 7, blocks=0, multicast=4),
-                    tile(256, 128, 4, stream_k=True, coop_fixup=True, blocks=132),
+                    tile(128, 128, 7, persistent_ctas=0, multicast=4),
+                    tile(256, 128, 4, stream_k=True, coop_fixup=True, persistent_ctas=132),
                 ]
             ),
             *turned(104, 128, 7, 7),
@@ -333,7 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.places:
         places()
     if given.once:
-        low = replace(tile(64, 128, 8, groups=1, blocks=0), multicast=1)
+        low = replace(tile(64, 128, 8, consumers=1, persistent_ctas=0), multicast=1)
         orders = [(Gemm(1024, 1024, 8192, layout="nt"), 0, [*ordered(low), *all_of([replace(low, multicast=0)])])]
         once(orders if given.orders else PROFILED)
 

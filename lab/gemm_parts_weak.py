@@ -20,7 +20,7 @@ from weft.ir.types import DType
 
 def weak() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Products with at most a dozen variants each."""
-    mid, low = tile(128, 128, 7, blocks=0), tile(128, 112, 7, blocks=0)
+    mid, low = tile(128, 128, 7, persistent_ctas=0), tile(128, 112, 7, persistent_ctas=0)
     no_products = [
         ("no products", x, WRONG["no products"], 2) for x in (replace(low, multicast=3), replace(mid, multicast=4))
     ]
@@ -29,19 +29,19 @@ def weak() -> Iterator[tuple[Gemm, list[Variant]]]:
         [
             *pairs(replace(mid, interleaved=True), 3, 4, 6, 7, 8),
             *pairs(low, 0, 1, 2, 3),
-            *pairs(tile(192, 112, 5, groups=3, blocks=0), 1),
+            *pairs(tile(192, 112, 5, consumers=3, persistent_ctas=0), 1),
             *no_products,
         ],
     )
     turned = [*pairs(mid, 1, 2, 3, 4, 5, 6, 7), *pairs(tile(128, 128, 7, stream_k=True), 1, 3)]
-    wide = [*pairs(tile(128, 192, 5, blocks=0), 3, 5), *pairs(tile(256, 128, 4, stream_k=True), 2)]
+    wide = [*pairs(tile(128, 192, 5, persistent_ctas=0), 3, 5), *pairs(tile(256, 128, 4, stream_k=True), 2)]
     yield Gemm(968, 1376, 2616, layout="nn"), [*turned, *wide]
     yield Gemm(968, 1376, 2616, layout="tn"), [*pairs(mid, 1, 2, 3, 4, 5, 6, 7)]
     large = [tile(256, 128, 4), tile(128, 256, 4), tile(128, 192, 5), tile(128, 128, 7, pingpong=True)]
     woven = [replace(x, interleaved=True) for x in large]
     three = [
-        replace(tile(192, 192, 4, groups=3), interleaved=True),
-        replace(tile(192, 160, 5, groups=3), interleaved=True),
+        replace(tile(192, 192, 4, consumers=3), interleaved=True),
+        replace(tile(192, 160, 5, consumers=3), interleaved=True),
     ]
     both = [replace(woven[0], multicast=2), replace(woven[1], multicast=1), replace(woven[3], multicast=1)]
     ends: list[Variant] = [("no end", x, WRONG["no end"], 2) for x in (large[0], woven[0])]
@@ -51,22 +51,27 @@ def weak() -> Iterator[tuple[Gemm, list[Variant]]]:
     )
     yield (
         Gemm(2048, 3072, 768, layout="nt", dtype=DType.F32),
-        all_of([large[0], large[1], *woven, tile(192, 160, 5, groups=3, interleaved=True), tile(128, 208, 5)]),
+        all_of([large[0], large[1], *woven, tile(192, 160, 5, consumers=3, interleaved=True), tile(128, 208, 5)]),
     )
     yield (
         Gemm(2048, 2048, 2048, layout="nt", dtype=DType.F32),
         all_of([*large, *woven]),
     )
-    square = [tile(128, n, 6 if n < 176 else 5, blocks=0, multicast=x) for n in (144, 176) for x in (0, 1, 2)]
-    woven_ = [tile(128, 160, 6, blocks=0, interleaved=True), tile(192, 96, 6, groups=3, blocks=0, interleaved=True)]
+    square = [tile(128, n, 6 if n < 176 else 5, persistent_ctas=0, multicast=x) for n in (144, 176) for x in (0, 1, 2)]
+    woven_ = [
+        tile(128, 160, 6, persistent_ctas=0, interleaved=True),
+        tile(192, 96, 6, consumers=3, persistent_ctas=0, interleaved=True),
+    ]
     yield (
         Gemm(1536, 1536, 1536, layout="nt"),
-        all_of([*woven_, *square, tile(192, 112, 5, groups=3, blocks=0), tile(256, 80, 5, blocks=0)]),
+        all_of(
+            [*woven_, *square, tile(192, 112, 5, consumers=3, persistent_ctas=0), tile(256, 80, 5, persistent_ctas=0)]
+        ),
     )
     for n in (2560, 5120):
         shapes = [tile(128, 256, 4, interleaved=True), tile(128, 256, 4, interleaved=True, stream_k=True, multicast=1)]
         shapes += [tile(128, 144, 6, multicast=1), tile(128, 176, 5, multicast=1), tile(256, 112, 4, multicast=2)]
-        shapes += [tile(192, 176, 4, groups=3), tile(128, 208, 5), tile(256, 144, 4)]
+        shapes += [tile(192, 176, 4, consumers=3), tile(128, 208, 5), tile(256, 144, 4)]
         yield Gemm(n, n, n, layout="nt"), all_of(shapes)
 
 

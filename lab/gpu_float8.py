@@ -58,7 +58,11 @@ def variants(g: Gemm, facts: GpuFacts) -> Iterator[tuple[str, CudaSource]]:
 
 def plain(s: Shape, bm: int, bn: int) -> bool:
     """A tile without anything that is tried elsewhere."""
-    return (s.bm, s.bn, s.groups, s.resident) == (bm, bn, 2, 1) and (s.multicast, s.stream_k, s.split) == (0, False, 1)
+    return (s.bm, s.bn, s.consumers, s.min_ctas) == (bm, bn, 2, 1) and (s.multicast, s.stream_k, s.split) == (
+        0,
+        False,
+        1,
+    )
 
 
 def compiled(nvrtc: Nvrtc, facts: GpuFacts, sources: Sequence[CudaSource]) -> list[CompiledCubin | str]:

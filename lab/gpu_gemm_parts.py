@@ -85,10 +85,17 @@ ROUNDS = 5
 
 
 def tile(
-    bm: int, bn: int, stages: int, *, groups: int = 2, pingpong: bool = False, blocks: int = 132, **more: Any
+    bm: int,
+    bn: int,
+    stages: int,
+    *,
+    consumers: int = 2,
+    pingpong: bool = False,
+    persistent_ctas: int = 132,
+    **more: Any,
 ) -> Shape:
     """A schedule whose rows are one dimension."""
-    base = Shape(bm, bn, 64, stages, groups, pingpong, 1, (1, 1, bm), blocks, 1)
+    base = Shape(bm, bn, 64, stages, consumers, pingpong, 1, (1, 1, bm), persistent_ctas, 1)
     return replace(base, **more)
 
 
@@ -190,21 +197,35 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
         nt(8192, 8192, 8192),
         _all([*large, replace(wide, multicast=1, raster_group=2), replace(wide, raster_group=16)]) + parts[-2:],
     )
-    small = [tile(128, 192, 5, split=2, blocks=0), tile(128, 96, 8, blocks=0), tile(128, 96, 8, blocks=0, multicast=1)]
-    small += [tile(128, 96, 8, blocks=0, multicast=2), tile(64, 192, 7, groups=1, blocks=0, multicast=1)]
+    small = [
+        tile(128, 192, 5, split=2, persistent_ctas=0),
+        tile(128, 96, 8, persistent_ctas=0),
+        tile(128, 96, 8, persistent_ctas=0, multicast=1),
+    ]
+    small += [
+        tile(128, 96, 8, persistent_ctas=0, multicast=2),
+        tile(64, 192, 7, consumers=1, persistent_ctas=0, multicast=1),
+    ]
     yield nt(968, 1376, 2616), _all(small)
-    few = [tile(64, 128, 8, groups=1, blocks=0, multicast=x) for x in (0, 1, 2)]
+    few = [tile(64, 128, 8, consumers=1, persistent_ctas=0, multicast=x) for x in (0, 1, 2)]
     none: list[Variant] = [("no products", s, WRONG["no products"], 2) for s in few]
-    yield nt(1000, 1000, 1000), _all([*few, tile(128, 64, 8, blocks=0, multicast=1)]) + none
-    yield nt(1001, 1003, 1005), _all([*few, tile(128, 128, 7, split=2, blocks=0)])
-    yield nt(1024, 1024, 1024), _all([*few, tile(128, 64, 8, blocks=0, multicast=1)]) + none
+    yield nt(1000, 1000, 1000), _all([*few, tile(128, 64, 8, persistent_ctas=0, multicast=1)]) + none
+    yield nt(1001, 1003, 1005), _all([*few, tile(128, 128, 7, split=2, persistent_ctas=0)])
+    yield nt(1024, 1024, 1024), _all([*few, tile(128, 64, 8, persistent_ctas=0, multicast=1)]) + none
     yield (
         Gemm(1536, 1536, 1536, layout="nn", dtype=DType.F16),
-        _all([tile(128, n, 5, blocks=0, multicast=x, overfetch=-n % 64) for n in (192, 160) for x in (0, 1, 2)]),
+        _all(
+            [tile(128, n, 5, persistent_ctas=0, multicast=x, overfetch=-n % 64) for n in (192, 160) for x in (0, 1, 2)]
+        ),
     )
     yield (
         nt(1536, 1536, 1536),
-        _all([*(tile(128, 160, 6, blocks=0, multicast=x) for x in (0, 1, 2)), tile(128, 192, 5, blocks=0, multicast=1)])
+        _all(
+            [
+                *(tile(128, 160, 6, persistent_ctas=0, multicast=x) for x in (0, 1, 2)),
+                tile(128, 192, 5, persistent_ctas=0, multicast=1),
+            ]
+        )
         + _all([tile(128, 128, 7, stream_k=True, multicast=1), tile(128, 256, 4, stream_k=True, multicast=1)]),
     )
     even = [
@@ -217,30 +238,54 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
     yield nt(6144, 6144, 6144), _all([*large, *even[1:]])
     yield nt(3072, 3072, 3072), _all([*large, *even[1:]])
     yield nt(4096, 4096, 1024), _all(large) + parts
-    mid, half, low = tile(128, 128, 7), tile(128, 64, 8), tile(64, 128, 8, groups=1)
-    long = [tile(128, 128, 7, split=2, blocks=0), *(replace(half, multicast=x, blocks=0) for x in (0, 1, 2))]
-    long += [replace(low, multicast=1, blocks=0), replace(mid, multicast=1, stream_k=True, blocks=128), even[1]]
+    mid, half, low = tile(128, 128, 7), tile(128, 64, 8), tile(64, 128, 8, consumers=1)
+    long = [
+        tile(128, 128, 7, split=2, persistent_ctas=0),
+        *(replace(half, multicast=x, persistent_ctas=0) for x in (0, 1, 2)),
+    ]
+    long += [
+        replace(low, multicast=1, persistent_ctas=0),
+        replace(mid, multicast=1, stream_k=True, persistent_ctas=128),
+        even[1],
+    ]
     yield nt(1024, 1024, 8192), _all(long)
-    split = [tile(128, 192, 5, split=8, blocks=0), *(tile(128, 128, 7, split=n, blocks=0) for n in (4, 6))]
+    split = [
+        tile(128, 192, 5, split=8, persistent_ctas=0),
+        *(tile(128, 128, 7, split=n, persistent_ctas=0) for n in (4, 6)),
+    ]
     shares = [
-        replace(x, stream_k=True, blocks=128)
+        replace(x, stream_k=True, persistent_ctas=128)
         for x in (half, replace(half, multicast=2), replace(low, multicast=1), mid)
     ]
-    yield nt(512, 512, 8192), _all([*split, *shares, replace(mid, multicast=1, stream_k=True, blocks=128)])
-    tiny = tile(64, 64, 8, groups=1, stream_k=True, blocks=128)
-    shares = [tiny, replace(tiny, multicast=1), replace(shares[1], blocks=128), replace(shares[0], blocks=128)]
-    yield nt(256, 256, 16384), _all([tile(64, 96, 5, groups=1, split=8, blocks=0), *shares])
+    yield nt(512, 512, 8192), _all([*split, *shares, replace(mid, multicast=1, stream_k=True, persistent_ctas=128)])
+    tiny = tile(64, 64, 8, consumers=1, stream_k=True, persistent_ctas=128)
+    shares = [
+        tiny,
+        replace(tiny, multicast=1),
+        replace(shares[1], persistent_ctas=128),
+        replace(shares[0], persistent_ctas=128),
+    ]
+    yield nt(256, 256, 16384), _all([tile(64, 96, 5, consumers=1, split=8, persistent_ctas=0), *shares])
 
 
 def promotions() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Products whose operands are promoted into the L2 cache by nothing, 64, 128 and 256 bytes."""
     few: list[tuple[tuple[int, int, int], list[Shape]]] = [
-        ((1024, 1024, 8192), [tile(128, 128, 7, split=2, blocks=0), tile(64, 128, 8, groups=1, blocks=0, multicast=1)]),
-        ((968, 1376, 2616), [tile(128, 96, 8, blocks=0, multicast=1)]),
-        ((1536, 1536, 1536), [tile(128, 160, 6, blocks=0, interleaved=True)]),
+        (
+            (1024, 1024, 8192),
+            [
+                tile(128, 128, 7, split=2, persistent_ctas=0),
+                tile(64, 128, 8, consumers=1, persistent_ctas=0, multicast=1),
+            ],
+        ),
+        ((968, 1376, 2616), [tile(128, 96, 8, persistent_ctas=0, multicast=1)]),
+        ((1536, 1536, 1536), [tile(128, 160, 6, persistent_ctas=0, interleaved=True)]),
         (
             (1000, 1000, 1000),
-            [tile(64, 128, 8, groups=1, blocks=0, multicast=1), tile(128, 64, 8, blocks=0, multicast=2)],
+            [
+                tile(64, 128, 8, consumers=1, persistent_ctas=0, multicast=1),
+                tile(128, 64, 8, persistent_ctas=0, multicast=2),
+            ],
         ),
         ((4096, 4096, 4096), [tile(128, 256, 4, interleaved=True)]),
         ((5120, 5120, 5120), [tile(256, 128, 4, interleaved=True, stream_k=True, multicast=2)]),
@@ -273,10 +318,10 @@ def places() -> Iterator[tuple[Gemm, list[Variant]]]:
     def placed(shapes: Sequence[Shape], *policies: int) -> list[Variant]:
         return [(f"policy {n}", s, None, 2 + 10 * n) for n in policies for s in shapes]
 
-    low = [tile(64, 128, 8, groups=1, multicast=x, blocks=0) for x in (0, 1, 4)]
+    low = [tile(64, 128, 8, consumers=1, multicast=x, persistent_ctas=0) for x in (0, 1, 4)]
     banded = [replace(s, raster_group=n) for s in low[:2] for n in (1, 2, 4, 16)]
     yield Gemm(1024, 1024, 8192, layout="nt"), _all([*low, *banded]) + placed(low[1:], 1, 2)
-    ninety = [replace(tile(128, 96, 8), multicast=x, blocks=0) for x in (0, 1, 4)]
+    ninety = [replace(tile(128, 96, 8), multicast=x, persistent_ctas=0) for x in (0, 1, 4)]
     banded = [replace(s, raster_group=n) for s in ninety for n in (2, 4)]
     yield Gemm(968, 1376, 2616, layout="nt"), _all([*ninety, *banded]) + placed(ninety[1:], 1, 2)
 
@@ -319,11 +364,13 @@ def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
 
     def pairs(s: Shape, *kinds: int, **more: Any) -> list[Shape]:
         woven = [x for x in kinds if s.bn % (32 * CLUSTER_SHAPES[x][0]) == 0]
-        return [replace(s, multicast=x, interleaved=x in woven and s.interleaved, blocks=0, **more) for x in kinds]
+        return [
+            replace(s, multicast=x, interleaved=x in woven and s.interleaved, persistent_ctas=0, **more) for x in kinds
+        ]
 
     def even(s: Shape, *kinds: int) -> list[Shape]:
         at_once = {1: 132, 2: 132, 4: 120}
-        return [replace(x, stream_k=True, blocks=at_once[x.multicast_ctas]) for x in pairs(s, *kinds)]
+        return [replace(x, stream_k=True, persistent_ctas=at_once[x.multicast_ctas]) for x in pairs(s, *kinds)]
 
     def parts(label: str, patch: Patch, shapes: Sequence[Shape]) -> list[Variant]:
         return [(label, s, patch, 2) for s in shapes]
@@ -331,16 +378,16 @@ def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
     def stagger(shapes: Sequence[Shape], *steps: int) -> list[Variant]:
         return [x for n in steps for x in parts(f"stagger{n}", staggered(n), shapes)]
 
-    low, flat, mid = tile(64, 128, 8, groups=1), tile(128, 64, 8), tile(128, 128, 7)
+    low, flat, mid = tile(64, 128, 8, consumers=1), tile(128, 64, 8), tile(128, 128, 7)
     yield (
         nt(1024, 1024, 8192),
-        _all([*pairs(low, 0, 1, 2, 3, 4), *pairs(flat, 2, 3), replace(mid, split=2, blocks=0), *even(mid, 1)])
+        _all([*pairs(low, 0, 1, 2, 3, 4), *pairs(flat, 2, 3), replace(mid, split=2, persistent_ctas=0), *even(mid, 1)])
         + stagger(pairs(low, 0, 1, 3), 1, 8)
         + parts("no products", WRONG["no products"], pairs(low, 0, 1, 2, 3, 4))
         + parts("released", released_at_once, pairs(low, 0, 1, 3)),
     )
     ninety, wide = tile(128, 96, 8), tile(128, 160, 6)
-    tall, three = tile(192, 96, 6, groups=3), tile(192, 64, 7, groups=3)
+    tall, three = tile(192, 96, 6, consumers=3), tile(192, 64, 7, consumers=3)
     yield (
         nt(968, 1376, 2616),
         _all([*pairs(ninety, 0, 1, 2, 3, 4), *pairs(mid, 3, 4, 5), *pairs(three, 2, 3, 5), *pairs(tall, 1, 2)])
@@ -351,7 +398,7 @@ def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
     spare = replace(tile(128, 160, 5), overfetch=32)
     yield (
         Gemm(1536, 1536, 1536, layout="nn", dtype=DType.F16),
-        _all([*pairs(spare, 0, 1, 2, 3, 4, 5), *pairs(tile(192, 128, 5, groups=3), 0, 1)])
+        _all([*pairs(spare, 0, 1, 2, 3, 4, 5), *pairs(tile(192, 128, 5, consumers=3), 0, 1)])
         + stagger(pairs(spare, 0, 1, 3), 1, 3)
         + parts("no products", WRONG["no products"], pairs(spare, 0, 1, 3)),
     )
@@ -366,21 +413,26 @@ def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
     yield (
         nt(128, 11008, 4096),
         _all([*plain, *even(ninety, 0, 2), *even(mid, 0), *even(replace(wide, interleaved=True), 0)])
-        + _all([replace(half, split=2, blocks=0), replace(tile(128, 256, 4, interleaved=True), split=3, blocks=0)])
+        + _all(
+            [
+                replace(half, split=2, persistent_ctas=0),
+                replace(tile(128, 256, 4, interleaved=True), split=3, persistent_ctas=0),
+            ]
+        )
         + [("promotion 256", s, None, 3) for s in (*plain, *even(mid, 0))]
         + [("promotion 0", s, None, 0) for s in plain[:2]]
         + stagger(plain, 1, 4)
         + [x for n in (2, 4) for x in parts(f"batches of {n}", in_batches(n, 8), plain)]
         + parts("no products", WRONG["no products"], plain),
     )
-    square = tile(192, 192, 4, groups=3, interleaved=True)
+    square = tile(192, 192, 4, consumers=3, interleaved=True)
     large = tile(128, 256, 4, interleaved=True)
     yield (
         nt(3072, 3072, 3072),
-        _all([replace(x, blocks=132) for x in pairs(square, 0, 1, 2)] + even(large, 1))
-        + stagger([replace(square, blocks=132)], 1, 4),
+        _all([replace(x, persistent_ctas=132) for x in pairs(square, 0, 1, 2)] + even(large, 1))
+        + stagger([replace(square, persistent_ctas=132)], 1, 4),
     )
-    yield nt(4096, 4096, 4096), _all([large, replace(square, blocks=132)]) + stagger([large], 1, 4, 16)
+    yield nt(4096, 4096, 4096), _all([large, replace(square, persistent_ctas=132)]) + stagger([large], 1, 4, 16)
     yield from cores()
 
 

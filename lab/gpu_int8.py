@@ -84,14 +84,14 @@ def kernels(problem: Problem, facts: GpuFacts) -> Iterator[tuple[str, CudaSource
     p = product(problem)
     assert isinstance(p, Product), p
     plain = (
-        [x for x in every(p, facts) if x[1].split == 1 and not x[1].stream_k and x[1].resident == 1]
+        [x for x in every(p, facts) if x[1].split == 1 and not x[1].stream_k and x[1].min_ctas == 1]
         if p.m > 1024
         else []
     )
     for wanted in FORCED:
         near = [x for x in plain if all(getattr(x[1], k) == v for k, v in wanted.items() if k != "multicast")]
         for _, shape in sorted(near, key=lambda x: (x[0], -x[1].stages))[:1]:
-            forced = replace(shape, multicast=wanted["multicast"], blocks=facts.sms).schedule()
+            forced = replace(shape, multicast=wanted["multicast"], persistent_ctas=facts.sms).schedule()
             source = tma.emit(p, forced, f"k{len(tried)}_{p.m}_{p.n}_{p.k}")
             if isinstance(source, CudaSource):
                 tried.setdefault(str(forced), source)

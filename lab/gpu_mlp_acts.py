@@ -82,7 +82,7 @@ class Variant:
         s = self.shape
         if isinstance(s, mlp_pair.Shape):
             return f"two blocks s{s.stages}"
-        words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.resident} s{s.stages}/{s.fixed}"]
+        words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.min_ctas} s{s.stages}/{s.fixed}"]
         words += ["near"] * s.near + ["keep"] * s.keep + ["pingpong"] * s.pingpong + ["early"] * s.early
         words += [f"flow {s.flow}/{s.pace}"] * bool(s.flow)
         words += [f"({', '.join(sorted(self.words))})"] * bool(self.words)
@@ -141,7 +141,7 @@ def memory(facts: GpuFacts) -> Iterator[Variant]:
         yield from (Variant(case, s) for s in shapes)
         best = next((s for s in shapes if s.flow and not s.keep), shapes[0])
         if case.width == 64:
-            one = replace(best, warps=16, resident=1, blocks=facts.sms)
+            one = replace(best, warps=16, min_ctas=1, persistent_ctas=facts.sms)
             yield from (Variant(case, s) for s in (one, replace(one, keep=True), replace(best, near=True)))
         words = ("near memory", "hints .cs -", "hints .cs unchanged", "hints first first", "hints - last")
         yield from (Variant(case, best, words=frozenset({w})) for w in words)
@@ -200,7 +200,7 @@ def made(v: Variant) -> CudaSource | None:
 def counted(v: Variant, out: torch.Tensor) -> str:
     """Clocks of a layer of a tile, by what they were spent on."""
     assert isinstance(v.shape, Shape)
-    blocks, owners = v.shape.blocks, v.shape.owners
+    blocks, owners = v.shape.persistent_ctas, v.shape.owners
     words = out.view(torch.int32).flatten()[: blocks * 16].view(blocks, 4, 4)[:, :owners].double()
     tiles = v.case.rows / 64 / (blocks * owners)
     mean = words.mean((0, 1)) / tiles

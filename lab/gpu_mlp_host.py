@@ -208,7 +208,7 @@ def products(c: Case, seconds: float) -> None:
                     "multicast",
                     "stream_k",
                     "stages",
-                    "blocks",
+                    "persistent_ctas",
                     "sums",
                 )
                 print(

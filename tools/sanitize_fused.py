@@ -82,11 +82,13 @@ def members(bm: int, bn: int, *splits: int, cluster: int = 1) -> Schedule:
     return grouped.Shape(bm, bn, 32, 16, 16, 1, 3, splits, cluster).schedule()
 
 
-def copied(*shapes: tuple[int, int], groups: int = 1, splits: tuple[int, ...] = (), blocks: int = 0) -> Schedule:
+def copied(
+    *shapes: tuple[int, int], consumers: int = 1, splits: tuple[int, ...] = (), persistent_ctas: int = 0
+) -> Schedule:
     """Tiles of products in one launch, by the copy engine."""
     each = splits or (1,) * len(shapes)
     found = [
-        Shape(bm, bn, 64, 3, groups, False, split, (1, 1, bm), blocks, 1)
+        Shape(bm, bn, 64, 3, consumers, False, split, (1, 1, bm), persistent_ctas, 1)
         for (bm, bn), split in zip(shapes, each, strict=True)
     ]
     return grouped_tma.Shape(tuple(found)).schedule()
@@ -102,7 +104,7 @@ def groups() -> Mapping[str, Case]:
             group((33, 40, 72), (17, 20, 36), dtype=F32),
             grouped.Shape(32, 32, 16, 16, 16, 1, 3, (2, 1), 2).schedule(tensor=False),
         ),
-        "grouped, by the copy engine": (group(*sizes), copied((64, 32), (64, 64), (64, 32), blocks=2)),
+        "grouped, by the copy engine": (group(*sizes), copied((64, 32), (64, 64), (64, 32), persistent_ctas=2)),
         "grouped, by the copy engine, clusters": (
             group(*sizes), copied((64, 32), (64, 64), (64, 32), splits=(2, 1, 2)),
         ),
@@ -135,39 +137,42 @@ def scaled(m: int, n: int, k: int, left: DType, out: DType) -> Problem:
 
 def one_product() -> Mapping[str, Case]:
     """Few rows, norms on the load, bytes by warpgroups, results by the copy engine, results turned."""
-    wide = {"groups": 2, "store": 64, "blocks": 2}
+    wide = {"consumers": 2, "store": 64, "persistent_ctas": 2}
     return {
         "swapped, split": (gemm(9, 72, 520, "bf16"), few.Shape(16, 64, 2, 4).schedule()),
         "swapped, nn, two warpgroups": (gemm(20, 200, 200, layout="nn"), few.Shape(24, 128, 3, 1).schedule()),
         "swapped, constant": (layer(13, 136, 264), few.Shape(16, 64, 4, 2).schedule()),
         "swapped, two by two": (gemm(100, 200, 264), few.Shape(40, 64, 3, 1, 3).schedule()),
         "swapped, four by two, constant": (layer(100, 256, 264), few.Shape(24, 64, 3, 1, 6).schedule()),
-        "together, a tile by two": (gemm(100, 90, 264), tma(64, 64, stream_k=True, coop_fixup=True, blocks=8)),
-        "together, a tile by three": (gemm(60, 96, 456), tma(64, 96, stream_k=True, coop_fixup=True, blocks=3)),
+        "together, a tile by two": (gemm(100, 90, 264), tma(64, 64, stream_k=True, coop_fixup=True, persistent_ctas=8)),
+        "together, a tile by three": (
+            gemm(60, 96, 456), tma(64, 96, stream_k=True, coop_fixup=True, persistent_ctas=3)
+        ),
         "together, pairs below": (
-            gemm(150, 90, 264), tma(64, 64, stream_k=True, coop_fixup=True, blocks=16, multicast=1)
+            gemm(150, 90, 264), tma(64, 64, stream_k=True, coop_fixup=True, persistent_ctas=16, multicast=1)
         ),
         "normed, fragments in a cluster": (
             normed(50, 160, 72, "own", BF16, stored=True), blocks(32, 32, 1, 2, cluster=True)
         ),
         "normed, sums divided": (normed(33, 264, 40, "own", stored=True), blocks(32, 32, 2, 2)),
-        "normed, pieces, in order": (normed(150, 160, 200, "parts", stored=True), tma(128, 96, groups=2)),
+        "normed, pieces, in order": (normed(150, 160, 200, "parts", stored=True), tma(128, 96, consumers=2)),
         "normed, one stage, in turn": (
-            normed(300, 32, 136, "own", BF16, stored=True), tma(64, 64, stages=2, groups=2, pingpong=True, blocks=2)
+            normed(300, 32, 136, "own", BF16, stored=True),
+            tma(64, 64, stages=2, consumers=2, pingpong=True, persistent_ctas=2),
         ),
         "normed, root mean square": (normed(70, 48, 40, "rms", stored=True), tma(64, 64, stages=2)),
-        "leaving sums of pieces": (leaving(150, 160, 96), tma(128, 64, groups=2)),
+        "leaving sums of pieces": (leaving(150, 160, 96), tma(128, 64, consumers=2)),
         "leaving sums of pieces, in turn": (
-            leaving(300, 256, 160), tma(64, 64, groups=2, pingpong=True, blocks=2)
+            leaving(300, 256, 160), tma(64, 64, consumers=2, pingpong=True, persistent_ctas=2)
         ),
         "bytes, sums over a cluster": (scaled(70, 72, 1040, I8, I32), tma(64, 64, split=4)),
-        "bytes, scaled": (scaled(200, 72, 400, I8, BF16), tma(192, 64, groups=3)),
-        "bytes, both signs, to bytes": (scaled(250, 136, 1040, U8, I8), tma(64, 64, stream_k=True, blocks=5)),
+        "bytes, scaled": (scaled(200, 72, 400, I8, BF16), tma(192, 64, consumers=3)),
+        "bytes, both signs, to bytes": (scaled(250, 136, 1040, U8, I8), tma(64, 64, stream_k=True, persistent_ctas=5)),
         "boxes, fragments": (gemm(300, 200, 136, layout="nn"), tma(128, 128, **wide)),
-        "boxes, woven": (gemm(300, 96, 136), tma(64, 64, interleaved=True, store=64, blocks=2)),
-        "boxes, of 32": (gemm(150, 104, 72, "bf16"), tma(64, 96, store=32, blocks=2)),
+        "boxes, woven": (gemm(300, 96, 136), tma(64, 64, interleaved=True, store=64, persistent_ctas=2)),
+        "boxes, of 32": (gemm(150, 104, 72, "bf16"), tma(64, 96, store=32, persistent_ctas=2)),
         "boxes, bias, in turn": (
-            gemm(200, 72, 200, text="bias"), tma(64, 64, groups=2, pingpong=True, blocks=3, store=64)
+            gemm(200, 72, 200, text="bias"), tma(64, 64, consumers=2, pingpong=True, persistent_ctas=3, store=64)
         ),
         "turned, heads by fragments": (parted(50, (0, 2, 1, 3)), blocks(32, 32)),
         "turned, heads by the copy engine": (parted(50, (0, 2, 1, 3)), tma(64, 64)),

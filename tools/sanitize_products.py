@@ -37,7 +37,7 @@ def gemm(m: int, n: int, k: int, types: str = "f16", layout: str = "nt", text: s
 
 def tma(bm: int, bn: int, *, stages: int = 3, **changes: int | bool) -> Schedule:
     """A schedule of the copy engine's template."""
-    known = {"panel": 64, "groups": 1, "pingpong": False, "split": 1, "blocks": 0, "resident": 1} | changes
+    known = {"panel": 64, "consumers": 1, "pingpong": False, "split": 1, "persistent_ctas": 0, "min_ctas": 1} | changes
     return Shape(bm=bm, bn=bn, stages=stages, box=(1, 1, bm), **known).schedule()  # type: ignore[arg-type]
 
 
@@ -82,13 +82,13 @@ def products() -> Mapping[str, Case]:
     """Problems by label; without a schedule the generator's own first ones of every kind are launched."""
     return {
         "gemm, nn, bias and gelu": (gemm(200, 136, 328, layout="nn", text="bias_gelu"), tma(64, 64)),
-        "gemm, tt, two warpgroups": (gemm(264, 136, 328, layout="tt"), tma(128, 64, groups=2)),
+        "gemm, tt, two warpgroups": (gemm(264, 136, 328, layout="tt"), tma(128, 64, consumers=2)),
         "gemm, warpgroups in turn": (
             gemm(264, 136, 328, text="bias_residual"),
-            tma(64, 64, groups=2, pingpong=True, blocks=3),
+            tma(64, 64, consumers=2, pingpong=True, persistent_ctas=3),
         ),
         "gemm, split over a cluster": (gemm(130, 72, 1032), tma(64, 64, split=4)),
-        "gemm, even shares": (gemm(200, 136, 520, text="bias_relu"), tma(64, 64, stream_k=True, blocks=5)),
+        "gemm, even shares": (gemm(200, 136, 520, text="bias_relu"), tma(64, 64, stream_k=True, persistent_ctas=5)),
         "gemm, pair below": (gemm(300, 136, 264), tma(64, 64, multicast=1)),
         "gemm, two by two": (gemm(300, 264, 264), tma(64, 64, multicast=3)),
         "gemm, four below": (gemm(300, 136, 264), tma(64, 64, multicast=4)),

@@ -224,7 +224,7 @@ def _show(screen: Screen, found: Found, place: Path) -> None:
     ranked = sorted(enumerate(found.outcomes, 1), key=lambda x: (x[1].median_us, x[0]))[:SHOWN]
     rows = [
         [
-            ", ".join(f"{k}={v}" for k, v in o.schedule.params if k not in ("fields", "panel", "unit")),
+            ", ".join(f"{k}={v}" for k, v in o.schedule.params if k not in ("halo_stages", "panel", "taps_per_stage")),
             str(rank),
             microseconds(o.modelled_us),
             microseconds(o.median_us)

@@ -18,16 +18,21 @@ from weft.kernels.source import Schedule, ScheduleParam
 GENERATOR = "cuda"
 TEMPLATES: Mapping[str, str] = {}
 """Stored name of a template, by its name."""
+_GRID = {"persistent_ctas": "blocks"}
+_CONSUMERS = {**_GRID, "consumers": "groups", "min_ctas": "resident", "pingpong": "turns"}
 _TMA = {
-    "pingpong": "turns", "stream_k": "even", "coop_fixup": "mutual", "multicast": "pair", "raster_group": "band",
-    "two_level": "apart", "interleaved": "woven", "overfetch": "spare",
+    **_CONSUMERS, "stream_k": "even", "coop_fixup": "mutual", "multicast": "pair", "raster_group": "band",
+    "two_level": "apart", "interleaved": "woven", "overfetch": "spare", "halo_stages": "fields",
+    "taps_per_stage": "unit",
 }  # fmt: skip
 FIELDS: Mapping[str, Mapping[str, str]] = {
     "tma": _TMA,
     "grouped_tma": _TMA,
-    "attention_tma": {"pingpong": "turns"},
+    "attention_tma": {**_CONSUMERS, "split_keys": "keyed"},
     "swap": {"multicast": "pair"},
-    "mlp": {"pingpong": "turns"},
+    "mlp": {**_GRID, "min_ctas": "resident", "pingpong": "turns"},
+    "mlp_wide": _GRID,
+    "mlp_pair": _GRID,
 }
 """Stored names of fields, by template and name; the template without a name is that of fused loops."""
 _PARAMETER = re.compile(r"(\w+)=(\([^)]*\)|[^,)]+)")

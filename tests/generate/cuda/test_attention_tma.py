@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "two panels": (plain((1, 1), 70, 70, 128, 144), alone(32)),
     "wide heads": (plain((1, 1), 64, 100, 256), alone(32)),
     "odd columns": (plain((1, 2), 40, 70, 40, 24), alone(32)),
-    "blocks go on": (plain((1, 3), 150, 100, 64), alone(64, blocks=2)),
+    "blocks go on": (plain((1, 3), 150, 100, 64), alone(64, persistent_ctas=2)),
     "causal": (plain((1, 2), 200, 200, 64, causal=True), alone(32)),
     "causal, tiles of rows higher": (plain((1, 2), 300, 300, 80, causal=True, dtype=BF16), pair(48, 3)),
     "causal, wider tiles of keys": (plain((1, 1), 200, 200, 32, causal=True), alone(96)),
@@ -102,7 +102,10 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "soft cap": (plain((1, 2), 64, 100, 64, softcap=2.0), alone(64)),
     "negative scale": (plain((1, 2), 64, 100, 64, scale=-0.3), alone(64)),
     "merged": (block(Block(2, 100, 100, 3, 32, bias=False)), alone(64)),
-    "merged, bf16, blocks go on": (block(Block(2, 100, 100, 3, 80, bias=False, dtype=BF16)), pair(64, blocks=3)),
+    "merged, bf16, blocks go on": (
+        block(Block(2, 100, 100, 3, 80, bias=False, dtype=BF16)),
+        pair(64, persistent_ctas=3),
+    ),
 }
 
 
@@ -296,7 +299,7 @@ def test_warpgroups_that_share_keys_do_nothing_else() -> None:
     problem = plain((1, 2), 200, 200, 64)
     for shape in (
         replace(shared(2, 32), pingpong=True),
-        replace(shared(2, 32), blocks=1),
+        replace(shared(2, 32), persistent_ctas=1),
         replace(shared(2, 32), stages=3),
     ):
         found = templates.emit(problem, shape.schedule())

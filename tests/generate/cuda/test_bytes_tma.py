@@ -103,16 +103,16 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "to i8": (product(70, 40, 144, out=I8, scales="rows", bias=I32), linear(64, 32)),
     "to u8, 4 columns": (product(70, 44, 144, U8, I8, U8, scales="scalar", weight=True), linear(64, 32)),
     "requantised": (requantized(70, 48, 96), linear(64, 64)),
-    "two warpgroups": (product(300, 200, 272), linear(256, 96, groups=2, blocks=2)),
-    "three warpgroups": (product(200, 72, 400, out=BF16, scales="rows"), linear(192, 64, groups=3)),
-    "in turn": (product(200, 72, 400), linear(64, 32, groups=2, pingpong=True, blocks=3, stages=4)),
+    "two warpgroups": (product(300, 200, 272), linear(256, 96, consumers=2, persistent_ctas=2)),
+    "three warpgroups": (product(200, 72, 400, out=BF16, scales="rows"), linear(192, 64, consumers=3)),
+    "in turn": (product(200, 72, 400), linear(64, 32, consumers=2, pingpong=True, persistent_ctas=3, stages=4)),
     "split": (product(70, 72, 1040, out=I8, scales="scalar"), linear(64, 64, split=4)),
-    "split, two warpgroups": (product(130, 72, 1040, weight=True), linear(128, 64, split=2, groups=2)),
+    "split, two warpgroups": (product(130, 72, 1040, weight=True), linear(128, 64, split=2, consumers=2)),
     "shared evenly": (
-        product(250, 136, 1040, out=BF16, scales="rows"), linear(64, 64, stream_k=True, blocks=5, stages=4)
+        product(250, 136, 1040, out=BF16, scales="rows"), linear(64, 64, stream_k=True, persistent_ctas=5, stages=4)
     ),
     "by pairs, shared evenly": (
-        product(250, 136, 1040), linear(64, 64, multicast=1, stream_k=True, blocks=8, stages=4)
+        product(250, 136, 1040), linear(64, 64, multicast=1, stream_k=True, persistent_ctas=8, stages=4)
     ),
     "by pairs beside": (product(250, 136, 400), linear(64, 64, multicast=2, stages=4)),
     "batch": (product(33, 24, 144, batch=3), linear(64, 32)),
@@ -123,7 +123,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "by fours, weight, in turn": (
         product(200, 72, 272, out=F32, scales="rows", bias=I32, residual=I32, weight=True),
-        linear(64, 64, groups=2, pingpong=True, blocks=3, stages=4),
+        linear(64, 64, consumers=2, pingpong=True, persistent_ctas=3, stages=4),
     ),
     "by fours, odd columns": (product(33, 19, 80, out=F32, scales="rows", weight=True), linear(64, 32)),
     "by fours, split, weight": (product(70, 64, 1040, out=F32, bias=I32, weight=True), linear(64, 64, split=4)),
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "3x3, narrow panels": (convolution(1, 32, 9, 9, 24, 3, 1, 1), pixels(64, 32, (1, 7, 9), panel=16)),
     "strided": (convolution(1, 64, 11, 9, 24, 3, 2, 1), pixels(64, 32, (1, 6, 5), panel=32)),
     "requantised 3x3": (requantized_convolution(), pixels(64, 32, (1, 7, 9), panel=16)),
-    "field": (convolution(1, 64, 12, 16, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, fields=2)),
+    "field": (convolution(1, 64, 12, 16, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, halo_stages=2)),
 }  # fmt: skip
 
 
@@ -263,7 +263,7 @@ def test_sums_of_integers_need_no_others() -> None:
 
 
 GOLDEN = {
-    "tma_bytes": (product(512, 512, 512, out=I8, scales="rows", bias=I32), linear(128, 128, groups=2)),
+    "tma_bytes": (product(512, 512, 512, out=I8, scales="rows", bias=I32), linear(128, 128, consumers=2)),
 }
 
 

@@ -91,9 +91,9 @@ TMA: dict[str, tuple[Problem, Shape]] = {
     "to e4m3": (product(70, 40, 144, out=E4), linear(64, 32, two_level=1)),
     "to e5m2, narrow": (product(70, 42, 144, out=E5, weight=True), linear(64, 32)),
     "residual of e5m2": (product(70, 40, 144, residual=E5), linear(64, 32, two_level=1)),
-    "two warpgroups": (product(300, 200, 272), linear(256, 96, groups=2, two_level=1, blocks=2)),
+    "two warpgroups": (product(300, 200, 272), linear(256, 96, consumers=2, two_level=1, persistent_ctas=2)),
     "two warpgroups in turn": (
-        product(200, 72, 400), linear(64, 32, groups=2, pingpong=True, blocks=3, stages=4)
+        product(200, 72, 400), linear(64, 32, consumers=2, pingpong=True, persistent_ctas=3, stages=4)
     ),
     "split": (product(70, 72, 1040), linear(64, 64, split=4, two_level=1)),
     "batch": (product(33, 24, 144, batch=3), linear(64, 32, two_level=1)),
@@ -102,16 +102,16 @@ TMA: dict[str, tuple[Problem, Shape]] = {
     "in turn, two stages": (product(64, 32, 256), linear(64, 32, two_level=2)),
     "in turn, three stages": (product(64, 32, 272, E4, E5), linear(64, 32, two_level=2, stages=4)),
     "in turn, two warpgroups": (
-        product(300, 96, 528, out=F32), linear(128, 64, groups=2, two_level=2, blocks=2)
+        product(300, 96, 528, out=F32), linear(128, 64, consumers=2, two_level=2, persistent_ctas=2)
     ),
     "in turn, 128 rows each": (
-        product(300, 200, 400), linear(256, 96, groups=2, two_level=2, blocks=2, stages=4)
+        product(300, 200, 400), linear(256, 96, consumers=2, two_level=2, persistent_ctas=2, stages=4)
     ),
     "in turn, one stage of 128 rows": (product(128, 64, 96), linear(128, 64, two_level=2)),
     "in turn, split": (product(70, 72, 1040), linear(64, 64, split=4, two_level=2)),
     "woven": (product(70, 96, 272, bias=BF16, out=BF16), linear(64, 64, two_level=1, interleaved=True)),
     "woven, two warpgroups": (
-        product(300, 224, 400, residual=F16), linear(256, 96, groups=2, interleaved=True, blocks=2)
+        product(300, 224, 400, residual=F16), linear(256, 96, consumers=2, interleaved=True, persistent_ctas=2)
     ),
     "woven, split": (product(70, 64, 1040, out=F32), linear(64, 64, split=4, two_level=1, interleaved=True)),
 }  # fmt: skip
@@ -224,7 +224,10 @@ def test_both_architectures_compile() -> None:
 
 
 GOLDEN = {
-    "tma_float8": (product(512, 512, 512, out=BF16, scales="rows", bias=BF16), linear(128, 128, groups=2, two_level=1)),
+    "tma_float8": (
+        product(512, 512, 512, out=BF16, scales="rows", bias=BF16),
+        linear(128, 128, consumers=2, two_level=1),
+    ),
 }
 
 
@@ -262,8 +265,8 @@ def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
 @pytest.mark.parametrize(
     "shape",
     [
-        linear(64, 64, groups=2, pingpong=True, two_level=1, stages=4),
-        linear(128, 256, groups=2, two_level=1, stages=3),
+        linear(64, 64, consumers=2, pingpong=True, two_level=1, stages=4),
+        linear(128, 256, consumers=2, two_level=1, stages=3),
     ],
 )
 def test_sums_apart_need_registers(shape: Shape) -> None:

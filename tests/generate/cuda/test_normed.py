@@ -32,9 +32,9 @@ F16, BF16, F32 = DType.F16, DType.BF16, DType.F32
 UNIT = {F16: 2.0**-11, BF16: 2.0**-8}
 
 
-def warpgroups(bm: int, bn: int, groups: int = 2, stages: int = 3, **more: int) -> Schedule:
+def warpgroups(bm: int, bn: int, consumers: int = 2, stages: int = 3, **more: int) -> Schedule:
     shape = Warpgroups(
-        bm, bn, 64, stages, groups, bool(more.pop("pingpong", 0)), more.pop("split", 1), (1, 1, bm), 0, 1
+        bm, bn, 64, stages, consumers, bool(more.pop("pingpong", 0)), more.pop("split", 1), (1, 1, bm), 0, 1
     )
     return replace(shape, **more).schedule()  # type: ignore[arg-type]
 
@@ -53,13 +53,16 @@ NORMED: dict[str, tuple[Problem, Schedule]] = {
     "rms": (normed(45, 72, 40, "rms", stored=True), FEW),
     "parts, tma": (normed(150, 160, 72, "parts", stored=True), warpgroups(128, 64)),
     "parts, tma bf16, one warpgroup": (normed(70, 416, 72, "parts", BF16, stored=True), warpgroups(64, 64, 1)),
-    "given, tma in turns": (normed(300, 136, 136, "given", stored=True), warpgroups(64, 64, pingpong=1, blocks=2)),
+    "given, tma in turns": (
+        normed(300, 136, 136, "given", stored=True),
+        warpgroups(64, 64, pingpong=1, persistent_ctas=2),
+    ),
     "parts, tma split": (normed(70, 256, 72, "parts", stored=True), warpgroups(64, 64, 1, split=2)),
     "parts, tma in pairs": (normed(260, 160, 136, "parts", stored=True), warpgroups(128, 64, multicast=1)),
     "own, tma, one stage": (normed(150, 64, 136, "own", stored=True), warpgroups(128, 64)),
     "own, tma in turns, half a stage, bf16": (
         normed(300, 32, 136, "own", BF16, stored=True),
-        warpgroups(64, 64, stages=2, pingpong=1, blocks=2),
+        warpgroups(64, 64, stages=2, pingpong=1, persistent_ctas=2),
     ),
     "rms, tma": (normed(70, 48, 40, "rms", stored=True), warpgroups(64, 64, 1, stages=2)),
     "parts, tma in order": (normed(150, 160, 200, "parts", stored=True), warpgroups(128, 96)),
@@ -74,7 +77,7 @@ LEAVING: dict[str, tuple[Problem, Schedule]] = {
     "tma": (leaving(150, 160, 96), warpgroups(128, 64)),
     "tma bf16": (leaving(129, 64, 160, BF16), warpgroups(64, 96, 1)),
     "tma split": (leaving(70, 256, 96), warpgroups(64, 64, 1, split=2)),
-    "tma in turns": (leaving(300, 256, 160), warpgroups(64, 64, pingpong=1, blocks=2)),
+    "tma in turns": (leaving(300, 256, 160), warpgroups(64, 64, pingpong=1, persistent_ctas=2)),
 }
 
 

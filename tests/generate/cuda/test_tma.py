@@ -41,16 +41,16 @@ def pixels(bm: int, bn: int, box: tuple[int, int, int], **changes: object) -> Sh
 CASES: dict[str, tuple[Problem, Shape]] = {
     "linear": (product((70, 264), (40, 264), turn_right=True), linear(64, 64)),
     "linear, bf16": (product((70, 136), (136, 40), dtype=BF16), linear(64, 32)),
-    "two warpgroups share rows": (product((150, 264), (72, 264), turn_right=True), linear(128, 96, groups=2)),
+    "two warpgroups share rows": (product((150, 264), (72, 264), turn_right=True), linear(128, 96, consumers=2)),
     "two warpgroups in turn": (
         product((200, 200), (72, 200), turn_right=True),
-        linear(64, 32, groups=2, pingpong=True, blocks=3, stages=4),
+        linear(64, 32, consumers=2, pingpong=True, persistent_ctas=3, stages=4),
     ),
-    "one block for all": (product((130, 136), (72, 136), turn_right=True), linear(64, 32, blocks=1, stages=2)),
+    "one block for all": (product((130, 136), (72, 136), turn_right=True), linear(64, 32, persistent_ctas=1, stages=2)),
     "split": (product((70, 520), (72, 520), turn_right=True), linear(64, 64, split=4)),
-    "split, two warpgroups": (product((130, 520), (72, 520), turn_right=True), linear(128, 64, split=2, groups=2)),
-    "many rows of tiles": (product((70, 40), (2000, 40), turn_right=True), linear(64, 256, blocks=2)),
-    "band of tiles": (product((700, 40), (100, 40), turn_right=True), linear(64, 32, blocks=5)),
+    "split, two warpgroups": (product((130, 520), (72, 520), turn_right=True), linear(128, 64, split=2, consumers=2)),
+    "many rows of tiles": (product((70, 40), (2000, 40), turn_right=True), linear(64, 256, persistent_ctas=2)),
+    "band of tiles": (product((700, 40), (100, 40), turn_right=True), linear(64, 32, persistent_ctas=5)),
     "nt": (product((2, 70, 72), (2, 40, 72), weight=False, turn_right=True), linear(64, 64)),
     "nn": (product((3, 50, 136), (3, 136, 72), weight=False, bias=False), linear(64, 128)),
     "tn": (product((136, 80), (136, 72), weight=False, turn_left=True), linear(128, 64)),
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "1x1": (convolution(2, 24, 9, 9, 40, 1, residual=True), linear(64, 64)),
     "1x1, in turn": (
         convolution(3, 40, 9, 9, 136, 1, residual=True, dtype=BF16),
-        linear(64, 96, groups=2, pingpong=True, blocks=2, stages=4),
+        linear(64, 96, consumers=2, pingpong=True, persistent_ctas=2, stages=4),
     ),
     "1x1 strided": (convolution(2, 16, 9, 9, 24, 1, 2), pixels(64, 32, (2, 5, 5))),
     "3x3": (convolution(2, 64, 9, 9, 24, 3, 1, 1, residual=True), pixels(64, 32, (1, 7, 9))),
@@ -73,47 +73,71 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "3x3, 24 channels": (convolution(1, 24, 9, 9, 24, 3, 1, 1), pixels(64, 32, (1, 4, 9), panel=32)),
     "3x3, 96 channels": (convolution(1, 96, 9, 9, 72, 3, 1, 1), pixels(64, 96, (1, 3, 9), panel=32)),
     "3x3, no padding": (convolution(1, 72, 9, 9, 24, 3), pixels(64, 32, (1, 7, 7))),
-    "3x3, images together": (convolution(5, 64, 4, 4, 24, 3, 1, 1), pixels(64, 32, (3, 4, 4), blocks=1)),
+    "3x3, images together": (convolution(5, 64, 4, 4, 24, 3, 1, 1), pixels(64, 32, (3, 4, 4), persistent_ctas=1)),
     "5x5 dilated": (convolution(1, 64, 9, 9, 24, 5, 1, 4, 2), pixels(64, 32, (1, 7, 9))),
     "asymmetric": (convolution(1, 32, 7, 9, 24, 3, 2, before="constant"), pixels(64, 32, (1, 4, 5), panel=32)),
     "groups": (convolution(2, 64, 9, 9, 48, 3, 1, 1, 1, 2), pixels(64, 32, (1, 7, 9), panel=32)),
-    "field": (convolution(1, 64, 9, 11, 24, 3, 1, 1, residual=True), pixels(64, 32, (1, 8, 8), fields=2)),
+    "field": (convolution(1, 64, 9, 11, 24, 3, 1, 1, residual=True), pixels(64, 32, (1, 8, 8), halo_stages=2)),
     "field, rows of the kernel": (
         convolution(2, 96, 9, 16, 40, 3, 1, 1),
-        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, pingpong=True, blocks=3, unit=3),
+        pixels(
+            128,
+            64,
+            (1, 12, 8),
+            panel=32,
+            halo_stages=2,
+            consumers=2,
+            pingpong=True,
+            persistent_ctas=3,
+            taps_per_stage=3,
+        ),
     ),
     "field, rows of the kernel, split": (
         convolution(1, 128, 9, 16, 40, (2, 5), 1, 2),
-        pixels(64, 64, (1, 8, 8), fields=2, split=2, unit=5),
+        pixels(64, 64, (1, 8, 8), halo_stages=2, split=2, taps_per_stage=5),
     ),
     "field, one stage for each": (
         convolution(2, 256, 7, 8, 40, (1, 3), 1, 1),
-        pixels(64, 64, (1, 8, 8), fields=2, stages=3, unit=3),
+        pixels(64, 64, (1, 8, 8), halo_stages=2, stages=3, taps_per_stage=3),
     ),
     "field, one stage for each, in turn": (
         convolution(2, 192, 7, 8, 40, (1, 3), 1, 1, dtype=BF16),
-        pixels(64, 64, (1, 8, 8), fields=2, groups=2, pingpong=True, blocks=2, stages=4, unit=3),
+        pixels(
+            64, 64, (1, 8, 8), halo_stages=2, consumers=2, pingpong=True, persistent_ctas=2, stages=4, taps_per_stage=3
+        ),
     ),
     "field, two blocks of channels": (
         convolution(2, 96, 9, 16, 40, 3, 1, 1),
-        pixels(128, 64, (1, 12, 8), fields=2, groups=2, blocks=3),
+        pixels(128, 64, (1, 12, 8), halo_stages=2, consumers=2, persistent_ctas=3),
     ),
     "field, images together": (
         convolution(3, 64, 8, 8, 40, 3, 1, 1, dtype=BF16),
-        pixels(128, 32, (2, 8, 8), fields=2, groups=2, pingpong=True, blocks=1, stages=4),
+        pixels(128, 32, (2, 8, 8), halo_stages=2, consumers=2, pingpong=True, persistent_ctas=1, stages=4),
     ),
-    "field, 5x5 dilated, no padding": (convolution(1, 72, 20, 17, 24, 5, 1, 0, 2), pixels(64, 32, (1, 8, 8), fields=2)),
-    "field, 32 channels": (convolution(1, 32, 9, 11, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, fields=2)),
+    "field, 5x5 dilated, no padding": (
+        convolution(1, 72, 20, 17, 24, 5, 1, 0, 2),
+        pixels(64, 32, (1, 8, 8), halo_stages=2),
+    ),
+    "field, 32 channels": (convolution(1, 32, 9, 11, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, halo_stages=2)),
     "field, 48 channels": (
         convolution(2, 48, 8, 9, 40, 3, 1, 1, dtype=BF16),
-        pixels(128, 64, (2, 8, 8), panel=16, fields=2, groups=2, stages=4),
+        pixels(128, 64, (2, 8, 8), panel=16, halo_stages=2, consumers=2, stages=4),
     ),
-    "field, 80 channels": (convolution(1, 80, 9, 8, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, fields=3)),
-    "field, split": (convolution(1, 256, 6, 8, 24, 3, 1, 1), pixels(64, 32, (1, 6, 8), fields=2, split=2)),
+    "field, 80 channels": (convolution(1, 80, 9, 8, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, halo_stages=3)),
+    "field, split": (convolution(1, 256, 6, 8, 24, 3, 1, 1), pixels(64, 32, (1, 6, 8), halo_stages=2, split=2)),
     "long kernel": (convolution(1, 64, 9, 9, 32, (1, 7), 1, 3), pixels(64, 32, (1, 9, 7))),
-    "pair below, packed": (product((300, 264), (72, 264), turn_right=True), linear(64, 64, multicast=1, blocks=4)),
-    "pair below, packed, an odd row of tiles": (product((290, 136), (136, 40)), linear(128, 32, multicast=1, groups=2)),
-    "pair beside, packed": (product((150, 264), (120, 264), turn_right=True), linear(64, 64, multicast=2, blocks=2)),
+    "pair below, packed": (
+        product((300, 264), (72, 264), turn_right=True),
+        linear(64, 64, multicast=1, persistent_ctas=4),
+    ),
+    "pair below, packed, an odd row of tiles": (
+        product((290, 136), (136, 40)),
+        linear(128, 32, multicast=1, consumers=2),
+    ),
+    "pair beside, packed": (
+        product((150, 264), (120, 264), turn_right=True),
+        linear(64, 64, multicast=2, persistent_ctas=2),
+    ),
     "pair below, nt": (product((2, 150, 72), (2, 40, 72), weight=False, turn_right=True), linear(64, 64, multicast=1)),
     "pair beside, nt, an odd column of tiles": (
         product((2, 70, 72), (2, 136, 72), weight=False, turn_right=True),
@@ -121,7 +145,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "pair below, nt, woven": (
         product((300, 136), (96, 136), weight=False, turn_right=True),
-        linear(64, 64, multicast=1, interleaved=True, blocks=4),
+        linear(64, 64, multicast=1, interleaved=True, persistent_ctas=4),
     ),
     "pair beside, nt, woven": (
         product((100, 136), (96, 136), weight=False, turn_right=True),
@@ -135,94 +159,114 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "pair beside, nn, in turn": (
         product((300, 200), (200, 200), weight=False),
-        linear(64, 64, multicast=2, groups=2, pingpong=True, blocks=4, stages=4),
+        linear(64, 64, multicast=2, consumers=2, pingpong=True, persistent_ctas=4, stages=4),
     ),
     "pair below, tn, in turn": (
         product((136, 328), (136, 72), weight=False, turn_left=True),
-        linear(128, 64, multicast=1, groups=2, pingpong=True, blocks=2, stages=3, raster_group=2),
+        linear(128, 64, multicast=1, consumers=2, pingpong=True, persistent_ctas=2, stages=3, raster_group=2),
     ),
     "pair beside, tt": (
         product((136, 80), (72, 136), weight=False, turn_left=True, turn_right=True),
         linear(64, 96, multicast=2),
     ),
-    "two by two, packed": (product((300, 264), (120, 264), turn_right=True), linear(64, 64, multicast=3, blocks=4)),
+    "two by two, packed": (
+        product((300, 264), (120, 264), turn_right=True),
+        linear(64, 64, multicast=3, persistent_ctas=4),
+    ),
     "two by two, nt, odd both ways": (
         product((2, 300, 72), (2, 136, 72), weight=False, turn_right=True),
         linear(64, 64, multicast=3, raster_group=1),
     ),
     "two by two, nn, columns to spare, in turn": (
         product((500, 200), (200, 312), weight=False),
-        linear(64, 96, overfetch=32, multicast=3, groups=2, pingpong=True, blocks=4, stages=4),
+        linear(64, 96, overfetch=32, multicast=3, consumers=2, pingpong=True, persistent_ctas=4, stages=4),
     ),
     "two by two, nt, woven": (
         product((300, 136), (96, 136), weight=False, turn_right=True),
         linear(64, 64, multicast=3, interleaved=True),
     ),
     "four below, nt": (product((300, 136), (40, 136), weight=False, turn_right=True), linear(64, 32, multicast=4)),
-    "four below, tn, packed": (product((136, 328), (136, 72), turn_left=True), linear(64, 64, multicast=4, blocks=4)),
+    "four below, tn, packed": (
+        product((136, 328), (136, 72), turn_left=True),
+        linear(64, 64, multicast=4, persistent_ctas=4),
+    ),
     "four below, nn": (product((136, 328), (136, 72), weight=False, turn_left=True), linear(64, 128, multicast=4)),
     "four beside, nt": (product((100, 136), (200, 136), weight=False, turn_right=True), linear(64, 32, multicast=5)),
     "four beside, tn, packed": (product((136, 80), (136, 120), turn_left=True), linear(64, 32, multicast=5)),
     "three warpgroups, two by two": (
         product((500, 136), (136, 192), gelu=True),
-        linear(192, 96, groups=3, multicast=3, stages=4),
+        linear(192, 96, consumers=3, multicast=3, stages=4),
     ),
     "three warpgroups": (
         product((2, 250, 200), (2, 72, 200), weight=False, turn_right=True),
-        linear(192, 32, groups=3),
+        linear(192, 32, consumers=3),
     ),
-    "pair below, 1x1": (convolution(2, 24, 9, 9, 40, 1, residual=True), linear(64, 32, multicast=1, blocks=2)),
+    "pair below, 1x1": (convolution(2, 24, 9, 9, 40, 1, residual=True), linear(64, 32, multicast=1, persistent_ctas=2)),
     "pair below, 3x3, 96 channels": (
         convolution(2, 96, 9, 9, 72, 3, 1, 1),
-        pixels(64, 96, (1, 3, 9), panel=32, multicast=1, blocks=4),
+        pixels(64, 96, (1, 3, 9), panel=32, multicast=1, persistent_ctas=4),
     ),
     "pair below, field": (
         convolution(2, 96, 9, 16, 40, 3, 1, 1),
-        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, pingpong=True, blocks=2, unit=3, multicast=1),
+        pixels(
+            128,
+            64,
+            (1, 12, 8),
+            panel=32,
+            halo_stages=2,
+            consumers=2,
+            pingpong=True,
+            persistent_ctas=2,
+            taps_per_stage=3,
+            multicast=1,
+        ),
     ),
     "pair below, tf32": (
         product((2, 150, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32),
         linear(64, 64, multicast=1),
     ),
-    "even, three blocks": (product((200, 264), (72, 264), turn_right=True), linear(64, 32, stream_k=True, blocks=5)),
+    "even, three blocks": (
+        product((200, 264), (72, 264), turn_right=True),
+        linear(64, 32, stream_k=True, persistent_ctas=5),
+    ),
     "even, a tile of many blocks": (
         product((2, 70, 584), (2, 40, 584), weight=False, turn_right=True),
-        linear(64, 64, stream_k=True, blocks=13),
+        linear(64, 64, stream_k=True, persistent_ctas=13),
     ),
     "even, further tiles, two warpgroups": (
         product((500, 200), (200, 72), weight=False),
-        linear(128, 64, stream_k=True, blocks=3, groups=2, raster_group=2),
+        linear(128, 64, stream_k=True, persistent_ctas=3, consumers=2, raster_group=2),
     ),
     "even, pair below": (
         product((300, 264), (72, 264), turn_right=True),
-        linear(64, 64, stream_k=True, multicast=1, blocks=8),
+        linear(64, 64, stream_k=True, multicast=1, persistent_ctas=8),
     ),
     "even, pair beside": (
         product((300, 328), (40, 328), weight=False, turn_right=True, dtype=BF16),
-        linear(64, 32, stream_k=True, multicast=2, blocks=6),
+        linear(64, 32, stream_k=True, multicast=2, persistent_ctas=6),
     ),
     "even, two by two": (
         product((300, 328), (104, 328), weight=False, turn_right=True),
-        linear(64, 32, stream_k=True, multicast=3, blocks=16),
+        linear(64, 32, stream_k=True, multicast=3, persistent_ctas=16),
     ),
     "even, four below": (
         product((300, 328), (328, 72), weight=False),
-        linear(64, 64, stream_k=True, multicast=4, blocks=12),
+        linear(64, 64, stream_k=True, multicast=4, persistent_ctas=12),
     ),
     "even, 3x3": (
         convolution(2, 64, 9, 9, 24, 3, 1, 1, residual=True),
-        pixels(64, 32, (1, 7, 9), stream_k=True, blocks=3),
+        pixels(64, 32, (1, 7, 9), stream_k=True, persistent_ctas=3),
     ),
     "one row": (product((1, 136), (136, 72), weight=False), linear(64, 64)),
     "one row of a weight, split": (product((1, 264), (72, 264), turn_right=True), linear(64, 32, split=2)),
     "one row in each of a batch": (product((3, 1, 72), (3, 40, 72), weight=False, turn_right=True), linear(64, 64)),
-    "one image, boxes of two": (convolution(1, 64, 4, 4, 24, 3, 1, 1), pixels(64, 32, (2, 4, 8), blocks=1)),
+    "one image, boxes of two": (convolution(1, 64, 4, 4, 24, 3, 1, 1), pixels(64, 32, (2, 4, 8), persistent_ctas=1)),
     "odd rows": (product((70, 101), (40, 101), weight=False, turn_right=True), linear(64, 64)),
     "odd columns": (product((101, 69), (101, 71), weight=False, turn_left=True), linear(64, 64, raster_group=1)),
     "odd columns, packed": (product((101, 69), (72, 101), turn_left=True, turn_right=True), linear(64, 64)),
     "odd rows, even shares, pairs": (
         product((300, 301), (301, 75), weight=False),
-        linear(64, 64, stream_k=True, multicast=1, blocks=8),
+        linear(64, 64, stream_k=True, multicast=1, persistent_ctas=8),
     ),
     "odd rows, tf32": (
         product((70, 103), (40, 103), weight=False, turn_right=True, dtype=F32),
@@ -234,48 +278,54 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "stored by boxes of 32": (
         product((150, 72), (104, 72), turn_right=True, weight=False, bias=False, dtype=BF16),
-        linear(64, 96, store=32, blocks=2),
+        linear(64, 96, store=32, persistent_ctas=2),
     ),
     "stored by boxes, nn, two warpgroups": (
         product((300, 136), (136, 200), weight=False, bias=False),
-        linear(128, 128, store=64, groups=2, blocks=2),
+        linear(128, 128, store=64, consumers=2, persistent_ctas=2),
     ),
     "stored by boxes, two warpgroups in turn": (
         product((200, 200), (72, 200), turn_right=True, weight=False, bias=False),
-        linear(64, 64, store=64, groups=2, pingpong=True, blocks=3, stages=4),
+        linear(64, 64, store=64, consumers=2, pingpong=True, persistent_ctas=3, stages=4),
     ),
-    "stored by boxes, bias": (product((150, 136), (136, 168)), linear(128, 128, groups=2, store=64, blocks=2)),
-    "stored by boxes of 32, bias, one block": (product((290, 72), (72, 168)), linear(64, 96, store=32, blocks=1)),
+    "stored by boxes, bias": (
+        product((150, 136), (136, 168)),
+        linear(128, 128, consumers=2, store=64, persistent_ctas=2),
+    ),
+    "stored by boxes of 32, bias, one block": (
+        product((290, 72), (72, 168)),
+        linear(64, 96, store=32, persistent_ctas=1),
+    ),
     "stored by boxes, not woven": (
         product((150, 136), (168, 136), weight=False, turn_right=True),
-        linear(128, 128, groups=2, store=64, blocks=2),
+        linear(128, 128, consumers=2, store=64, persistent_ctas=2),
     ),
     "stored by boxes, woven": (
         product((300, 136), (96, 136), weight=False, turn_right=True, bias=False),
-        linear(64, 64, interleaved=True, store=64, blocks=2),
+        linear(64, 64, interleaved=True, store=64, persistent_ctas=2),
     ),
     "stored by boxes, residual": (
         convolution(2, 24, 9, 9, 40, 1, residual=True),
-        linear(64, 64, store=64, blocks=2),
+        linear(64, 64, store=64, persistent_ctas=2),
     ),
     "stored by boxes, batch": (
         product((3, 70, 72), (3, 40, 72), weight=False, turn_right=True, bias=False),
-        linear(64, 64, store=64, blocks=2),
+        linear(64, 64, store=64, persistent_ctas=2),
     ),
     "stored by boxes, pair below": (
         product((300, 264), (72, 264), weight=False, turn_right=True, bias=False),
-        linear(64, 64, multicast=1, blocks=4, store=64),
+        linear(64, 64, multicast=1, persistent_ctas=4, store=64),
     ),
     "stored by boxes, pair beside, even": (
         product((300, 328), (40, 328), weight=False, turn_right=True, dtype=BF16, bias=False),
-        linear(64, 32, stream_k=True, multicast=2, blocks=6, store=32),
+        linear(64, 32, stream_k=True, multicast=2, persistent_ctas=6, store=32),
     ),
     "tf32": (product((70, 132), (40, 132), turn_right=True, dtype=F32), linear(64, 64)),
     "tf32, split": (product((70, 260), (72, 260), turn_right=True, dtype=F32), linear(64, 64, split=4)),
     "tf32, nt": (product((2, 70, 36), (2, 40, 36), weight=False, turn_right=True, dtype=F32), linear(64, 64)),
     "tf32, two warpgroups in turn": (
         product((200, 100), (72, 100), turn_right=True, dtype=F32),
-        linear(64, 32, groups=2, pingpong=True, blocks=3, stages=4),
+        linear(64, 32, consumers=2, pingpong=True, persistent_ctas=3, stages=4),
     ),
     "tf32, 3x3, 12 channels": (
         convolution(2, 12, 9, 9, 24, 3, 1, 1, dtype=F32, residual=True),
@@ -284,11 +334,21 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "tf32, 3x3 strided": (convolution(2, 32, 9, 11, 24, 3, 2, 1, dtype=F32), pixels(64, 32, (2, 5, 6))),
     "tf32, field": (
         convolution(2, 48, 9, 16, 40, 3, 1, 1, dtype=F32, residual=True),
-        pixels(128, 64, (1, 12, 8), panel=32, fields=2, groups=2, pingpong=True, blocks=3, unit=3),
+        pixels(
+            128,
+            64,
+            (1, 12, 8),
+            panel=32,
+            halo_stages=2,
+            consumers=2,
+            pingpong=True,
+            persistent_ctas=3,
+            taps_per_stage=3,
+        ),
     ),
     "tf32, field, one by one": (
         convolution(1, 32, 9, 11, 24, 3, 1, 1, dtype=F32),
-        pixels(64, 32, (1, 8, 8), fields=2),
+        pixels(64, 32, (1, 8, 8), halo_stages=2),
     ),
 }
 
@@ -356,13 +416,13 @@ def test_every_role_compiles() -> None:
     turned = product((1, 512, 512), (1, 512, 512), weight=False, turn_left=True)
     compile_all(
         [
-            made(relu, linear(128, 256, groups=2, stages=4, blocks=132), "k0"),
-            made(turned, linear(128, 192, groups=2, pingpong=True, stages=4), "k1"),
-            made(relu, linear(192, 192, groups=3, stages=4, blocks=132), "k3"),
-            made(turned, linear(192, 128, groups=3, stages=4, multicast=3), "k4"),
+            made(relu, linear(128, 256, consumers=2, stages=4, persistent_ctas=132), "k0"),
+            made(turned, linear(128, 192, consumers=2, pingpong=True, stages=4), "k1"),
+            made(relu, linear(192, 192, consumers=3, stages=4, persistent_ctas=132), "k3"),
+            made(turned, linear(192, 128, consumers=3, stages=4, multicast=3), "k4"),
             made(
                 convolution(16, 128, 28, 28, 128, 3, 1, 1, residual=True),
-                pixels(128, 64, (1, 14, 8), groups=2, fields=2, split=2, stages=4),
+                pixels(128, 64, (1, 14, 8), consumers=2, halo_stages=2, split=2, stages=4),
                 "k2",
             ),
         ]
@@ -376,23 +436,33 @@ def test_large_tiles_compile_without_spills() -> None:
     tiles = ((128, 256, False), (256, 128, False), (128, 128, True), (64, 256, True))
     compile_all(
         [
-            made(gelu, linear(m, n, groups=2, pingpong=t, stages=4, blocks=132), f"k{i}")
+            made(gelu, linear(m, n, consumers=2, pingpong=t, stages=4, persistent_ctas=132), f"k{i}")
             for i, (m, n, t) in enumerate(tiles)
         ]
         + [
-            made(conv, pixels(m, n, (1, m // 8, 8), groups=2, pingpong=t, stages=3, fields=2, blocks=132), f"f{i}")
+            made(
+                conv,
+                pixels(m, n, (1, m // 8, 8), consumers=2, pingpong=t, stages=3, halo_stages=2, persistent_ctas=132),
+                f"f{i}",
+            )
             for i, (m, n, t) in enumerate(tiles)
         ]
     )
 
 
 GOLDEN = {
-    "tma_turns": (product((2048, 768), (768, 3072)), linear(128, 128, groups=2, pingpong=True, stages=6, blocks=132)),
+    "tma_turns": (
+        product((2048, 768), (768, 3072)),
+        linear(128, 128, consumers=2, pingpong=True, stages=6, persistent_ctas=132),
+    ),
     "tma_field": (
         convolution(16, 128, 28, 28, 128, 3, 1, 1),
-        pixels(128, 128, (1, 14, 8), groups=2, stages=6, fields=2),
+        pixels(128, 128, (1, 14, 8), consumers=2, stages=6, halo_stages=2),
     ),
-    "tma_split": (product((512, 4096), (256, 4096), turn_right=True, bias=False), linear(128, 64, groups=2, split=4)),
+    "tma_split": (
+        product((512, 4096), (256, 4096), turn_right=True, bias=False),
+        linear(128, 64, consumers=2, split=4),
+    ),
 }
 
 
@@ -470,7 +540,7 @@ def test_one_buffer_is_declined() -> None:
     ("name", "changes", "reason"),
     [
         ("linear", {"multicast": 1, "split": 2}, "excludes split-K"),
-        ("linear", {"multicast": 1, "resident": 2}, "several CTAs per multiprocessor"),
+        ("linear", {"multicast": 1, "min_ctas": 2}, "several CTAs per multiprocessor"),
         ("field", {"multicast": 2}, "1xN clusters of halo tiles"),
         ("3x3, 96 channels", {"multicast": 2, "bn": 64}, "multicast cannot slice"),
         ("asymmetric", {"multicast": 1}, "boxes of pixels"),
@@ -478,9 +548,9 @@ def test_one_buffer_is_declined() -> None:
         ("linear", {"overfetch": 32}, "over-fetch"),
         ("two warpgroups in turn", {"stream_k": True}, "cooperative consumers"),
         ("linear", {"stream_k": True}, "cooperative consumers"),
-        ("linear", {"stream_k": True, "blocks": 2}, "fill the grid"),
-        ("linear", {"stream_k": True, "blocks": 132}, "CTAs per tile"),
-        ("linear", {"stream_k": True, "blocks": 11}, "fewer k-tiles than CTAs"),
+        ("linear", {"stream_k": True, "persistent_ctas": 2}, "fill the grid"),
+        ("linear", {"stream_k": True, "persistent_ctas": 132}, "CTAs per tile"),
+        ("linear", {"stream_k": True, "persistent_ctas": 11}, "fewer k-tiles than CTAs"),
     ],
 )
 def test_blocks_that_cannot_work_together_are_declined(name: str, changes: dict[str, object], reason: str) -> None:
@@ -512,14 +582,14 @@ def test_rows_within_sectors_are_offered_clusters_of_four() -> None:
     problem = product((968, 2616), (1376, 2616), weight=False, bias=False, turn_right=True)
     found = [s for _, s in tma_choose.shapes(contraction(problem), GpuFacts(), 12)]
     assert any(s.multicast_ctas == 4 for s in found), found
-    assert all(s.blocks <= 30 * 4 for s in found if s.multicast_ctas == 4)
+    assert all(s.persistent_ctas <= 30 * 4 for s in found if s.multicast_ctas == 4)
 
 
 def test_large_products_are_offered_pairs_and_even_shares() -> None:
     found = [s for _, s in tma_choose.every(contraction(product((5120, 5120), (5120, 5120), weight=False)), GpuFacts())]
     assert any(s.multicast for s in found)
     assert any(s.stream_k for s in found)
-    assert all(s.blocks for s in found if s.stream_k)
+    assert all(s.persistent_ctas for s in found if s.stream_k)
 
 
 def test_other_architectures_have_no_shapes() -> None:
@@ -538,7 +608,7 @@ def test_few_shapes_that_fit() -> None:
         for _, shape in found:
             source = made(problem, shape, "k")
             assert source.launches[0].shared_bytes <= facts.shared_per_block
-            assert source.launches[0].shared_bytes * shape.resident <= facts.shared_per_sm - 1024 * shape.resident
+            assert source.launches[0].shared_bytes * shape.min_ctas <= facts.shared_per_sm - 1024 * shape.min_ctas
             assert shape.rows * shape.bn <= 128 * 128, "more sums than a thread has registers for"
 
 

@@ -72,7 +72,7 @@ def test_weights_come_from_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [TURNS, SMALL, replace(TURNS, pingpong=False), replace(SMALL, resident=1, split=2)], ids=str
+    "shape", [TURNS, SMALL, replace(TURNS, pingpong=False), replace(SMALL, min_ctas=1, split=2)], ids=str
 )
 @pytest.mark.parametrize("field", ["m", "n", "k", "plain", "special", "stored"])
 def test_more_work_takes_no_less_time(field: str, shape: Shape) -> None:

@@ -25,19 +25,19 @@ from weft.kernels.source import CudaSource
 
 
 def together(bm: int, bn: int, blocks: int, **changes: object) -> Shape:
-    return linear(bm, bn, stream_k=True, coop_fixup=True, blocks=blocks, **changes)
+    return linear(bm, bn, stream_k=True, coop_fixup=True, persistent_ctas=blocks, **changes)
 
 
 CASES: dict[str, tuple[Problem, Shape]] = {
     "two": (nt(100, 90, 264), together(64, 64, 8)),
     "two, bf16": (nt(100, 90, 264, BF16), together(64, 64, 8)),
-    "two, nn": (nn(250, 160, 520), together(128, 128, 8, groups=2, stages=3)),
+    "two, nn": (nn(250, 160, 520), together(128, 128, 8, consumers=2, stages=3)),
     "two, packed": (product((100, 264), (90, 264), turn_right=True), together(64, 64, 8)),
     "two, woven": (nt(100, 128, 264), together(64, 64, 8, interleaved=True)),
     "two, tf32": (nt(100, 90, 264, F32), together(64, 64, 8)),
     "three of four pieces, nothing behind": (nt(200, 120, 520, bias=False), together(128, 64, 12, stages=3)),
     "three, a step more for one": (nt(60, 96, 456), together(64, 96, 3)),
-    "four": (nt(250, 160, 520), together(128, 128, 16, groups=2, stages=3)),
+    "four": (nt(250, 160, 520), together(128, 128, 16, consumers=2, stages=3)),
     "two, three pieces": (nt(100, 96, 264), together(64, 96, 4)),
     "residual": (convolution(1, 264, 7, 8, 40, 1, residual=True), together(64, 64, 2)),
     "pairs below": (nt(150, 90, 264), together(64, 64, 16, multicast=1)),
@@ -129,10 +129,10 @@ def test_a_small_part_of_a_gpu_has_room_for_twice_what_waits() -> None:
 def test_they_compile_without_spills() -> None:
     deep = nt(1024, 1024, 8192, bias=False)
     found = [
-        together(128, 256, 128, groups=2, stages=4),
-        together(128, 256, 128, groups=2, stages=4, multicast=1),
-        together(256, 128, 128, groups=2, stages=4, multicast=2),
-        together(128, 128, 128, groups=2, stages=7, multicast=3),
+        together(128, 256, 128, consumers=2, stages=4),
+        together(128, 256, 128, consumers=2, stages=4, multicast=1),
+        together(256, 128, 128, consumers=2, stages=4, multicast=2),
+        together(128, 128, 128, consumers=2, stages=7, multicast=3),
     ]
     compile_all([made(deep, s, f"k{i}") for i, s in enumerate(found)])
 
@@ -140,7 +140,7 @@ def test_they_compile_without_spills() -> None:
 @pytest.mark.parametrize(
     ("problem", "shape"),
     [
-        (nt(100, 90, 264), linear(64, 64, coop_fixup=True, blocks=8)),
+        (nt(100, 90, 264), linear(64, 64, coop_fixup=True, persistent_ctas=8)),
         (nt(100, 90, 264), together(64, 64, 5)),
         (nt(100, 90, 264), together(64, 80, 8)),
         (nt(60, 60, 520), together(64, 64, 4)),
@@ -167,7 +167,7 @@ def test_long_sums_of_few_tiles_are_offered_first() -> None:
     assert found[0].coop_fixup
     assert found[0].multicast
     for s in found:
-        assert not s.coop_fixup or (s.stream_k and not s.pingpong and s.blocks <= GpuFacts().sms)
+        assert not s.coop_fixup or (s.stream_k and not s.pingpong and s.persistent_ctas <= GpuFacts().sms)
 
 
 def test_short_sums_and_many_tiles_are_not_divided() -> None:

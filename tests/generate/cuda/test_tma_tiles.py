@@ -29,10 +29,12 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "16 columns": (nt(70, 40, 136), linear(64, 16)),
     "80 columns": (nt(70, 200, 136, BF16), linear(64, 80)),
     "80 columns, nothing behind": (nt(70, 200, 136, bias=False), linear(64, 80)),
-    "112 columns, nothing behind": (nt(150, 234, 264, bias=False), linear(128, 112, groups=2)),
-    "112 columns in turn": (nt(200, 248, 264), linear(64, 112, groups=2, pingpong=True, blocks=3, stages=4)),
-    "112 columns of three warpgroups": (nt(200, 120, 136), linear(192, 112, groups=3)),
-    "112 columns shared evenly": (nt(250, 216, 520), linear(64, 112, stream_k=True, blocks=5, stages=4)),
+    "112 columns, nothing behind": (nt(150, 234, 264, bias=False), linear(128, 112, consumers=2)),
+    "112 columns in turn": (
+        nt(200, 248, 264), linear(64, 112, consumers=2, pingpong=True, persistent_ctas=3, stages=4)
+    ),
+    "112 columns of three warpgroups": (nt(200, 120, 136), linear(192, 112, consumers=3)),
+    "112 columns shared evenly": (nt(250, 216, 520), linear(64, 112, stream_k=True, persistent_ctas=5, stages=4)),
     "112 columns by pairs": (nt(150, 248, 264), linear(64, 112, multicast=1)),
     "112 columns by fours": (nt(150, 248, 264, bias=False), linear(64, 112, multicast=3)),
     "112 columns by eights": (nt(300, 248, 136), linear(64, 96, multicast=6, stages=4)),
@@ -46,13 +48,13 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     "woven, tf32, by pairs": (nt(150, 160, 132, F32), linear(64, 64, interleaved=True, multicast=1)),
     "woven, tf32, by fours": (nt(150, 160, 132, F32), linear(64, 128, interleaved=True, multicast=3)),
     "woven, tf32, in turn": (
-        nt(200, 96, 200, F32), linear(64, 64, interleaved=True, groups=2, pingpong=True, blocks=3, stages=4)
+        nt(200, 96, 200, F32), linear(64, 64, interleaved=True, consumers=2, pingpong=True, persistent_ctas=3, stages=4)
     ),
     "woven, tf32, shared evenly": (
-        nt(250, 160, 260, F32), linear(64, 64, interleaved=True, stream_k=True, blocks=5, stages=4)
+        nt(250, 160, 260, F32), linear(64, 64, interleaved=True, stream_k=True, persistent_ctas=5, stages=4)
     ),
     "four by two": (nt(400, 200, 264), linear(64, 64, multicast=6, stages=4)),
-    "four by two, more tiles than blocks": (nt(600, 200, 136), linear(64, 64, multicast=6, blocks=8)),
+    "four by two, more tiles than blocks": (nt(600, 200, 136), linear(64, 64, multicast=6, persistent_ctas=8)),
     "two by four, woven": (nt(150, 320, 264), linear(64, 64, multicast=7, interleaved=True)),
     "two by four, nn": (nn(150, 320, 264), linear(64, 64, multicast=7)),
     "four by two, tn": (product((136, 328), (136, 136), weight=False, turn_left=True), linear(64, 64, multicast=6)),
@@ -92,16 +94,16 @@ def test_bytes_are_exact(name: str, sources: dict[str, CudaSource], kernels: Emu
 def test_they_compile() -> None:
     large = nt(4096, 4096, 1024)
     shapes = [
-        linear(128, 112, groups=2, stages=7, multicast=3),
-        linear(128, 208, groups=2, stages=5),
-        linear(192, 144, groups=3, stages=5),
-        linear(128, 128, groups=2, stages=7, multicast=8),
-        linear(128, 128, groups=2, stages=7, multicast=6, interleaved=True),
+        linear(128, 112, consumers=2, stages=7, multicast=3),
+        linear(128, 208, consumers=2, stages=5),
+        linear(192, 144, consumers=3, stages=5),
+        linear(128, 128, consumers=2, stages=7, multicast=8),
+        linear(128, 128, consumers=2, stages=7, multicast=6, interleaved=True),
     ]
     found = [made(large, s, f"k{i}") for i, s in enumerate(shapes)]
     wide = nt(4096, 4096, 1024, F32, bias=False)
     found += [
-        made(wide, linear(*s, groups=2, stages=4, interleaved=True), f"w{s[0]}") for s in ((128, 256), (256, 128))
+        made(wide, linear(*s, consumers=2, stages=4, interleaved=True), f"w{s[0]}") for s in ((128, 256), (256, 128))
     ]
     compile_all(found)
 

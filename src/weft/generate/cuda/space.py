@@ -74,7 +74,7 @@ def _rank(item: tuple[float, Schedule]) -> tuple[float, int, int, int, str]:
     """Where the model sees no difference, more stages, blocks that go on, and sums of more warps come first."""
     us, s = item
     known = dict(s.params)
-    stages, blocks, slices = (-cast("int", known.get(name, 0)) for name in ("stages", "blocks", "slices"))
+    stages, blocks, slices = (-cast("int", known.get(name, 0)) for name in ("stages", "persistent_ctas", "slices"))
     return us, stages, blocks, slices, str(s)
 
 

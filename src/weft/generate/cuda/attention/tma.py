@@ -103,7 +103,7 @@ def roles(problem: Problem, schedule: Schedule, exp2: str) -> RoleSource | Decli
     if s.bn % 16 or not 16 <= s.bn <= 256 or s.stages < min(2, tiles(p, s)):
         return Declined("keys that are no tile of a warpgroup product, or one stage")
     # a stage is always of the same warpgroup, so that nobody waits for it before it was filled for another
-    if s.keyed and (s.blocks or s.pingpong or s.stages < 2 * s.groups or s.stages % s.groups):
+    if s.split_keys and (s.persistent_ctas or s.pingpong or s.stages < 2 * s.consumers or s.stages % s.consumers):
         return Declined("warpgroups that share keys go on to no further tile, and need two stages each")
     kernel = Kernel(p, s, found, band(p))
     if kernel.total >= 1 << 31:
@@ -119,11 +119,11 @@ def roles(problem: Problem, schedule: Schedule, exp2: str) -> RoleSource | Decli
             Parameter("out0", Pointer("out", 0), WRITTEN),
             *(check if kernel.checks else ()),
         ),
-        grid=(min(s.blocks or kernel.total, kernel.total), 1, 1),
+        grid=(min(s.persistent_ctas or kernel.total, kernel.total), 1, 1),
         globals=constant_arrays(p),
-        min_ctas_per_sm=s.resident,
+        min_ctas_per_sm=s.min_ctas,
         shared_bytes=shared_bytes(p, s),
-        named_barriers=1 if s.keyed else 0,
+        named_barriers=1 if s.split_keys else 0,
         registers=s.split,
     )
     return RoleSource(

@@ -63,7 +63,7 @@ class Check:
         everyone = _WARPS * self.repeats * self.high
         swap = "w_shfl_word({}, 1 << b)"
         return [
-            f"role.pdl_wait(); role.pdl_trigger(); const int part = warp - {4 * s.groups + 1}; u32 job = 0;",
+            f"role.pdl_wait(); role.pdl_trigger(); const int part = warp - {4 * s.consumers + 1}; u32 job = 0;",
             loop,
             f"u32* const said = (u32*)st + z * {self.per_pair};",
             f"u32 bad[{self.words}]; {each('w', self.words)} bad[w] = 0;",

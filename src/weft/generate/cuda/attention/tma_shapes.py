@@ -28,9 +28,9 @@ Counted = Callable[["Shape"], list[int]]
 class Shape(Parameters):
     """Parameters of the template."""
 
-    groups: int
-    """Warpgroups that multiply."""
-    keyed: bool
+    consumers: int
+    """Consumer warpgroups."""
+    split_keys: bool
     """Split over keys: warpgroups have the same 64 rows and every other tile of keys each, and their partial results
     are combined at the end; else each has 64 rows of its own."""
     bn: int
@@ -39,10 +39,10 @@ class Shape(Parameters):
     """Tiles of keys, and of values, in shared memory."""
     pingpong: bool
     """Ping-pong: warpgroups issue products one after the other; one has its softmax while another multiplies."""
-    resident: int
-    """Blocks meant to be on one multiprocessor together."""
-    blocks: int
-    """Blocks of the grid that go on to further tiles; 0: one block per tile."""
+    min_ctas: int
+    """CTAs per multiprocessor, of the launch bounds."""
+    persistent_ctas: int
+    """CTAs of a persistent grid, which go on to further tiles; 0: one CTA per tile."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
@@ -51,22 +51,22 @@ class Shape(Parameters):
     @property
     def bm(self) -> int:
         """Rows of a block."""
-        return ROWS if self.keyed else ROWS * self.groups
+        return ROWS if self.split_keys else ROWS * self.consumers
 
     @property
     def step(self) -> int:
         """From one tile of keys of a warpgroup to its next."""
-        return self.groups if self.keyed else 1
+        return self.consumers if self.split_keys else 1
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the warpgroups that multiply and the one that copies."""
-        return 128 * (self.groups + 1)
+        """Threads of a CTA: the consumer warpgroups and the producer."""
+        return 128 * (self.consumers + 1)
 
     @property
     def at_entry(self) -> int:
         """Registers per thread that the block is launched with."""
-        return min(255, 65536 // (self.threads * self.resident) // 8 * 8)
+        return min(255, 65536 // (self.threads * self.min_ctas) // 8 * 8)
 
     @property
     def moved(self) -> tuple[int, int]:
@@ -74,8 +74,8 @@ class Shape(Parameters):
         entry = self.at_entry
         if entry >= 240:
             return entry, entry
-        few = 32 if self.groups * self.resident > 2 else 40
-        return few, min(240, (entry * (self.groups + 1) - few) // self.groups // 8 * 8)
+        few = 32 if self.consumers * self.min_ctas > 2 else 40
+        return few, min(240, (entry * (self.consumers + 1) - few) // self.consumers // 8 * 8)
 
     @property
     def split(self) -> RegisterSplit | None:
@@ -106,7 +106,7 @@ def v_bytes(p: Attention, s: Shape) -> int:
 
 def shared_bytes(p: Attention, s: Shape) -> int:
     """Dynamic shared memory of a block: q, tiles, barriers, and the columns that are not finite."""
-    meeting = (s.groups - 1) * 128 * 4 * (padded(p.head) // 2 + 4) if s.keyed else 0
+    meeting = (s.consumers - 1) * 128 * 4 * (padded(p.head) // 2 + 4) if s.split_keys else 0
     return q_bytes(p, s) + s.stages * (k_bytes(p, s) + v_bytes(p, s)) + meeting + 32 * s.stages + 160
 
 
@@ -117,7 +117,7 @@ def tiles(p: Attention, s: Shape) -> int:
 
 def registers(p: Attention, s: Shape) -> int:
     """Rough number of registers per thread of a warpgroup that multiplies: result, scores, weights and the rest."""
-    other = 64 if not p.scale and band(p) is None else 32 if s.groups > 2 else 36
+    other = 64 if not p.scale and band(p) is None else 32 if s.consumers > 2 else 36
     return padded(p.head) // 2 + s.bn // 2 + s.bn // 4 + other
 
 
@@ -154,7 +154,7 @@ def fits(p: Attention, s: Shape, facts: GpuFacts) -> bool:
         registers(p, s) <= s.moved[1]
         and instruction <= s.at_entry
         and shared <= facts.shared_per_block
-        and s.resident * (shared + facts.shared_reserved) <= facts.shared_per_sm
+        and s.min_ctas * (shared + facts.shared_reserved) <= facts.shared_per_sm
     )
 
 
@@ -170,12 +170,12 @@ def cycles(p: Attention, s: Shape, counts: list[int], facts: GpuFacts) -> float:
         expression = 3.0 * sum(x.kind == "apply" for x in p.score.parts()) + 6.0 * len(p.score.leaves)
     multiply = scores * 2.0 * (qk + head) / 3600.0
     weigh = scores * (1.07 / 16 + 0.7 * (5.5 + expression) / 128)
-    slots = facts.sms * s.resident
+    slots = facts.sms * s.min_ctas
     counts = [-(-n // s.step) for n in counts]
     steps = p.blocks * sum(counts)
-    alive = min(s.resident, -(-p.blocks * len(counts) // facts.sms)) * s.groups
+    alive = min(s.min_ctas, -(-p.blocks * len(counts) // facts.sms)) * s.consumers
     chain = 350.0 + 2.0 * scores * qk / 3600.0 + weigh
-    loaded = s.bn * (qk + head) * p.dtype.itemsize / 27 * alive / (1 if s.keyed else s.groups)
+    loaded = s.bn * (qk + head) * p.dtype.itemsize / 27 * alive / (1 if s.split_keys else s.consumers)
     beside = 250.0 + 2.0 * max(0, s.bn - 128)
     busy = max(alive * multiply, alive * weigh)
     step = max(busy + 0.2 * min(alive * multiply, alive * weigh) + beside * min(alive, 2.2), chain, loaded)
@@ -183,18 +183,18 @@ def cycles(p: Attention, s: Shape, counts: list[int], facts: GpuFacts) -> float:
     if min(counts) == max(counts):
         rounds = -(-p.blocks * len(counts) // slots) * counts[0]
     begun = max(1.0, p.blocks * len(counts) / slots)
-    begun *= 2600.0 + (800.0 if s.keyed else 0.0)
-    return rounds * step + begun / s.resident + 2600.0
+    begun *= 2600.0 + (800.0 if s.split_keys else 0.0)
+    return rounds * step + begun / s.min_ctas + 2600.0
 
 
 def shapes(p: Attention, facts: GpuFacts, counted: Counted, keep: int = MOST) -> list[tuple[float, Shape]]:
     """Modelled cycles and shape, best first; few, and unlike each other."""
     ranked = [(cycles(p, s, counted(s), facts), s) for s in possible(p, facts)]
-    ranked.sort(key=lambda x: (x[0], x[1].groups, -x[1].bn, -x[1].stages, x[1].pingpong))
+    ranked.sort(key=lambda x: (x[0], x[1].consumers, -x[1].bn, -x[1].stages, x[1].pingpong))
     seen: dict[tuple[int, ...], int] = {}
     keyed = []
     for modelled, s in ranked:
-        kind = s.groups, s.resident, s.keyed
+        kind = s.consumers, s.min_ctas, s.split_keys
         alike, same = seen.get(kind, 0), seen.get((*kind, s.bn, s.pingpong), 0)
         seen[kind], seen[*kind, s.bn, s.pingpong] = alike + 1, same + 1
         keyed.append((modelled * (1 + 0.03 * alike + 0.1 * same), s))

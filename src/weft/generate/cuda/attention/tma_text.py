@@ -80,7 +80,7 @@ class Kernel:
         """The body of the kernel."""
         p, s = self.p, self.s
         k, v = k_bytes(p, s), v_bytes(p, s)
-        readers = 4 if s.keyed else 4 * s.groups
+        readers = 4 if s.split_keys else 4 * s.consumers
         found = [
             (
                 f"enum {{ KEYS = {q_bytes(p, s)}, VALUES = KEYS + {s.stages * k}, BARS = VALUES + {s.stages * v},"
@@ -95,14 +95,14 @@ class Kernel:
                 f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{"
                 f" w_bar_init(sb + FULLK + 8 * i, 1); w_bar_init(sb + EMPTYK + 8 * i, {readers});"
                 f" w_bar_init(sb + FULLV + 8 * i, 1); w_bar_init(sb + EMPTYV + 8 * i, {readers}); }}"
-                f" w_bar_init(sb + FULLQ, 1); w_bar_init(sb + EMPTYQ, {4 * s.groups});"
-                f" for (int i = 0; i < {s.groups}; ++i) w_bar_init(sb + TURN + 8 * i, 4);"
-                f" w_bar_init(sb + KNOWN, 3); w_bar_init(sb + READ, {4 * s.groups});"
+                f" w_bar_init(sb + FULLQ, 1); w_bar_init(sb + EMPTYQ, {4 * s.consumers});"
+                f" for (int i = 0; i < {s.consumers}; ++i) w_bar_init(sb + TURN + 8 * i, 4);"
+                f" w_bar_init(sb + KNOWN, 3); w_bar_init(sb + READ, {4 * s.consumers});"
                 # nothing waits at MET: it keeps the machine code of kernels that were measured
-                f" w_bar_init(sb + MET, {max(1, 4 * s.groups - 4)}); w_bar_ready(); }}"
+                f" w_bar_init(sb + MET, {max(1, 4 * s.consumers - 4)}); w_bar_ready(); }}"
             ),
             "role.sync();",
-            f"if (warp >= {4 * s.groups}) {{",
+            f"if (warp >= {4 * s.consumers}) {{",
             "role.dealloc_registers();" if s.split is not None else "",
             *self._copies(),
             *(self.check.lines(self._loop()) if self.check is not None else []),
@@ -122,7 +122,7 @@ class Kernel:
             some = f"({self.p.blocks} - band * {near} < {near} ? {self.p.blocks % near} : {near})"
         wide = f"({some} * {self.repeats})" if self.repeats > 1 else some
         walk = "for (int tile = role.block_x(), once = 1; once; once = 0) {"
-        if s.blocks and s.blocks < self.total:
+        if s.persistent_ctas and s.persistent_ctas < self.total:
             turned = "(round & 1 ? (int)(role.blocks_x() - 1 - role.block_x()) : (int)role.block_x())"
             walk = (
                 f"#pragma unroll 1\nfor (int round = 0; round * (int)role.blocks_x() < {self.total}; ++round) {{"
@@ -170,7 +170,7 @@ class Kernel:
             )
 
         return [
-            f"if (warp == {4 * s.groups}) {{",
+            f"if (warp == {4 * s.consumers}) {{",
             "if (lane == 0) { w_map_prefetch(&mq); w_map_prefetch(&mk); w_map_prefetch(&mv); }",
             "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
             "if (lane == 0) { u32 it = 0, job = 0;",
@@ -185,29 +185,29 @@ class Kernel:
         ]
 
     def _multiplies(self) -> list[str]:
-        """The warpgroups that multiply."""
+        """The consumer warpgroups."""
         p, s = self.p, self.s
-        own = "0" if s.keyed else f"group * {ROWS}"
-        turn = ", turn = 0" if s.pingpong and s.groups > 1 else ""
+        own = "0" if s.split_keys else f"group * {ROWS}"
+        turn = ", turn = 0" if s.pingpong and s.consumers > 1 else ""
         return [
             "role.pdl_wait(); role.pdl_trigger();",
             f"const int group = warp >> 2, row = {own} + (warp & 3) * 16 + (lane >> 2);",
             f"const u64 dq = w_operand_at(sb + (u32)({own} * {panels(p.qk) * 2 * PANEL}), 16, 1024, 1);",
-            f"u32 it = {'group' if s.keyed else '0'}, job = 0{turn};",
+            f"u32 it = {'group' if s.split_keys else '0'}, job = 0{turn};",
             self._loop(),
             f"float o[{self.columns // 2}], s[{s.bn // 2}], top[2], total[2]; u32 w[{s.bn // 16}][4];",
             f"{each('j', self.columns // 2)} o[j] = 0.0f;",
             "top[0] = top[1] = -__builtin_inff(); total[0] = total[1] = 0.0f;",
             *self._rows(),
             "w_bar_wait(sb + FULLQ, job & 1); ++job;",
-            "if (group < count) {" if s.keyed else "",
+            "if (group < count) {" if s.split_keys else "",
             *self._first_tile(),
             *self._next_tiles(),
-            "" if s.keyed else _ARRIVE.format("EMPTYQ"),
+            "" if s.split_keys else _ARRIVE.format("EMPTYQ"),
             *self._last_results(),
-            *(["}", *self._meet()] if s.keyed else []),
+            *(["}", *self._meet()] if s.split_keys else []),
             *self._store(),
-            "}\n}" if s.keyed else "}",
+            "}\n}" if s.split_keys else "}",
         ]
 
     @property
@@ -217,7 +217,7 @@ class Kernel:
 
     def _first_tile(self) -> list[str]:
         """Weights of the tile that comes first: the last of the keys, where masks are."""
-        step, group = self.s.step, " - group" if self.s.keyed else ""
+        step, group = self.s.step, " - group" if self.s.split_keys else ""
         return [
             f"{{ const int i = count - 1{group}; (void)i;",
             f"const u32 {self._place};",
@@ -235,10 +235,10 @@ class Kernel:
     def _next_tiles(self) -> list[str]:
         """Per tile the scores of it and the results of the one before, and beside these the weights of it."""
         s = self.s
-        step, group = s.step, " - group" if s.keyed else ""
-        pingpong = s.pingpong and s.groups > 1
+        step, group = s.step, " - group" if s.split_keys else ""
+        pingpong = s.pingpong and s.consumers > 1
         mine = "w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;" if pingpong else ""
-        theirs = _ARRIVE.format(f"TURN + 8 * (group + 1 == {s.groups} ? 0 : group + 1)") if pingpong else ""
+        theirs = _ARRIVE.format(f"TURN + 8 * (group + 1 == {s.consumers} ? 0 : group + 1)") if pingpong else ""
         head = f"for (int i = count - {1 + step}{group}; i >= 0; i -= {step}, it += {step}) {{"
         return [
             f"#pragma unroll 1\n{head}",
@@ -282,11 +282,11 @@ class Kernel:
             f"float* const to = {at};",
             f"{each('j', n)} to[j * 128] = o[j];",
             f"{each('h', 2)} {{ to[{n} * 128 + h * 128] = top[h]; to[{n + 2} * 128 + h * 128] = total[h]; }}",
-            f"role.named_barrier(0, {128 * s.groups});",
+            f"role.named_barrier(0, {128 * s.consumers});",
             *(["if (lane == 0) w_bar_arrive(sb + READ);"] if self.check is not None else []),
             "} else {",
-            f"role.named_barrier(0, {128 * s.groups});",
-            f"{each('g', s.groups - 1)} {{",
+            f"role.named_barrier(0, {128 * s.consumers});",
+            f"{each('g', s.consumers - 1)} {{",
             f"const float* const from = (const float*)(sm + OTHERS) + g * {128 * (n + 4)} + t; float mine[2], its[2];",
             f"{each('h', 2)} {{ const float y = from[{n} * 128 + h * 128], x = w_max_f32(top[h], y), low = {low};",
             f"mine[h] = w_exp2((top[h] - low) * {self.factor}); its[h] = w_exp2((y - low) * {self.factor});",
@@ -300,7 +300,7 @@ class Kernel:
         p, s = self.p, self.s
         lines = []
         ragged = p.keys % s.bn != 0
-        own = "0" if s.keyed else f"group * {ROWS}"
+        own = "0" if s.split_keys else f"group * {ROWS}"
         if self.band is not None:
             b = self.band
             wraps = b.queries != self.rows

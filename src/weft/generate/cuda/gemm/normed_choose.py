@@ -82,7 +82,7 @@ def warpgroups(p: Product, facts: GpuFacts) -> list[tuple[float, Warpgroups]]:
     for cycles, given in tma_choose.shapes(p, facts, LOOKED_AT):
         s = given
         more = tma_normed.bytes_of(p)
-        most = min(facts.shared_per_block, facts.shared_per_sm // s.resident - facts.shared_reserved)
+        most = min(facts.shared_per_block, facts.shared_per_sm // s.min_ctas - facts.shared_reserved)
         while s.stages > 2 and s.shared_bytes() + more > most:
             s = replace(s, stages=s.stages - 1)
         fits = s.split == 1 or s.bm * s.bn * 4 <= s.stages * s.stage_bytes

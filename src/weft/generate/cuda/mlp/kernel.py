@@ -75,8 +75,8 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
         threads=s.threads,
         body="\n".join(Kernel(p, s, image).lines()),
         parameters=mlp_beside.parameters(p),
-        grid=(min(s.blocks, -(-units // s.owners) if s.stages else units), 1, 1),
-        min_ctas_per_sm=s.resident,
+        grid=(min(s.persistent_ctas, -(-units // s.owners) if s.stages else units), 1, 1),
+        min_ctas_per_sm=s.min_ctas,
         shared_bytes=shared_bytes(image, s),
         named_barriers=s.owners if s.pingpong else 0,
     )

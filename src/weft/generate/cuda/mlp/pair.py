@@ -45,8 +45,8 @@ class Shape(Parameters):
 
     stages: int
     """Halves of panels of weights in shared memory."""
-    blocks: int
-    """At once on the device, two for each tile."""
+    persistent_ctas: int
+    """CTAs of a persistent grid, two for each tile."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
@@ -274,7 +274,7 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
     if reason := why_not(p):
         return Declined(f"not for two blocks: {reason}")
     s = Shape.of(schedule)
-    inner = Inner(True, 1, 4, s.stages, 0, 1, s.blocks)
+    inner = Inner(True, 1, 4, s.stages, 0, 1, s.persistent_ctas)
     image = halved(p, inner, Image.of(p, group=True))
     half = replace(p, layers=tuple(replace(x, n=x.n // 2) for x in p.layers))
     packing, weights = mlp_image.pack(image, masters)
@@ -287,7 +287,7 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
             Parameter("pk", Pointer("packed", 0)),
             Parameter("out0", Pointer("out", 0), WRITTEN),
         ),
-        grid=(s.blocks, 1, 1),
+        grid=(s.persistent_ctas, 1, 1),
         min_ctas_per_sm=1,
         shared_bytes=_shared(p, image, s.stages),
         cluster=(2, 1, 1),

@@ -68,10 +68,10 @@ class Shape(Parameters):
     """Panels of streamed weights in shared memory; 0: all weights stay there."""
     fixed: int
     """Layers whose weights stay in shared memory while others are streamed."""
-    resident: int
-    """Blocks of a multiprocessor."""
-    blocks: int
-    """At once on the device; each takes one tile after the other."""
+    min_ctas: int
+    """CTAs per multiprocessor, of the launch bounds."""
+    persistent_ctas: int
+    """CTAs of a persistent grid: each takes one tile after the other."""
     pingpong: bool = False
     """Ping-pong: warpgroups issue products one after the other; one has its activation while another multiplies."""
     flow: int = 0
@@ -186,7 +186,7 @@ def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
             continue
         wanted = -(-p.rows // (shape.rows * shape.owners * facts.sms))
         at_once = max(1, min(wanted, resident(image, shape, facts), _most_resident(shape)))
-        shape = replace(shape, resident=at_once, blocks=at_once * facts.sms)
+        shape = replace(shape, min_ctas=at_once, persistent_ctas=at_once * facts.sms)
         found.append((cycles(image, shape, facts), len(found), shape))
     found.sort()
     near = [s for c, _, s in found if c <= _NEAR * found[0][0]]
@@ -232,7 +232,7 @@ def _waits(p: Chain, shape: Shape, facts: GpuFacts) -> bool:
     product = sum(2.0 * p.rows * x.k * x.n for x in p.layers) / (4096 * facts.sms * facts.clock_ghz * 1e9)
     size = p.graph.type_of(p.x).nbytes + p.graph.type_of(p.out).nbytes
     moved = size / ((facts.peak_bandwidth or 4800.0) * 1e9)
-    pingpong = p.rows / (shape.rows * shape.owners * shape.blocks)
+    pingpong = p.rows / (shape.rows * shape.owners * shape.persistent_ctas)
     one = shape.group and shape.tiles == 1 and not shape.stages and not shape.pingpong
     return one and moved > product and size > 2 * facts.l2_bytes and pingpong > 3 and prefetched(p, shape)
 
@@ -250,7 +250,7 @@ def _most_resident(shape: Shape) -> int:
 
 def _at_once(shape: Shape) -> tuple[int, int]:
     """What shapes differ in that are worth measuring both."""
-    return shape.tiles, shape.owners * shape.resident
+    return shape.tiles, shape.owners * shape.min_ctas
 
 
 def _candidates(p: Chain, facts: GpuFacts) -> list[tuple[Shape, Image]]:
@@ -323,7 +323,7 @@ def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
     p = image.p
     units = -(-p.rows // shape.rows)
     busiest = -(-units // facts.sms)
-    at_once = shape.owners * shape.resident
+    at_once = shape.owners * shape.min_ctas
     matrix = reads = arithmetic = special = latency = 0.0
     for at, layer in enumerate(p.layers, start=1):
         k, n = layer.depth, padded(layer.n)

@@ -136,7 +136,7 @@ class Kernel:
     def _late(self) -> bool:
         """Whether the next tile of x is loaded behind the last product: its registers are free, and stores follow."""
         p, s = self.p, self.s
-        busiest = -(-p.rows // (s.rows * s.owners * s.blocks))
+        busiest = -(-p.rows // (s.rows * s.owners * s.persistent_ctas))
         return (
             s.group and s.stages > 0 and p.plain_input and p.width(p.x) % 8 == 0 and busiest > 1
             and last_use(p)[p.first] == 1 and len(p.layers) > 1 and p.given[p.x].dense

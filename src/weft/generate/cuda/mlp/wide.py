@@ -52,8 +52,8 @@ class Shape(Parameters):
     """Panels of weights in shared memory."""
     columns: int
     """Of a layer's result at a time, at most."""
-    blocks: int
-    """At once on the device; each takes one tile after the other."""
+    persistent_ctas: int
+    """CTAs of a persistent grid: each takes one tile after the other."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
@@ -107,7 +107,7 @@ def _kernel(p: Chain, shape: Shape) -> WideKernel | Declined:
     if in_panels and (not passes(p) or len(p.layers[0].left) > 1):
         return Declined(f"{p.layers[0].k} columns of input that several layers read")
     image = Image.of(p, group=shape.group, columns=shape.columns)
-    inner = Inner(shape.group, 1, shape.warps, shape.stages, 0, 1, shape.blocks)
+    inner = Inner(shape.group, 1, shape.warps, shape.stages, 0, 1, shape.persistent_ctas)
     return WideKernel(p, inner, image, Room.of(p, shape.columns), shape.columns, in_panels)
 
 
@@ -159,7 +159,7 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
         threads=32 * s.warps,
         body="\n".join(kernel.lines()),
         parameters=mlp_beside.parameters(p),
-        grid=(min(s.blocks, -(-p.rows // s.rows)), 1, 1),
+        grid=(min(s.persistent_ctas, -(-p.rows // s.rows)), 1, 1),
         min_ctas_per_sm=1,
         shared_bytes=kernel.shared_bytes,
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _BLOCK = ("bm", "bn", "wm", "wn", "wk", "split", "cluster")
 _FIELDS = {
-    "tma": ("bm", "bn", "groups", "pingpong", "resident", "split", "fields", "unit"),
+    "tma": ("bm", "bn", "consumers", "pingpong", "min_ctas", "split", "halo_stages", "taps_per_stage"),
     "mma": _BLOCK,
     "wgmma": _BLOCK,
     "simt": _BLOCK,

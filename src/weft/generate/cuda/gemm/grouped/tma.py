@@ -84,8 +84,8 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]
         by_kind: dict[tuple[int, int, bool], list[One]] = {}
         for _, s in tma_choose.shapes(m.product, facts, _TRIED):
             if not s.multicast and not s.stream_k and not s.store:
-                for resident in {s.resident, 1}:
-                    one = replace(s, resident=resident)
+                for resident in {s.min_ctas, 1}:
+                    one = replace(s, min_ctas=resident)
                     by_kind.setdefault((one.threads, resident, one.pingpong), []).append(one)
         options.append(by_kind)
     ranked: list[tuple[float, Shape]] = []
@@ -97,7 +97,7 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]
     unlike: dict[object, tuple[float, Shape]] = {}
     for cycles, shape in sorted(ranked, key=lambda x: x[0]):
         if cycles < math.inf:
-            tiles = tuple((s.bm, s.bn, s.split, s.fields, s.pingpong) for s in shape.members)
+            tiles = tuple((s.bm, s.bn, s.split, s.halo_stages, s.pingpong) for s in shape.members)
             unlike.setdefault(tiles, (cycles, shape))
     return list(unlike.values())[:KEPT]
 
@@ -132,8 +132,8 @@ def _divided(
     members = []
     for (n, _, s), case in zip(best, cases, strict=True):
         tiles = tma_cost.units(case, s)
-        on = s.split == 1 and (n * s.resident < tiles or s.pingpong)
-        members.append(replace(s, blocks=n * s.resident if on else 0))
+        on = s.split == 1 and (n * s.min_ctas < tiles or s.pingpong)
+        members.append(replace(s, persistent_ctas=n * s.min_ctas if on else 0))
     # operands and results of all come through the same memory
     memory = sum(tma_cost.moved(case, facts) for case in cases)
     inside = max(t for _, t, _ in best)
@@ -154,8 +154,8 @@ def cycles(found: Sequence[Member], s: Shape, facts: GpuFacts) -> float | None:
     for case, one in zip(cases, s.members, strict=True):
         if case is None:
             return None
-        counts.append(one.blocks or tma_cost.units(case, one) * one.split)
-    beside = min(s.members[0].resident, -(-sum(counts) // facts.sms))
+        counts.append(one.persistent_ctas or tma_cost.units(case, one) * one.split)
+    beside = min(s.members[0].min_ctas, -(-sum(counts) // facts.sms))
     each, moved = [], 0.0
     for case, one, blocks in zip(cases, s.members, counts, strict=True):
         assert case is not None

@@ -124,8 +124,8 @@ def _cycles_of_many(p: Product, s: Shape, facts: GpuFacts) -> float:
     within = not isinstance(rows, Declined) and rows.steps[2] % SECTOR != 0
     ported = (s.bm * (WITHIN if within else 1.0) / cluster_n + s.bn / cluster_m) * STEP * 2
     port = BY_TURNS if s.multicast else APART if within else PORT
-    products = s.groups * 2 * s.bm / BUSY
-    reads = (s.groups * (64 + s.bm) * 128 + loaded) / SHARED
+    products = s.consumers * 2 * s.bm / BUSY
+    reads = (s.consumers * (64 + s.bm) * 128 + loaded) / SHARED
     step = max(products, reads, ported / port, LATENCY / s.stages, 2 * s.bm + AGAIN)
     area = s.bm * s.bn
     end = LATE + area / TURNED + area * p.dtype.itemsize / STORE

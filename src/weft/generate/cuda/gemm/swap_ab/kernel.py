@@ -63,14 +63,14 @@ class Shape(Parameters):
         return cluster_m * cluster_n if self.multicast else self.split
 
     @property
-    def groups(self) -> int:
+    def consumers(self) -> int:
         """Warpgroups that multiply."""
         return self.bn // _GROUP
 
     @property
     def threads(self) -> int:
         """Threads of a block: the warpgroups, and the warp that copies."""
-        return 128 * self.groups + 32
+        return 128 * self.consumers + 32
 
     @property
     def stage_bytes(self) -> int:
@@ -155,11 +155,11 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         _tile_of_weights(p, s, nt * cluster_n) if packed else "",
         (
             f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
-            f" w_bar_init(sb + EMPTY + 8 * i, {4 * s.groups * (cluster_m + cluster_n - 1)}); }} w_bar_ready(); }}"
+            f" w_bar_init(sb + EMPTY + 8 * i, {4 * s.consumers * (cluster_m + cluster_n - 1)}); }} w_bar_ready(); }}"
         ),
         "role.sync();",
         "w_cluster_sync();" if s.multicast else "",
-        f"if (warp >= {4 * s.groups}) {{",
+        f"if (warp >= {4 * s.consumers}) {{",
         *_copies(s, a, w),
         "} else {",
         *epilogue.prefetch(p, args.names, s.bn),
@@ -228,7 +228,7 @@ def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
     """The warp that copies."""
     packed = w.map is None
     cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
-    one = f"if (t == {128 * s.groups}) {{"
+    one = f"if (t == {128 * s.consumers}) {{"
     load_a = f"if (it % {cluster_n} == aside) {{ {a.load} }}" if cluster_n > 1 else a.load
     load_w = f"if (it % {cluster_m} == down) {{ {w.load} }}" if cluster_m > 1 else w.load
     early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)" if packed and cluster_m == 1 else "0u"
@@ -255,7 +255,7 @@ def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
 
 def _products(p: Product, s: Shape, w: Operand) -> list[str]:
     """The warpgroups that multiply 64 columns each."""
-    of_w = f"at + (u32)(warp >> 2) * {_GROUP * STEP * 2}" if s.groups > 1 else "at"
+    of_w = f"at + (u32)(warp >> 2) * {_GROUP * STEP * 2}" if s.consumers > 1 else "at"
     if w.turned:
         of_w = f"w_operand_at({of_w} + q * 2048, {2 * STEP * STEP}, 1024, 1)"
     else:
@@ -294,7 +294,7 @@ def _vectors(p: Product, s: Shape) -> int:
 
 def _early(p: Product, s: Shape) -> list[int]:
     """Slots of operands that are read beside the products, where a thread finishes one vector at most."""
-    if _vectors(p, s) > s.split * 128 * s.groups:
+    if _vectors(p, s) > s.split * 128 * s.consumers:
         return []
     return [slot for by_row in (False, True) for slot in epilogue.streamed(p, by_row=by_row)]
 
@@ -307,7 +307,7 @@ def _beside(p: Product, s: Shape, names: Mapping[Source, str]) -> list[str]:
     reads = (f"given{slot} = *(const uint4*)({epilogue.address(p, names, slot)});" for slot in slots)
     return [
         f"uint4 {', '.join(f'given{slot}' for slot in slots)};",
-        f"{{ const int o = rank * {128 * s.groups} + t, m_ = i0 + o / {s.bn // 8}, n_ = n0 + o % {s.bn // 8} * 8;",
+        f"{{ const int o = rank * {128 * s.consumers} + t, m_ = i0 + o / {s.bn // 8}, n_ = n0 + o % {s.bn // 8} * 8;",
         # what does not exist is read at the first row or column instead
         f"const int m = m_ < {p.m} ? m_ : 0, n = n_ < {p.n} ? n_ : 0; (void)m; (void)n; {' '.join(reads)} }}",
     ]
@@ -315,7 +315,7 @@ def _beside(p: Product, s: Shape, names: Mapping[Source, str]) -> list[str]:
 
 def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[str]:
     """Sums change their order in shared memory; each block of a cluster finishes its share of the vectors."""
-    width, threads, pitch = epilogue.plan(p).width, 128 * s.groups, s.bn + _PAD
+    width, threads, pitch = epilogue.plan(p).width, 128 * s.consumers, s.bn + _PAD
     row = "(warp >> 2) * 64 + (warp & 3) * 16 + (lane >> 2) + 8 * h"
     # packed columns are permuted for threads that hold 8 neighbours: this undoes it
     column = row if w.map is not None else "r / 32 * 32 + r % 8 / 2 * 8 + r / 8 % 4 * 2 + r % 2"

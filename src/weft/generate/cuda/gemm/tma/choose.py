@@ -12,13 +12,13 @@ from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.gemm.tma.align import aligned
-from weft.generate.cuda.gemm.tma.cost import CLUSTERED, PORT, Case, at_once, cycles, field_bytes, ported, units
+from weft.generate.cuda.gemm.tma.cost import CLUSTERED, PORT, Case, at_once, cycles, halo_bytes, ported, units
 from weft.generate.cuda.gemm.tma.operands import (
     INTERLEAVED,
     STEP,
     Rows,
     Three,
-    field,
+    halo_tile,
     left,
     right,
     rows_of,
@@ -80,7 +80,7 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shap
     most = {0: (keep + 1) // 2, 1: keep // 4, case.across: keep // 4} if any(case.reach) else {0: keep}
     for modelled, s in _ranked(case, facts):
         # taps one by one, and pixels once for all taps by both sizes of stages: which is best the model cannot tell
-        kind = s.unit if s.fields else 0
+        kind = s.taps_per_stage if s.halo_stages else 0
         if most[kind] and _possible(p, case, s):
             most[kind] -= 1
             found.append((modelled, s))
@@ -115,18 +115,18 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     for base in _candidates(case, facts):
         if not _possible(p, case, base):
             continue
-        for blocks in {base.blocks, base.blocks if base.pingpong or base.stream_k else 0}:
+        for blocks in {base.persistent_ctas, base.persistent_ctas if base.pingpong or base.stream_k else 0}:
             for stages in range(min(_FEWEST, base.stages), base.stages + 1):
-                s = replace(base, blocks=blocks, stages=stages)
-                if s.split == 1 or s.fields or s.bm * s.bn * 4 <= stages * s.stage_bytes:
+                s = replace(base, persistent_ctas=blocks, stages=stages)
+                if s.split == 1 or s.halo_stages or s.bm * s.bn * 4 <= stages * s.stage_bytes:
                     found[s] = cycles(case, s, facts)
     return [(modelled, s) for s, modelled in found.items() if modelled < math.inf]
 
 
 def _possible(p: Product, case: Case, s: Shape) -> bool:
     """Whether there are tensor maps for both operands."""
-    if s.fields:
-        a = field(p, case.rows, s.box, s.panel)
+    if s.halo_stages:
+        a = halo_tile(p, case.rows, s.box, s.panel)
     else:
         a = left(p, case.rows, s.bm, s.panel, s.box, share=s.left_share)
     return not isinstance(a, Declined) and not isinstance(
@@ -144,8 +144,8 @@ def case_of(p: Product, facts: GpuFacts) -> Case | None:
     panels = (STEP,) if turned else _panels(p.in_words(p.c.ic), p.c.kernel != (1, 1))
     stages = tuple((panel, stages_of_sum(p, panel)) for panel in panels)
     (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
-    fields = rows.image and stride == (1, 1, 1) and kh * kw > 1
-    reach = ((kh - 1) * dh, (kw - 1) * dw) if fields else (0, 0)
+    halo = rows.image and stride == (1, 1, 1) and kh * kw > 1
+    reach = ((kh - 1) * dh, (kw - 1) * dw) if halo else (0, 0)
     read = [(step.walk, step.dtype.itemsize) for _, step in epilogue.leaves(p.c) if step.walk is not None]
     residuals = [size for w, size in read if any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1)]
     sizes = replace(cost.sizes_of(p), k=p.in_words(p.k), width=epilogue.plan(p, p.vector).width)
@@ -185,7 +185,16 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     kept = []
     for modelled, s in found:
         shared = int(s.stream_k) + int(s.coop_fixup)
-        alike = (s.bm * s.bn, s.split, int(s.pingpong), s.fields, s.unit, s.multicast_ctas, shared, s.two_level)
+        alike = (
+            s.bm * s.bn,
+            s.split,
+            int(s.pingpong),
+            s.halo_stages,
+            s.taps_per_stage,
+            s.multicast_ctas,
+            shared,
+            s.two_level,
+        )
         if alike not in seen:
             seen.add(alike)
             kept.append((modelled, s))
@@ -195,7 +204,7 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
 def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
     p = case.sizes
     tiles_ = (*_TILES, *(_BETWEEN if p.w_load == "nk" and p.dtype.itemsize == 2 else ()))
-    for bm, bn, groups, pingpong, resident in tiles_:
+    for bm, bn, consumers, pingpong, min_ctas in tiles_:
         if (bm > 64 and bm >= 2 * p.m) or (bn > 32 and bn >= 2 * p.n):
             continue
         overfetch = -bn % STEP if p.w_load == "kn" else 0
@@ -203,43 +212,43 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
             continue
         two_level = 0
         if p.dtype.is_float8 and not facts.fast_f8:
-            most_sums = MOST_TWO_LEVEL if resident == 1 else _FEWER
-            two_level = next((n for n in (2, 1) if two_level_registers(bm // groups, bn, n) <= most_sums), 0)
+            most_sums = MOST_TWO_LEVEL if min_ctas == 1 else _FEWER
+            two_level = next((n for n in (2, 1) if two_level_registers(bm // consumers, bn, n) <= most_sums), 0)
             if pingpong or not two_level:
                 continue
         interleaved = p.w_load == "nk" and p.n % INTERLEAVED == 0 and p.z == 1 and bn % INTERLEAVED == 0
         box = (1, 1, bm) if case.rows.linear or case.columns else best_box(case.rows.sizes, bm, case.stride)
-        shared = min(facts.shared_per_block, facts.shared_per_sm // resident - facts.shared_reserved)
+        shared = min(facts.shared_per_block, facts.shared_per_sm // min_ctas - facts.shared_reserved)
         for panel, kt in case.stages:
             base = Shape(
                 bm,
                 bn,
                 panel,
                 0,
-                groups,
+                consumers,
                 pingpong,
                 1,
                 box,
                 0,
-                resident,
+                min_ctas,
                 two_level=two_level,
                 overfetch=overfetch,
                 interleaved=interleaved,
             )
             most = min(_STAGES, (shared - 16) // (base.stage_bytes + 16))
             tiles = math.prod(case.rows.tiles(box)) * -(-p.n // bn) * p.z
-            rounds = -(-tiles // (facts.sms * resident))
+            rounds = -(-tiles // (facts.sms * min_ctas))
             if most < _FEWEST or (pingpong and rounds == 1):
                 continue
-            blocks = facts.sms * resident if rounds > 1 else 0
-            usual = replace(base, stages=max(2, min(most, kt * rounds)), blocks=blocks)
+            blocks = facts.sms * min_ctas if rounds > 1 else 0
+            usual = replace(base, stages=max(2, min(most, kt * rounds)), persistent_ctas=blocks)
             yield usual
             yield from _cooperating(case, usual, facts)
             if any(case.reach):
-                yield from _with_fields(case, base, shared, facts)
+                yield from _with_halo(case, base, shared, facts)
             for split, share in CLUSTERED.items():
                 stages = max(2, min(most, kt // split))
-                s = replace(base, stages=stages, split=split, resident=1)
+                s = replace(base, stages=stages, split=split, min_ctas=1)
                 fits = bm * bn * 4 <= stages * base.stage_bytes
                 if (
                     bn % INTERLEAVED == 0
@@ -254,7 +263,7 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
 def _cooperating(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
     """The same tile with cluster multicast, or stream-K for the tiles that do not fill the grid, or both."""
     p = case.sizes
-    if usual.resident > 1:
+    if usual.min_ctas > 1:
         return
     counts, columns = math.prod(case.rows.tiles(usual.box)), -(-p.n // usual.bn)
     k_tiles = dict(case.stages)[usual.panel]
@@ -272,19 +281,21 @@ def _cooperating(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
         tiles, multicast_ctas = units(case, usual), usual.multicast_ctas
         count = at_once(case, usual, facts)
         if multicast:
-            yield replace(usual, blocks=count * multicast_ctas if tiles > count else 0)
+            yield replace(usual, persistent_ctas=count * multicast_ctas if tiles > count else 0)
         # twice as many find room, see `Function.make_sure`
         sharers = min(count // tiles, usual.rows // 64 * (usual.bn // INTERLEAVED), facts.sms // (2 * multicast_ctas))
         large = case.rows.linear and usual.bm * usual.bn >= _LEAST_TOGETHER and usual.bn % INTERLEAVED == 0
         if large and not usual.pingpong and sharers >= 2 and k_tiles >= _STEPS_TOGETHER * sharers:
-            both = replace(usual, blocks=sharers * tiles * multicast_ctas, stream_k=True, coop_fixup=True)
+            both = replace(usual, persistent_ctas=sharers * tiles * multicast_ctas, stream_k=True, coop_fixup=True)
             yield replace(both, stages=max(usual.stages, _FEWEST))
         e = StreamK(
             tiles, count // tiles * tiles if count >= 2 * tiles else count, k_tiles
         )  # shares that end with tiles
         enough = _STEPS_EACH * e.units <= e.shared * k_tiles < 2**31 // e.units
         if not usual.pingpong and enough and e.units <= MOST_SHARES * e.shared and tiles < _FEW_ROUNDS * e.units:
-            yield replace(usual, blocks=e.units * multicast_ctas, stream_k=True, stages=max(usual.stages, _FEWEST))
+            yield replace(
+                usual, persistent_ctas=e.units * multicast_ctas, stream_k=True, stages=max(usual.stages, _FEWEST)
+            )
 
 
 def _clusters_fit(case: Case, counts: int, columns: int, multicast: int) -> bool:
@@ -296,28 +307,28 @@ def _clusters_fit(case: Case, counts: int, columns: int, multicast: int) -> bool
     return cluster_n == 1 or (linear and case.rows.sizes[2] > 1 and not (case.packed and columns % cluster_n))
 
 
-def _with_fields(case: Case, base: Shape, shared: int, facts: GpuFacts) -> Iterable[Shape]:
+def _with_halo(case: Case, base: Shape, shared: int, facts: GpuFacts) -> Iterable[Shape]:
     """The same tile of 8 columns of pixels, read once for all taps."""
     images, tall, _ = case.rows.sizes
     lines = base.bm // 8
     even = -(-tall // -(-tall // lines))
     boxes = {(1, even, 8), *((n, lines // n, 8) for n in (2, 4) if lines // n % 8 == 0 and images >= n)}
     box = min(boxes, key=lambda b: (math.prod(case.rows.tiles(b)), b))
-    bytes_ = field_bytes(case, box, base.panel)
+    bytes_ = halo_bytes(case, box, base.panel)
     tiles = math.prod(case.rows.tiles(box)) * -(-case.sizes.n // base.bn) * case.sizes.z
-    rounds = -(-tiles // (facts.sms * base.resident))
-    blocks = facts.sms * base.resident if rounds > 1 else 0
+    rounds = -(-tiles // (facts.sms * base.min_ctas))
+    blocks = facts.sms * base.min_ctas if rounds > 1 else 0
     for unit in sorted({1, case.across}):
         most = min(_STAGES, (shared - 2 * (bytes_ + 16) - 16) // (base.bn * base.panel * unit * 2 + 16))
         if most < _FEWEST or (base.pingpong and rounds == 1):
             continue
-        s = replace(base, stages=most, box=box, fields=2, unit=unit, blocks=blocks)
+        s = replace(base, stages=most, box=box, halo_stages=2, taps_per_stage=unit, persistent_ctas=blocks)
         yield s
         channels = -(-case.sizes.k // case.taps // base.panel)
         fits = s.bm * s.bn * 4 <= 2 * bytes_ + most * s.stage_bytes
         for split, share in CLUSTERED.items():
             if not s.pingpong and fits and channels >= split and tiles * split <= share * facts.sms:
-                yield replace(s, split=split, resident=1, blocks=0)
+                yield replace(s, split=split, min_ctas=1, persistent_ctas=0)
 
 
 @lru_cache(maxsize=4096)

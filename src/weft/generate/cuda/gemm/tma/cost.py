@@ -103,7 +103,7 @@ class Case:
     """Operands of what follows the sum that differ by row."""
     taps: int
     reach: tuple[int, int]
-    """Rows and columns of pixels that a pixel of the result reads beside its own; (0, 0): fields do not apply."""
+    """Rows and columns of pixels that a pixel of the result reads beside its own; (0, 0): no halo tile."""
     across: int
     """Columns of the kernel."""
     packed: bool
@@ -124,7 +124,7 @@ class Case:
     """Bytes of residuals of one result."""
 
 
-def field_bytes(case: Case, box: Three, panel: int) -> int:
+def halo_bytes(case: Case, box: Three, panel: int) -> int:
     """Shared memory of one buffer of pixels."""
     return -(-box[0] * (box[1] + case.reach[0]) * (box[2] + case.reach[1]) * 2 * panel // 1024) * 1024
 
@@ -149,23 +149,27 @@ def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
 def busy(case: Case, s: Shape, facts: GpuFacts) -> float:
     """Cycles of the busiest multiprocessor."""
     blocks = -(-case.sizes.k // case.taps // s.panel)
-    k_tiles = -(-blocks // s.split) * (case.taps // s.unit) if s.fields else -(-dict(case.stages)[s.panel] // s.split)
+    k_tiles = (
+        -(-blocks // s.split) * (case.taps // s.taps_per_stage)
+        if s.halo_stages
+        else -(-dict(case.stages)[s.panel] // s.split)
+    )
     tiles = units(case, s)
     busiest = -(-tiles // at_once(case, s, facts))
     flow, alone = _step(case, s, k_tiles)
     flow, main = flow * k_tiles, alone * k_tiles
     waited, shared = _end(case, s)
     end = waited + shared
-    apart = min(busiest, 2 if s.pingpong else s.resident)
+    apart = min(busiest, 2 if s.pingpong else s.min_ctas)
     rounds = -(-busiest // apart)
     if s.coop_fixup:
-        sharers = StreamK(tiles, s.blocks // s.multicast_ctas, k_tiles).sharers
+        sharers = StreamK(tiles, s.persistent_ctas // s.multicast_ctas, k_tiles).sharers
         left = s.bm * s.bn * 4 * (sharers - 1) / sharers
         each = max(alone, ported(case, s) / APART_PORT)
         inside = -(-k_tiles // sharers) * each + LATE + (end - LATE) / sharers
         inside += 2 * left / HANDED + MUTUAL * sharers
     elif s.stream_k:
-        e = StreamK(tiles, s.blocks // s.multicast_ctas, k_tiles)
+        e = StreamK(tiles, s.persistent_ctas // s.multicast_ctas, k_tiles)
         others = max(1.0, e.units / e.shared)
         inside = e.tiles * k_tiles / e.units * alone * (1.0 if s.multicast else DRIFT) + busiest * end
         inside += (1 + others) * s.bm * s.bn * 4 / HANDED + HANDED_LATENCY
@@ -175,14 +179,14 @@ def busy(case: Case, s: Shape, facts: GpuFacts) -> float:
         inside = STRANGERS * max(busiest * flow + end, rounds * (main + end), busiest * shared + main)
     else:
         inside = busiest * (main + end)
-    return inside + (FIELD + field_bytes(case, s.box, s.panel) / PORT if s.fields else 0.0)
+    return inside + (FIELD + halo_bytes(case, s.box, s.panel) / PORT if s.halo_stages else 0.0)
 
 
 def at_once(case: Case, s: Shape, facts: GpuFacts) -> int:
     """Units that all multiprocessors begin at once, one each, or as many as clusters find room for."""
     if s.split == 1:
         return int(CLUSTERED.get(s.multicast_ctas, 1.0) * facts.sms) // s.multicast_ctas
-    bytes_ = s.shared_bytes(field_bytes(case, s.box, s.panel) if s.fields else 0)
+    bytes_ = s.shared_bytes(halo_bytes(case, s.box, s.panel) if s.halo_stages else 0)
     registers = facts.registers_per_sm // (s.threads * CLUSTER_REGISTERS)
     fit = min(facts.shared_per_sm // (bytes_ + facts.shared_reserved), registers)
     return max(1, int(CLUSTERED[s.split] * facts.sms) // s.split * max(1, fit))
@@ -192,16 +196,16 @@ def _step(case: Case, s: Shape, k_tiles: int) -> tuple[float, float]:
     """Cycles of a k-block that a multiprocessor is busy with, and those of one tile that is alone."""
     part, high = s.step / STEP, s.bm // 64
     loaded = (s.bm + s.bn + s.overfetch) * 2.0 * STEP
-    if s.fields:
-        loaded = field_bytes(case, s.box, s.panel) * s.unit / case.taps + s.bn * 2 * s.step
+    if s.halo_stages:
+        loaded = halo_bytes(case, s.box, s.panel) * s.taps_per_stage / case.taps + s.bn * 2 * s.step
     products = high * 2 * s.bn * part / BUSY
     reads = (high * (64 + s.bn) * 128 * part + loaded) / SHARED
     flow = max(products, reads, (ported(case, s) if any(case.within) or s.multicast else loaded) / PORT)
     if s.multicast:  # copies cost a little even where products hide them: of two ways, the one that copies less
         flow *= 1.0 - LESS * (s.bn if s.cluster_n == 1 else s.bm) / (s.bm + s.bn)
-    own = (high if s.pingpong else high / s.groups) * 2 * s.bn * part + (AGAIN if k_tiles > s.stages else 0.0)
+    own = (high if s.pingpong else high / s.consumers) * 2 * s.bn * part + (AGAIN if k_tiles > s.stages else 0.0)
     if s.two_level == 1:
-        own += high / s.groups * (MOVED + s.bn / 2)
+        own += high / s.consumers * (MOVED + s.bn / 2)
     return flow, max(flow, LATENCY / s.stages, own)
 
 
@@ -218,7 +222,7 @@ def _end(case: Case, s: Shape) -> tuple[float, float]:
     each = VECTOR * (1 + case.residuals) + STEPS * p.plain + SPECIALS * p.special
     each += CLIPPED * case.clipped + DIVIDED * case.divided + EXACT * case.exact
     each -= EXCHANGED if s.interleaved else 0.0
-    waited = LATE + each * area / 8 / (128 * (1 if s.pingpong else s.groups)) / s.split
+    waited = LATE + each * area / 8 / (128 * (1 if s.pingpong else s.consumers)) / s.split
     slots = RESULT + PLAIN * p.plain + SPECIAL * p.special + DIVIDED_SLOTS * case.divided + EXACT_SLOTS * case.exact
     shared = area / s.split * (slots / 128 + (_stored(case, s) + case.residual_bytes) / STORE)
     if s.split > 1:

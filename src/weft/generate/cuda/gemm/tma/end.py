@@ -208,8 +208,8 @@ def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
     """Biases that are read before the products of a tile, and vectors of each residual: what registers are left for."""
     if s.split > 1:
         return [], 0
-    limit = {1: 216, 2: 168, 3: 128}[s.resident] if s.groups == 1 or s.moves_registers else 168
-    if s.groups == 3:
+    limit = {1: 216, 2: 168, 3: 128}[s.min_ctas] if s.consumers == 1 or s.moves_registers else 168
+    if s.consumers == 3:
         limit = 144 if s.moves_registers else 112
     steps = sum(step.source is None for step in p.c.body)
     sums = s.rows * s.bn // 128 + s.bn // 2 * s.two_level
@@ -254,7 +254,7 @@ def sum_rows(p: Product, s: Shape) -> int:
 
 def _warps(s: Shape) -> int:
     """That share the rows of a tile."""
-    return 4 if s.pingpong else 4 * s.groups
+    return 4 if s.pingpong else 4 * s.consumers
 
 
 def _summed(p: Product, rows: Rows, s: Shape) -> list[str]:
@@ -276,7 +276,7 @@ def _clipped(rows: Rows, s: Shape) -> bool:
 
 def _shared_sum(p: Product, rows: Rows, s: Shape, take: list[str], row: str, parts: list[str], first: str) -> list[str]:
     """The blocks of the cluster put their sums into shared memory, and each finishes its share of the pieces."""
-    high, wide, threads = s.rows // 64, s.bn // 32, 128 * s.groups
+    high, wide, threads = s.rows // 64, s.bn // 32, 128 * s.consumers
     piece = f"sb + (u32)(o * {32 * threads} + t * 16)"
     eight = [f"{x}.{f}" for x in ("lo", "hi") for f in "xyzw"]
     return [

@@ -29,8 +29,8 @@ from weft.generate.cuda.gemm.tma.operands import (
     Operand,
     Rows,
     blocks_of_channels,
-    field,
-    field_size,
+    halo_size,
+    halo_tile,
     left,
     right,
     rows_of,
@@ -56,7 +56,7 @@ from weft.kernels.source import CudaSource, Schedule
 _MODE = {64: 1, 32: 2, 16: 3}
 """Swizzle of an operand by its panel, as descriptors have it."""
 _MOVED = {2: RegisterSplit(40, 232), 3: RegisterSplit(32, 160)}
-"""Registers where warps that copy give theirs to those that multiply, by the warpgroups that multiply."""
+"""Register split of producer and consumers (setmaxnreg), by consumer warpgroups."""
 
 
 @cache
@@ -105,9 +105,9 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     rows = rows_of(p)
     if isinstance(rows, Declined):
         return rows
-    if s.stages < 2 or s.fields == 1:
+    if s.stages < 2 or s.halo_stages == 1:
         return Declined("a single stage, or a single halo tile: loads must run ahead of products")
-    if s.unit not in (1, p.c.kernel[1]):
+    if s.taps_per_stage not in (1, p.c.kernel[1]):
         return Declined("a stage of weights that is neither a tap nor a row of the kernel")
     if s.two_level and (not p.float8 or s.pingpong or two_level_registers(s.rows, s.bn, s.two_level) > MOST_TWO_LEVEL):
         return Declined(
@@ -119,7 +119,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     to = tma_store.stored(p, rows, s) if s.store else None
     if isinstance(to, Declined):
         return to
-    a = field(p, rows, s.box, s.panel) if s.fields else left(p, rows, s.bm, s.panel, s.box, share=s.left_share)
+    a = halo_tile(p, rows, s.box, s.panel) if s.halo_stages else left(p, rows, s.bm, s.panel, s.box, share=s.left_share)
     if s.bn % 32 and (p.w_load != "nk" or s.interleaved or s.split > 1 or p.column_sums or s.bn % 16):
         return Declined(
             "columns of a tile that are no multiple of 32, which interleaving, split-K and column sums need"
@@ -148,30 +148,32 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     maps += [Parameter("my", to.map)] if to is not None else []
     units = math.prod(clusters_of(p, rows, s)) * p.z
     grid = (
-        s.blocks // s.multicast_ctas if s.stream_k else min(s.blocks // s.multicast_ctas or units, units)
+        s.persistent_ctas // s.multicast_ctas
+        if s.stream_k
+        else min(s.persistent_ctas // s.multicast_ctas or units, units)
     ) * s.cluster
-    own = 4 if s.pingpong else 4 * s.groups
+    own = 4 if s.pingpong else 4 * s.consumers
     readers = own * (s.cluster_m + s.cluster_n - 1)
     ring = s.stages * s.stage_bytes + s.staged_bytes
     lines = [
         (
-            f"enum {{ STAGE = {s.stage_bytes}, RING = {s.fields * a.bytes}, FULL = RING + {ring},"
+            f"enum {{ STAGE = {s.stage_bytes}, RING = {s.halo_stages * a.bytes}, FULL = RING + {ring},"
             f" EMPTY = FULL + {8 * s.stages}, TURN = EMPTY + {8 * s.stages}, FIELD = {a.bytes}, THERE = TURN + 16,"
-            f" READ = THERE + {8 * s.fields}{fixed.place(p, s)} }};"
+            f" READ = THERE + {8 * s.halo_stages}{fixed.place(p, s)} }};"
         ),
         "const u32 sb = w_shared(sm);",
         "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
         (
             f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
             f" w_bar_init(sb + EMPTY + 8 * i, {readers}); }}"
-            f" for (int i = 0; i < {s.fields}; ++i) {{ w_bar_init(sb + THERE + 8 * i, 1);"
+            f" for (int i = 0; i < {s.halo_stages}; ++i) {{ w_bar_init(sb + THERE + 8 * i, 1);"
             f" w_bar_init(sb + READ + 8 * i, {own}); }}"
             " w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }"
         ),
         "role.sync();",
         f"w_cluster_sync();\nconst u32 rank = role.block_x() % {s.multicast_ctas};" if s.multicast else "",
         _range(p, rows, s),
-        f"if (warp >= {4 * s.groups}) {{",
+        f"if (warp >= {4 * s.consumers}) {{",
         *_copies(p, rows, s, a, w),
         "} else {",
         *_products(p, rows, s, a, w, end.width, to),
@@ -198,17 +200,17 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         functions += fixed.instruction(p.multiplied, s.bn, turned_b=w.turned)
     else:
         functions += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
-    packings = (pack_panels(p, s.bn, s.panel, fields=s.fields > 0),) if packed else ()
+    packings = (pack_panels(p, s.bn, s.panel, halo=s.halo_stages > 0),) if packed else ()
     role = DeviceRole(
         threads=s.threads,
         body="\n".join(x for x in lines if x),
         parameters=(*maps, *args.parameters),
         grid=(grid, 1, 1),
         globals=functions + args.constants,
-        min_ctas_per_sm=s.resident,
+        min_ctas_per_sm=s.min_ctas,
         shared_bytes=s.shared_bytes(a.bytes) + fixed.bytes_of(p),
         named_barriers=fixed.barriers(p, s) or int(s.split > 1),
-        registers=_MOVED[s.groups] if s.moves_registers else None,
+        registers=_MOVED[s.consumers] if s.moves_registers else None,
         cluster=(s.cluster, 1, 1),
         co_resident=stream_k_of(p, rows, s, _k_tiles(p, s)).sharers * s.multicast_ctas if s.coop_fixup else 1,
     )
@@ -237,7 +239,7 @@ def _state(p: Product, rows: Rows, s: Shape, grid: int) -> int:
     """Bytes of flags: one for each warp, and for each CTA that reads what it leaves."""
     if not s.stream_k:
         return 0
-    return grid * 4 * s.groups * 4 * (stream_k_of(p, rows, s, _k_tiles(p, s)).sharers if s.coop_fixup else 1)
+    return grid * 4 * s.consumers * 4 * (stream_k_of(p, rows, s, _k_tiles(p, s)).sharers if s.coop_fixup else 1)
 
 
 def _no_multicast(p: Product, rows: Rows, s: Shape) -> Declined | None:
@@ -245,7 +247,7 @@ def _no_multicast(p: Product, rows: Rows, s: Shape) -> Declined | None:
     counts, columns = tiles_of(p, rows, s)
     if not s.multicast:
         return None
-    if s.split > 1 or s.resident > 1 or (s.cluster_n > 1 and s.fields):
+    if s.split > 1 or s.min_ctas > 1 or (s.cluster_n > 1 and s.halo_stages):
         return Declined(
             "cluster multicast excludes split-K, several CTAs per multiprocessor, and 1xN clusters of halo tiles"
         )
@@ -260,7 +262,7 @@ def _no_stream_k(p: Product, rows: Rows, s: Shape) -> Declined | None:
     """Why this cannot be a stream-K kernel."""
     if not s.stream_k:
         return Declined("a cooperative fix-up without stream-K") if s.coop_fixup else None
-    if s.split > 1 or s.resident > 1 or s.pingpong or s.fields or not s.blocks:
+    if s.split > 1 or s.min_ctas > 1 or s.pingpong or s.halo_stages or not s.persistent_ctas:
         return Declined(
             "stream-K needs a persistent grid, cooperative consumers, one CTA per multiprocessor; no split-K, no halo"
         )
@@ -278,14 +280,14 @@ def _no_stream_k(p: Product, rows: Rows, s: Shape) -> Declined | None:
 
 def _k_tiles(p: Product, s: Shape) -> int:
     """K-tiles of the whole sum: a stage of the pipeline each."""
-    if s.fields:
+    if s.halo_stages:
         return _rounds(p, s) * blocks_of_channels(p, s.panel)
     return stages_of_sum(p, s.panel)
 
 
 def _rounds(p: Product, s: Shape) -> int:
-    """Stages that go through all taps of a field; 1 without fields."""
-    return math.prod(p.c.kernel) // s.unit if s.fields else 1
+    """Stages that go through all taps of a halo tile; 1 without."""
+    return math.prod(p.c.kernel) // s.taps_per_stage if s.halo_stages else 1
 
 
 def _range(p: Product, rows: Rows, s: Shape) -> str:
@@ -378,12 +380,12 @@ def _walk(stages: int) -> _Walk:
 
 
 def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[str]:
-    """The warp that copies. Constant weights do not wait for the predecessors."""
+    """The producer warp. Constant weights do not wait for the predecessors."""
     packed = w.map is None
     kt, nt = stages_of_sum(p, s.panel), -(-p.n // s.bn)
     kind = storage(p.dtype)
     box = math.prod(s.box) if not a.turned else s.bm
-    bytes_ = ((0 if s.fields else box) + s.bn + s.overfetch) * s.step * 2
+    bytes_ = ((0 if s.halo_stages else box) + s.bn + s.overfetch) * s.step * 2
     tn = f"tn * {s.cluster_n} + {s.rank_n}" if s.cluster_n > 1 else "tn"
     tile_at = (
         f"const {kind}* const pk_tile = (const {kind}*)pk"
@@ -391,9 +393,9 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         if packed
         else ""
     )
-    a_bytes = 0 if s.fields else s.bm * STEP * 2
+    a_bytes = 0 if s.halo_stages else s.bm * STEP * 2
     walk = _walk(s.stages)
-    one = f"if (t == {128 * s.groups}) {{"
+    one = f"if (t == {128 * s.consumers}) {{"
     lines = ["role.dealloc_registers();"] if s.moves_registers else []
     stored = " w_map_prefetch(&my);" if s.store else ""
     lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);") + stored)
@@ -413,7 +415,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     lines += [
         "}",
         "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
-        f"{one} u32 it = 0{', cell = 0' if s.fields else ''};",
+        f"{one} u32 it = 0{', cell = 0' if s.halo_stages else ''};",
         _loop(
             p,
             rows,
@@ -422,12 +424,12 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
         ),
         tile_at,
         f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{ const int kb = st; (void)kb;",
-        _copy_field(p, s, a) if s.fields else "",
+        _load_halo(p, s, a) if s.halo_stages else "",
         f"const u32 {walk.slot}bar = sb + FULL + 8 * slot;",
         f"if (it >= {early}) {{" if packed and not s.stream_k else "{",
         f"w_bar_wait(sb + EMPTY + 8 * slot, {walk.parity} ^ 1); w_bar_expect(bar, {bytes_}u);",
         f"const u32 to = sb + RING + slot * STAGE + {a_bytes}; {w.load} }}",
-        "}" if s.fields else f"const u32 to = sb + slot * STAGE; {a.load} }}",
+        "}" if s.halo_stages else f"const u32 to = sb + slot * STAGE; {a.load} }}",
         "} }",
         "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
         "__syncwarp(); w_cluster_sync();" if s.multicast else "",
@@ -435,13 +437,13 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     return lines
 
 
-def _copy_field(p: Product, s: Shape, a: Operand) -> str:
+def _load_halo(p: Product, s: Shape, a: Operand) -> str:
     """Before the first tap of a block of channels."""
     taps = _rounds(p, s)
     return (
-        f"if (st % {taps} == 0) {{ const u32 slot = cell % {s.fields}, bar = sb + THERE + 8 * slot;"
+        f"if (st % {taps} == 0) {{ const u32 slot = cell % {s.halo_stages}, bar = sb + THERE + 8 * slot;"
         f" const u32 to = sb + slot * FIELD; const int cb = st / {taps};"
-        f" w_bar_wait(sb + READ + 8 * slot, cell / {s.fields} & 1 ^ 1); w_bar_expect(bar, {a.copied}u);"
+        f" w_bar_wait(sb + READ + 8 * slot, cell / {s.halo_stages} & 1 ^ 1); w_bar_expect(bar, {a.copied}u);"
         f" {a.load} ++cell; }}"
     )
 
@@ -455,14 +457,14 @@ def _descriptor(at: str, step: str, o: Operand, rows: int, panel: int) -> str:
     return f"w_operand_at({at} + (u32)({offset}), 16, {16 * panel}, {_MODE[panel]})"
 
 
-def _in_field(p: Product, s: Shape) -> str:
+def _in_halo(p: Product, s: Shape) -> str:
     """64 pixels of a tap: 8 neighbours of a row lie together, the next row of the tile is the next row of the field."""
     c, (_, tall, _) = p.c, s.box
-    high, wide = field_size(p, s.box)
+    high, wide = halo_size(p, s.box)
     dy, dx = c.dilations
     line = "(row0 + i * 64) / 8"
     start = f"({line}) * {wide}" if s.box[0] == 1 else f"(({line}) / {tall} * {high} + ({line}) % {tall}) * {wide}"
-    if s.unit == 1:
+    if s.taps_per_stage == 1:
         place = f"{start} + tap / {c.kernel[1]} * {dy * wide} + tap % {c.kernel[1]} * {dx}"
     else:
         place = f"{start} + tap * {dy * wide} + u * {dx}"
@@ -473,7 +475,7 @@ def _in_field(p: Product, s: Shape) -> str:
 def _fix_up(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
     """A tile's last CTA adds what the CTAs before it have left, and has the epilogue; the others leave their sums."""
     e = stream_k_of(p, rows, s, _k_tiles(p, s))
-    high, warps, threads = s.rows // 64, 4 * s.groups, 128 * s.groups
+    high, warps, threads = s.rows // 64, 4 * s.consumers, 128 * s.consumers
     each = f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int c = 0; c < {s.bn // 8}; ++c)"
     place = f"[(i * {s.bn // 8} + c) * {threads}]"
     left = ", ".join(narrow.carried(f"acc[i][4 * c{x}]", integers=p.integers) for x in ("", " + 1", " + 2", " + 3"))
@@ -516,7 +518,7 @@ def _cooperative_fix_up(s: Shape, e: StreamK, mine: Callable[[str], str], put: s
     Fragments are 64 rows by 32 columns, dealt round robin. CTAs of a tile are neighbours in the grid: all but one tile
     are whole at any time, so that waiting ends as long as a few multiprocessors are free (`Launch.at_once`).
     """
-    high, count, warps = s.rows // 64, s.rows // 64 * (s.bn // 32), 4 * s.groups
+    high, count, warps = s.rows // 64, s.rows // 64 * (s.bn // 32), 4 * s.consumers
 
     def pieces(of: int) -> str:
         unroll = "#pragma unroll\nfor (int"
@@ -557,11 +559,11 @@ def _two_level_stages(s: Shape, product: str, free: str) -> list[str]:
 def _products(
     p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: int, to: tma_store.Stored | None
 ) -> list[str]:
-    """The warpgroups that multiply."""
+    """The consumer warpgroups."""
     high = s.rows // 64
-    row0 = "0" if s.pingpong or s.groups == 1 else f"(warp >> 2) * {s.rows}"
+    row0 = "0" if s.pingpong or s.consumers == 1 else f"(warp >> 2) * {s.rows}"
     a_at = f"at + (u32)((row0 + i * 64) * {128 if a.turned else 2 * s.panel})"
-    taps, f = _rounds(p, s), s.fields
+    taps, f = _rounds(p, s), s.halo_stages
     before = 2 if taps == 1 else 1  # with one stage for a field, the counter is beyond it already
     w_at = f"at + (u32)(u * {s.bn * s.panel * 2})" if f else f"at + {s.bm * STEP * 2}"
     per_tile = f"(u32)(last - first) / {taps}"
@@ -586,12 +588,13 @@ def _products(
         else "if (lane == 0) w_bar_arrive("
     )
     at_both = (", lane" if 1 in (s.cluster_m, s.cluster_n) else f", rank ^ {s.peer}") if s.multicast else ""
-    of_a = _in_field(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
+    of_a = _in_halo(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
     of_w = _descriptor(w_at, "q", w, s.bn, s.panel)
     multicast_ctas = [
         "w_group_begin();",
-        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)\n#pragma unroll\nfor (int u = 0; u < {s.unit}; ++u)",
-        f"#pragma unroll\nfor (int q = 0; q < {s.step // s.unit // 16}; ++q)",
+        f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)",
+        f"#pragma unroll\nfor (int u = 0; u < {s.taps_per_stage}; ++u)",
+        f"#pragma unroll\nfor (int q = 0; q < {s.step // s.taps_per_stage // 16}; ++q)",
         f"w_product_{kind}(acc[i], {of_a},",
         f"  {of_w}, (st - first) | u | q);",
         "w_group_commit();",

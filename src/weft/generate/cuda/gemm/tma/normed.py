@@ -37,9 +37,9 @@ def declined(p: Product, rows: Rows, s: Shape, width: int) -> Declined | None:
         return Declined("partial sums of results that are not written 8 at a time, by threads")
     if p.norm is None:
         return None
-    if s.panel != STEP or s.fields or s.two_level or not rows.linear or p.a_load != "rows":
+    if s.panel != STEP or s.halo_stages or s.two_level or not rows.linear or p.a_load != "rows":
         return Declined("a norm of rows that are not copied 64 elements at a time")
-    if s.rows * s.bn // 128 > (MOST_OF_THREE if s.groups == 3 else MOST_SUMS) or s.rows > 64:
+    if s.rows * s.bn // 128 > (MOST_OF_THREE if s.consumers == 3 else MOST_SUMS) or s.rows > 64:
         return Declined("a norm beside more sums than leave registers for it")
     if p.norm.own and (p.norm.length > STEP or p.norm.length % 16):
         return Declined(
@@ -57,14 +57,14 @@ def barriers(p: Product, s: Shape) -> int:
     """Named barriers that a role needs for its normalised operand."""
     if p.norm is None:
         return 0
-    return FIRST + s.groups if in_order(s) else BARRIER + 1
+    return FIRST + s.consumers if in_order(s) else BARRIER + 1
 
 
 def place(p: Product, s: Shape) -> str:
     """A further constant: where the vectors lie."""
     if p.norm is None:
         return ""
-    return f", COLUMNS = (READ + {8 * s.fields} + 15) / 16 * 16"
+    return f", COLUMNS = (READ + {8 * s.halo_stages} + 15) / 16 * 16"
 
 
 def instruction(kind: str, columns: int, *, turned_b: bool) -> str:
@@ -90,18 +90,18 @@ def vectors(p: Product, s: Shape) -> list[str]:
     """Before the wait: the vectors along the sum, which are weights, to shared memory."""
     if p.norm is None:
         return []
-    threads = 128 * s.groups
+    threads = 128 * s.consumers
     names = epilogue.arguments(p, False, False, False).names
     lines = columns_text(p.norm, names, "COLUMNS", padded_length(p.norm, STEP), threads)
     lines = [*lines, f"role.named_barrier({BARRIER}, {threads});"] if lines else []
     if in_order(s):
-        lines.append(f"if (warp >= {4 * s.groups - 4}) role.named_barrier_arrive({FIRST}, w_threads<256>());")
+        lines.append(f"if (warp >= {4 * s.consumers - 4}) role.named_barrier_arrive({FIRST}, w_threads<256>());")
     return lines
 
 
 def in_order(s: Shape) -> bool:
     """Whether warpgroups issue the products of a stage one after the other."""
-    return s.groups > 1 and not s.pingpong and s.bn >= WIDE
+    return s.consumers > 1 and not s.pingpong and s.bn >= WIDE
 
 
 def left_over(p: Product, s: Shape) -> str:
@@ -180,7 +180,7 @@ def stages(
     *, turned: bool,
 ) -> list[str]:  # fmt: skip
     """The sum of a tile, two stages in turn: registers of one are free when the products of the other have begun."""
-    high, kind, after = _high(s), f"{p.multiplied}_r{int(turned)}", f"((warp >> 2) + 1) % {s.groups}"
+    high, kind, after = _high(s), f"{p.multiplied}_r{int(turned)}", f"((warp >> 2) + 1) % {s.consumers}"
     begin, condition, step = head.split(";")
 
     def stage(to: str) -> list[str]:

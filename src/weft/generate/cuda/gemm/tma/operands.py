@@ -197,20 +197,20 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Shar
     return Operand(map_, " ".join(lines))
 
 
-def field_size(p: Product, box: Three) -> tuple[int, int]:
+def halo_size(p: Product, box: Three) -> tuple[int, int]:
     """Rows and columns of pixels that a box of results reads."""
     (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
     return box[1] + (kh - 1) * dh, box[2] + (kw - 1) * dw
 
 
-def field(p: Product, rows: Rows, box: Three, panel: int) -> Operand | Declined:
+def halo_tile(p: Product, rows: Rows, box: Three, panel: int) -> Operand | Declined:
     """All pixels that a tile reads, of a panel of channels `cb`: a row of shared memory each, whatever tap reads it.
 
     8 rows of shared memory are one unit of a warpgroup product, so a tile is 8 pixels wide.
     """
     if not rows.image or p.c.kernel == (1, 1) or p.c.strides != (1, 1) or box[2] != 8 or (box[0] > 1 and box[1] % 8):
         return Declined("no convolution of step 1 by tiles of 8 columns")
-    high, wide = field_size(p, box)
+    high, wide = halo_size(p, box)
     channels = p.in_elements(panel)
     first = Dim(p.c.ic + p.c.a_walk.offset, 1, channels, f"cb * {channels} + {p.c.a_walk.offset}")
     image = _image(p, box)

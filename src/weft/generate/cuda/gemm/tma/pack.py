@@ -14,10 +14,10 @@ def packed_columns(p: Product, bn: int) -> int:
     return -(-p.n // bn) * bn
 
 
-def pack_panels(p: Product, bn: int, panel: int, *, fields: bool = False) -> Packing:
+def pack_panels(p: Product, bn: int, panel: int, *, halo: bool = False) -> Packing:
     """[group][column tile][stage][panel][column][swizzled k]; every tap begins a panel, what does not exist is zero.
 
-    Panels run over blocks of channels within taps, or with `fields` over taps within blocks of channels.
+    Panels run over blocks of channels within taps, or with `halo` over taps within blocks of channels.
 
     Columns of a group of 32 are permuted so that a thread of the product finds 8 neighbours in its registers: register
     pair c of lane q is column 8 c + 2 q of the instruction and holds column 8 q + 2 c of the tensor. By fours it finds
@@ -29,7 +29,7 @@ def pack_panels(p: Product, bn: int, panel: int, *, fields: bool = False) -> Pac
     total = c.groups * tiles * bn * stages * p.in_elements(STEP)
     taps = c.kernel[0] * c.kernel[1]
     w = c.w_walk
-    block, tap = (f"q / {taps}", f"q % {taps}") if fields else (f"q % {blocks}", f"q / {blocks}")
+    block, tap = (f"q / {taps}", f"q % {taps}") if halo else (f"q % {blocks}", f"q / {blocks}")
     wide = "row % 8 / 2 * 8 + row / 8 % 4 * 2"
     column = wide if not p.by_fours else "row / 16 % 2 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2"
     real = f"q < {taps * blocks}"

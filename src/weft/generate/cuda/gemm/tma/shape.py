@@ -17,7 +17,7 @@ _DEFAULTS = (
     *((name, False) for name in _OFF),
 )  # fmt: skip
 _MANY_SUMS = {2: 112, 3: 64}
-"""Registers of sums per thread from which on registers are moved, by the warpgroups that multiply."""
+"""Registers of sums per thread from which on registers are moved to consumers, by their number."""
 CLUSTER_SHAPES: Mapping[int, tuple[int, int]] = {
     0: (1, 1), 1: (2, 1), 2: (1, 2), 3: (2, 2), 4: (4, 1), 5: (1, 4), 6: (4, 2), 7: (2, 4), 8: (8, 1),
 }  # fmt: skip
@@ -46,8 +46,8 @@ class Shape(Parameters):
     panel: int
     """Of the sum in a row of shared memory."""
     stages: int
-    groups: int
-    """Warpgroups that multiply."""
+    consumers: int
+    """Consumer warpgroups."""
     pingpong: bool
     """Ping-pong consumers: each warpgroup has a tile of its own, and the epilogue of one overlaps the main loop of the
     other; else cooperative ones, which share the rows of a tile."""
@@ -55,15 +55,15 @@ class Shape(Parameters):
     """Blocks of a cluster that share the sum of a tile."""
     box: Three
     """Images, rows and columns of pixels of a tile; (1, 1, bm) where rows are one dimension."""
-    blocks: int
-    """Blocks of the grid that go on to further tiles; 0: one block per tile."""
-    resident: int
-    """Blocks meant to be on one multiprocessor together."""
-    fields: int = 0
-    """Buffers of fields: all pixels that a tile of a convolution reads, once for all taps, whose products begin at
-    different rows of it. 0: every tap is copied."""
-    unit: int = 1
-    """Taps whose weights are one stage, where there are fields: 1, or a row of the kernel."""
+    persistent_ctas: int
+    """CTAs of a persistent grid, which go on to further tiles; 0: one CTA per tile."""
+    min_ctas: int
+    """CTAs per multiprocessor, of the launch bounds."""
+    halo_stages: int = 0
+    """Stages of halo tiles: all pixels that a tile of a convolution reads, loaded once for all taps, whose products
+    begin at different rows of it. 0: every tap is loaded."""
+    taps_per_stage: int = 1
+    """Taps whose weights are one stage, where there are halo tiles: 1, or a row of the kernel."""
     multicast: int = 0
     """Cluster multicast, a number of `CLUSTER_SHAPES`: each CTA of a cluster loads a slice of the operand that CTAs
     along M (B) or along N (A) share, into all of them. 0: none."""
@@ -98,16 +98,16 @@ class Shape(Parameters):
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the warpgroups that multiply and the warp that copies.
+        """Threads of a CTA: consumer warpgroups and the producer warp.
 
         That warp is in a warpgroup of its own where registers move from it to the others.
         """
-        return 128 * self.groups + (128 if self.moves_registers else 32)
+        return 128 * self.consumers + (128 if self.moves_registers else 32)
 
     @property
     def moves_registers(self) -> bool:
         """True: the sums of two or three warpgroups are more than the warps of a scheduler have registers for."""
-        return (self.rows + 64 * self.two_level) * self.bn >= 128 * _MANY_SUMS.get(self.groups, MOST_TWO_LEVEL + 1)
+        return (self.rows + 64 * self.two_level) * self.bn >= 128 * _MANY_SUMS.get(self.consumers, MOST_TWO_LEVEL + 1)
 
     @property
     def cluster(self) -> int:
@@ -167,26 +167,26 @@ class Shape(Parameters):
     @property
     def rows(self) -> int:
         """Rows of a warpgroup's tile."""
-        return self.bm if self.pingpong else self.bm // self.groups
+        return self.bm if self.pingpong else self.bm // self.consumers
 
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage."""
-        return ((0 if self.fields else self.bm) + self.bn + self.overfetch) * self.step * 2
+        return ((0 if self.halo_stages else self.bm) + self.bn + self.overfetch) * self.step * 2
 
     @property
     def step(self) -> int:
         """Of the sum in one stage."""
-        return self.panel * self.unit if self.fields else STEP
+        return self.panel * self.taps_per_stage if self.halo_stages else STEP
 
-    def shared_bytes(self, field: int = 0) -> int:
-        """Dynamic shared memory: fields of so many bytes, stages and barriers."""
-        return self.fields * (field + 16) + self.stages * (self.stage_bytes + 16) + 16 + self.staged_bytes
+    def shared_bytes(self, halo_tile: int = 0) -> int:
+        """Dynamic shared memory: halo tiles of so many bytes, stages and barriers."""
+        return self.halo_stages * (halo_tile + 16) + self.stages * (self.stage_bytes + 16) + 16 + self.staged_bytes
 
     @property
     def staged_bytes(self) -> int:
         """Shared memory of results on their way: two boxes of 16 rows for each warp."""
-        return 4 * self.groups * 2 * STORED_ROWS * self.store * 2
+        return 4 * self.consumers * 2 * STORED_ROWS * self.store * 2
 
 
 def tiles_of(p: Product, rows: Rows, s: Shape) -> tuple[Three, int]:
@@ -230,4 +230,4 @@ class StreamK:
 
 def stream_k_of(p: Product, rows: Rows, s: Shape, k_tiles: int) -> StreamK:
     """The division of a stream-K configuration."""
-    return StreamK(math.prod(clusters_of(p, rows, s)) * p.z, max(1, s.blocks // s.multicast_ctas), k_tiles)
+    return StreamK(math.prod(clusters_of(p, rows, s)) * p.z, max(1, s.persistent_ctas // s.multicast_ctas), k_tiles)

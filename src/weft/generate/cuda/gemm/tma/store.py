@@ -79,7 +79,7 @@ def offered(p: Product, ranked: Sequence[tuple[float, Shape]], facts: GpuFacts) 
         return []
     rows = rows_of(p)
     for modelled, plain in ranked:
-        if not plain.pingpong or plain.fields or plain.store or isinstance(rows, Declined):
+        if not plain.pingpong or plain.halo_stages or plain.store or isinstance(rows, Declined):
             continue
         s = replace(plain, store=32)
         while s.stages > 2 and s.shared_bytes() > facts.shared_per_block:
