@@ -67,7 +67,7 @@ TMA = {
     "PLAIN": 3.3, "SPECIAL": 5.0, "DIVIDED_SLOTS": 20.0, "EXACT_SLOTS": 10.0, "STORE": 32.0, "HALF": 2.0,
     "SINGLE": 32.0, "CLUSTER": 300.0, "RANK": 470.0, "EXCHANGE": 28.0, "STRANGERS": 1.15, "EXPOSED": 0.14,
 }  # fmt: skip
-"""Those of products through the copy engine."""
+"""Those of products through TMA."""
 DEPTHWISE = {
     "BLOCK": 100.0, "RESULT": 3.0, "STEP": 8.0, "SPECIAL": 15.0, "CLIPPED": 40.0, "OPERAND": 20.0, "VECTOR": 3.0,
     "FIELD": 0.66, "WEIGHT": 10.0, "RESULT_SLOTS": 5.0, "STEP_SLOTS": 2.0, "SPECIAL_SLOTS": 5.0, "CLIPPED_SLOTS": 40.0,

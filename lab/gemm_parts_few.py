@@ -88,7 +88,7 @@ def _stored(s: Shape) -> list[Shape]:
 
 
 def stores() -> Iterator[tuple[Gemm, list[Variant]]]:
-    """Results by the copy engine or by threads: short sums, tiles that warpgroups take in turn."""
+    """Results by TMA or by threads: short sums, tiles that warpgroups take in turn."""
     square, low = (tile(*x, pingpong=True, interleaved=True) for x in ((128, 128, 7), (64, 256, 5)))
     wide = tile(128, 256, 4, interleaved=True)
     sizes = [(4096, 4096, k) for k in (1024, 512, 768, 1536, 2048)]

@@ -2,7 +2,7 @@
 
     python -m lab.gpu_gemm [GROUP ...] [--kernels K] [--seconds S] [--only TEXT] [--dry]
 
-A case is a product with what follows it in a network. Every schedule of the copy engine's template (`tma`) is measured,
+A case is a product with what follows it in a network. Every schedule of the tma template (`tma`) is measured,
 and the best-ranked one of each other template; of f32, with products in TF32 or not, the best three. Without groups,
 those of 16 bits are run. `library` is torch's product or convolution (its own search for the
 fastest algorithm) with bias, `chain` that and what follows it as eager operators. A time is the median over replays of

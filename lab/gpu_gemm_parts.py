@@ -700,7 +700,7 @@ def main() -> None:
     parser.add_argument("--targets", action="store_true", help="products that lose, by the newest shapes, instead")
     parser.add_argument("--places", action="store_true", help="where pairs of blocks are, instead")
     parser.add_argument("--few", action="store_true", help="products with few rows, transposed, instead")
-    parser.add_argument("--stores", action="store_true", help="results by the copy engine or by threads, instead")
+    parser.add_argument("--stores", action="store_true", help="results by TMA or by threads, instead")
     parser.add_argument("--weak", action="store_true", help="products that lose, by tiles of any width, instead")
     parser.add_argument("--local", action="store_true", help="what bounds copies, and newer ways to share, instead")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")

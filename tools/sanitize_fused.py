@@ -85,7 +85,7 @@ def members(bm: int, bn: int, *splits: int, cluster: int = 1) -> Schedule:
 def copied(
     *shapes: tuple[int, int], consumers: int = 1, splits: tuple[int, ...] = (), persistent_ctas: int = 0
 ) -> Schedule:
-    """Tiles of products in one launch, by the copy engine."""
+    """Tiles of products in one launch, by TMA."""
     each = splits or (1,) * len(shapes)
     found = [
         Shape(bm, bn, 64, 3, consumers, False, split, (1, 1, bm), persistent_ctas, 1)
@@ -104,12 +104,12 @@ def groups() -> Mapping[str, Case]:
             group((33, 40, 72), (17, 20, 36), dtype=F32),
             grouped.Shape(32, 32, 16, 16, 16, 1, 3, (2, 1), 2).schedule(tensor=False),
         ),
-        "grouped, by the copy engine": (group(*sizes), copied((64, 32), (64, 64), (64, 32), persistent_ctas=2)),
-        "grouped, by the copy engine, clusters": (
+        "grouped, by TMA": (group(*sizes), copied((64, 32), (64, 64), (64, 32), persistent_ctas=2)),
+        "grouped, by TMA, clusters": (
             group(*sizes), copied((64, 32), (64, 64), (64, 32), splits=(2, 1, 2)),
         ),
         "grouped, q, k and v": (heads(48, 3, 16, 72, turned=True), members(32, 32, 1, 1, 1)),
-        "grouped, q, k and v by the copy engine": (
+        "grouped, q, k and v by TMA": (
             heads(50, 3, 16, 72, turned=False), copied(*(((64, 64),) * 3)),
         ),
     }  # fmt: skip
@@ -136,7 +136,7 @@ def scaled(m: int, n: int, k: int, left: DType, out: DType) -> Problem:
 
 
 def one_product() -> Mapping[str, Case]:
-    """Few rows, norms on the load, bytes by warpgroups, results by the copy engine, results turned."""
+    """Few rows, norms on the load, bytes by warpgroups, results by TMA, results turned."""
     wide = {"consumers": 2, "store": 64, "persistent_ctas": 2}
     return {
         "swapped, split": (gemm(9, 72, 520, "bf16"), few.Shape(16, 64, 2, 4).schedule()),
@@ -175,7 +175,7 @@ def one_product() -> Mapping[str, Case]:
             gemm(200, 72, 200, text="bias"), tma(64, 64, consumers=2, pingpong=True, persistent_ctas=3, store=64)
         ),
         "turned, heads by fragments": (parted(50, (0, 2, 1, 3)), blocks(32, 32)),
-        "turned, heads by the copy engine": (parted(50, (0, 2, 1, 3)), tma(64, 64)),
+        "turned, heads by TMA": (parted(50, (0, 2, 1, 3)), tma(64, 64)),
         "turned, keys by fragments": (parted(48, (0, 2, 3, 1)), blocks(32, 32)),
     }  # fmt: skip
 

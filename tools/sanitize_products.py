@@ -36,13 +36,13 @@ def gemm(m: int, n: int, k: int, types: str = "f16", layout: str = "nt", text: s
 
 
 def tma(bm: int, bn: int, *, stages: int = 3, **changes: int | bool) -> Schedule:
-    """A schedule of the copy engine's template."""
+    """A schedule of the tma template."""
     known = {"panel": 64, "consumers": 1, "pingpong": False, "split": 1, "persistent_ctas": 0, "min_ctas": 1} | changes
     return Shape(bm=bm, bn=bn, stages=stages, box=(1, 1, bm), **known).schedule()  # type: ignore[arg-type]
 
 
 def blocks(bm: int, bn: int, wk: int = 1, split: int = 1, template: str = "mma", *, cluster: bool = False) -> Schedule:
-    """A schedule of the template without a copy engine."""
+    """A schedule of the template without TMA."""
     return mma.Shape(bm, bn, 64, 16, 16, wk, 3, split, cluster).schedule(template)
 
 

@@ -136,7 +136,7 @@ def test_products_are_launched_in_every_way_that_their_blocks_work_together() ->
     assert {int(p.get("multicast", 0)) for p in tma} >= {0, 1, 3, 4}
     for name in ("stream_k", "pingpong"):
         assert any(p.get(name) is True for p in tma)
-    assert any(int(p["split"]) > 1 for p in tma) and any(int(p.get("apart", 0)) for p in tma)
+    assert any(int(p["split"]) > 1 for p in tma) and any(int(p.get("two_level", 0)) for p in tma)
     assert {(int(p["split"]) > 1, p["cluster"]) for p in found.values() if p["template"] == "mma"} >= {
         (True, True), (True, False), (False, False),
     }  # fmt: skip

@@ -119,7 +119,7 @@ def together_us(problem: Problem, products: Sequence[NodeId], facts: GpuFacts) -
 
 
 def _in_place(graph: Graph, node: Node) -> bool:
-    """Whether the copy engine finds all pixels: borders of zeros it makes itself, reflected and gathered ones not."""
+    """Whether TMA finds all pixels: borders of zeros it makes itself, reflected and gathered ones not."""
     while (reads := graph.nodes[node.inputs[0]]).prim is Prim.PAD:
         attrs = cast("a.PadAttrs", reads.attrs)
         if attrs.mode != "constant" or attrs.value != 0:

@@ -154,7 +154,7 @@ inline void w_bulk(u32 to, const void* from, u32 bytes, u32 bar) {
     w_self = now;
   });
 }
-// results that the copy engine stores: read as late as the kernel's waits allow
+// results that TMA stores: read as late as the kernel's waits allow
 inline void w_matrices_store(u32 at, const u32 (&r)[4]) {
   Warp& w = *w_self->warp;
   const unsigned slot = w.bar.generation & 1, lane = w_self->lane;

@@ -285,7 +285,7 @@ COPIED = (
     "rows of two lengths", "equal texts", "convolutions", "experts", "bf16", "warpgroups", "q, k and v of one operand",
     "slices as heads", "slices as heads, operands beside", "slices as heads, tf32", "stacked heads", "tf32", "deep",
 )  # fmt: skip
-"""Cases for the copy engine."""
+"""Cases for TMA."""
 
 
 def clustered(every: Sequence[grouped_match.Member]) -> list[tuple[float, grouped_tma.Shape]]:

@@ -1,4 +1,4 @@
-"""The model of products through the copy engine: what an NVIDIA H200 showed, and what must hold for any product."""
+"""The model of products through TMA: what an NVIDIA H200 showed, and what must hold for any product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles of the copy engine's template that the blocks which share their steps finish together."""
+"""Tiles of the tma template that the blocks which share their steps finish together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor maps (`CUtensorMap`): 128 bytes that tell the copy engine how a tensor lies in memory."""
+"""Tensor maps (`CUtensorMap`): 128 bytes that tell TMA how a tensor lies in memory."""
 
 from __future__ import annotations
 

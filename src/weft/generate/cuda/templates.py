@@ -50,9 +50,9 @@ _FIRST = 3
 TENSOR = frozenset({"mma", "wgmma", "halo", "tma", "pooled", "grouped", "grouped_tma"})
 """Templates for tensor cores: a schedule of one of them for a product of f32 means TF32."""
 _OWN = 6
-"""Shapes of the copy engine's template for numbers of 8 bits."""
+"""Shapes of the tma template for numbers of 8 bits."""
 _NEAR = 1.5
-"""Shapes of the copy engine's template that are modelled slower than so many times the best are not measured."""
+"""Shapes of the tma template that are modelled slower than so many times the best are not measured."""
 
 
 def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
@@ -192,7 +192,7 @@ def modelled(p: Product, facts: GpuFacts, *, plain: bool = True) -> list[tuple[f
 
 
 def _of_bytes(p: Product, facts: GpuFacts) -> list[Schedule]:
-    """Products of numbers of 8 bits: by `mma.sync`, floats as halves, and where the copy engine feeds warpgroups."""
+    """Products of numbers of 8 bits: by `mma.sync`, floats as halves, and where TMA feeds warpgroups."""
     ranked = [(cycles, s.schedule("mma")) for cycles, s in choose.shapes(p, facts)]
     ranked += [(cycles, s.schedule()) for cycles, s in tma_choose.shapes(p, facts, _OWN)]
     if gemv.applies(p) is None:

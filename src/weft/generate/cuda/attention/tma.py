@@ -1,4 +1,4 @@
-"""Attention on Hopper: the copy engine fills tiles of keys and values, warpgroups multiply them.
+"""Attention on Hopper: TMA fills tiles of keys and values, warpgroups multiply them.
 
 One warpgroup copies, each of the others owns 64 rows. Its scores are products of operands in shared memory and stay in
 registers; the weights it makes of them are the left operand of the second product from there. While the weights of one
@@ -35,7 +35,7 @@ __all__ = ["TEMPLATE", "modelled", "operands", "ranked", "roles"]
 
 @cache
 def header() -> str:
-    """The functions that this template needs besides the prelude and the copy engine's."""
+    """The functions that this template needs besides the prelude and TMA's."""
     return (Path(__file__).parent / "weft_cuda_attention.h").read_text(encoding="utf-8")
 
 
@@ -62,7 +62,7 @@ W_FN void w_weighted_{kind}(float (&d)[{count}], const u32 (&a)[4], u64 b) {{
 
 
 def operands(p: Attention, s: Shape) -> tuple[Mapped, Mapped, Mapped] | Declined:
-    """q, k and v for the copy engine."""
+    """q, k and v for TMA."""
     q = mapped(p, p.q, p.qk, ROWS, keyed=False)
     k = mapped(p, p.k, p.qk, s.bn, keyed=True)
     v = mapped(p, p.v, p.head, s.bn, keyed=True)

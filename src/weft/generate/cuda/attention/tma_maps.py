@@ -23,7 +23,7 @@ _RANK = 5
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """An operand that the copy engine reads; the last coordinates follow those of column and row."""
+    """An operand that TMA reads; the last coordinates follow those of column and row."""
 
     map: TensorMap
     rows: tuple[str, ...]

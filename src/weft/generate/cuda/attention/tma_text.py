@@ -151,7 +151,7 @@ class Kernel:
         return max(1, min(self.p.blocks, _NEAR_BYTES // each_))
 
     def _copies(self) -> list[str]:
-        """The thread that asks the copy engine."""
+        """The thread that asks TMA."""
         p, s = self.p, self.s
         q = [
             f"{{ const int m = m0 + {g * ROWS}; (void)m;"

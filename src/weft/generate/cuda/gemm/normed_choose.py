@@ -73,7 +73,7 @@ def _extra(norm: Norm, p: Product, s: Shape, facts: GpuFacts) -> float:
 
 
 def warpgroups(p: Product, facts: GpuFacts) -> list[tuple[float, Warpgroups]]:
-    """(modelled cycles, shape) of the copy engine's template, best first."""
+    """(modelled cycles, shape) of the tma template, best first."""
     rows, width = rows_of(p), epilogue.plan(p).width
     if isinstance(rows, Declined):
         return []

@@ -1,11 +1,11 @@
-// What the tma template needs of Hopper: the copy engine, barriers that count its bytes, descriptors of operands.
+// What the tma template needs of Hopper: TMA, barriers that count its bytes, descriptors of operands.
 // Includes nothing. Tests put an emulation in its place.
 #ifndef W_EMULATED
 struct __align__(64) w_map { u64 o[16]; };  // CUtensorMap
 W_FN void w_bar_init(u32 at, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
-W_FN void w_bar_ready() {  // before a block-wide barrier: the copy engine sees the barriers initialised
+W_FN void w_bar_ready() {  // before a block-wide barrier: TMA sees the barriers initialised
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 W_FN void w_bar_expect(u32 at, u32 bytes) {

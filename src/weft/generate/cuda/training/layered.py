@@ -326,7 +326,7 @@ def with_sums(p: Product, schedule: Schedule) -> tuple[CudaSource, int] | Declin
     These, of float32 and as wide as the result, are one more output.
     """
     if schedule.param("template") != "tma":
-        return Declined("the copy engine's template sums columns")
+        return Declined("the tma template sums columns")
     matched = product(p.problem)
     if isinstance(matched, Declined):
         return matched

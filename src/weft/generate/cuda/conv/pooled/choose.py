@@ -19,7 +19,7 @@ REPEATED = 1.5
 """Most results of the convolution that all blocks may compute, over those that it has."""
 WORTH = 0.8
 """Share of the one kernel's modelled time that two must take at least, for the one to be measured. Of 20 pairs on an
-NVIDIA H200, where the copy engine feeds most convolutions, 17 were faster as two or as fast: 16 of them are below."""
+NVIDIA H200, where TMA feeds most convolutions, 17 were faster as two or as fast: 16 of them are below."""
 PLACE, PASS = 2.2, 260.0
 """Issue slots of a place of a window for a result, and cycles until windows begin: guesses, not fitted."""
 

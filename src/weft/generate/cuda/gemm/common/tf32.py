@@ -1,8 +1,8 @@
 """TF32: f32 in memory, operands rounded to 11 bits on their way to the tensor cores, sums in f32.
 
 The tensor cores ignore the low 13 bits of an operand, so an operand that is not rounded is cut off: twice the error,
-and all of it towards zero. Constant weights are rounded when they are repacked, what the copy engine copies by the copy
-engine, and fragments that come through registers there: to nearest, ties away from zero, as the libraries do.
+and all of it towards zero. Constant weights are rounded when they are repacked, what is loaded by TMA, and fragments
+that come through registers there: to nearest, ties away from zero, as the libraries do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products of different sizes in one launch by the copy engine and warpgroups: `kernel` with the roles of `gemm.tma`.
+"""Products of different sizes in one launch by TMA and warpgroups: `kernel` with the roles of `gemm.tma`.
 
 Members share the threads of a block and how many blocks are on a multiprocessor; tiles, stages and boxes are each one's
 own. Every member has blocks that go on to further tiles of it: multiprocessors are divided among the members so that
@@ -174,7 +174,7 @@ def emit(found: Sequence[Member], schedule: Schedule, entry: str) -> CudaSource 
     placed = []
     for member, one in zip(found, s.members, strict=True):
         if one.store:
-            return Declined("a group's results by the copy engine")
+            return Declined("a group's results by TMA")
         if one.multicast or one.stream_k or one.split not in (1, cluster):
             return Declined("blocks of a group that share operands, or sums with others than those of a cluster")
         made = tma.roles(member.product, one.schedule())

@@ -123,9 +123,9 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     if s.group and (p.a_load == "columns" or p.w_load == "kn"):
         return Declined("warpgroup products of operands that do not lie along the sum")
     if p.float8 and s.group:
-        return Declined("warpgroup products of 8-bit floats are those of the copy engine's template")
+        return Declined("warpgroup products of 8-bit floats are those of the tma template")
     if p.integers and s.group:
-        return Declined("warpgroup products of integers are those of the copy engine's template")
+        return Declined("warpgroup products of integers are those of the tma template")
     if s.group and p.dtype is DType.F32:
         return Declined("warpgroup products of f32: nothing on the way to shared memory rounds them")
     if p.parts is not None and not whole_pieces(s, end.width):

@@ -42,7 +42,7 @@ def finish(
     """From the sums in registers to the outputs: a thread has 8 of a row at a time.
 
     They are neighbours, or for f32 with packed weights two pieces of 4: four threads fill whole sectors at once.
-    `to`: the copy engine stores them, see `store`. `sharers`: blocks that finish a tile, each every so many pieces.
+    `to`: TMA stores them, see `store`. `sharers`: blocks that finish a tile, each every so many pieces.
     Statements before the products of a tile, which ask for what the first vectors need, and after them.
     """
     high, wide = s.rows // 64, -(-s.bn // 32)

@@ -1,4 +1,4 @@
-"""Products and convolutions on Hopper: the copy engine fills stages, warpgroups multiply them, registers are stored.
+"""Products and convolutions on Hopper: TMA fills stages, warpgroups multiply them, registers are stored.
 
 Warp-specialised: one producer warp issues TMA, all others are consumer warpgroups (wgmma). Cooperative consumers share
 the rows of a tile; with ping-pong consumers the epilogue of one warpgroup overlaps the main loop of the other. CTAs are

@@ -2,7 +2,7 @@
 
 A stage holds 64 elements of the sum of every row of both tiles, as panels of 64, 32 or 16: rows of 128, 64 or 32 bytes,
 swizzled. The rows of the left tile are a box of up to three dimensions, so that a tile of a convolution is a box of
-pixels, and padding is what the copy engine fills in for what lies outside of the tensor.
+pixels, and padding is what TMA fills in for what lies outside of the tensor.
 Source: CUDA driver API, cuTensorMapEncodeTiled; note on matrix products, sections 2.3 and 11.
 """
 
@@ -115,7 +115,7 @@ def rows_of(p: Product) -> Rows | Declined:
     """How the left operand's rows lie in memory."""
     c = p.c
     if not p.tensor or c.a.kind != "input":
-        return Declined("the copy engine's template takes inputs of 16 or 8 bits, or f32 as TF32")
+        return Declined("the tma template takes inputs of 16 or 8 bits, or f32 as TF32")
     if p.float8 and c.kernel != (1, 1):
         return Declined("a convolution of 8-bit floats")
     if p.a_load not in ("rows", "taps", "columns") or p.w_load == "elements":

@@ -1,4 +1,4 @@
-"""Results that leave through shared memory: every warp puts boxes of 16 rows there, and the copy engine stores them.
+"""Results that leave through shared memory: every warp puts boxes of 16 rows there, and TMA stores them.
 
 A warp has two boxes, so that one is filled while the other is read; it goes on to the next tile's products while they
 are on their way, and before the end of the kernel it waits until they are in memory. What lies outside of the result is
@@ -123,7 +123,7 @@ def boxed(s: Shape, ring: str, to: Stored, step: list[str]) -> list[str]:
         f"const u32 staged = {ring} + (warp * 2 + put % 2) * {size};",
         f"if (o % {per} == 0) {{ if (lane == 0) w_stores_read<1>(); __syncwarp(); }}",
         *step,
-        # all lanes' stores are there before the copy engine reads
+        # all lanes' stores are there before TMA reads
         f"if (o % {per} == {per - 1}) {{ w_async_fence(); __syncwarp(); ++put;",
         (
             f"if (lane == 0) {{ const u32 box = sb + staged;"

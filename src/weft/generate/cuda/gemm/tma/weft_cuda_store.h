@@ -1,4 +1,4 @@
-// Results that the copy engine stores from shared memory. Includes nothing. Tests put an emulation in its place.
+// Results that TMA stores from shared memory. Includes nothing. Tests put an emulation in its place.
 #ifndef W_EMULATED
 // four matrices of 8 x 8 halves, as the lanes hold them, to the rows whose addresses the lanes have, 8 for each
 W_FN void w_matrices_store(u32 at, const u32 (&r)[4]) {
