@@ -117,7 +117,7 @@ def refused(p: Product, s: Shape) -> Declined | None:
     """Why a product has no kernel of this shape."""
     kt = stages_of_sum(p, STEP)
     if s.bm % 8 or not 8 <= s.bm <= MOST_ROWS or s.bn % _GROUP or s.stages < 2:
-        return Declined("swap-AB needs rows of a tile by eights, columns by 64, two stages or more")
+        return Declined("swap-AB needs tiles of rows by eights, columns by 64, two stages or more")
     if s.bm * (s.bn + _PAD) * 4 > s.stages * s.stage_bytes:
         return Declined("partial sums that do not fit into the shared memory of the stages")
     if kt < s.split or (s.multicast and s.split > 1):
