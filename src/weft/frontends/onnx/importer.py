@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from weft import fission
 from weft.errors import InvalidGraphError, LimitError, UserError
 from weft.frontends.imported import Imported, OpaqueUse, ValueGuard
 from weft.frontends.onnx import opaque as fallback
+from weft.frontends.onnx.call import ABSENT, REEXPORT, Call, Foreign, Handler, Scope, Value, foreign_type
 from weft.frontends.onnx.check import AP, RUNTIME_DOMAINS, Checked, FunctionKey, domain_of, node_where, reads
 from weft.frontends.onnx.errors import (
     BadAttributeError,
@@ -36,7 +36,8 @@ from weft.frontends.onnx.errors import (
 )
 from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.names import kept, shown
-from weft.frontends.onnx.pieces import Absent, Foreign, Runtime
+from weft.frontends.onnx.operators import HANDLERS
+from weft.frontends.onnx.pieces import Absent, Runtime
 from weft.frontends.onnx.tensors import FOREIGN, MAX_RANK, TensorReader, dtype_of, tensor_name
 from weft.ir.attrs import ConstantAttrs, InputAttrs
 from weft.ir.declined import Declined
@@ -45,161 +46,15 @@ from weft.ir.prims import FREE, Prim
 from weft.ir.reference import evaluate
 from weft.ir.types import Array, DType, TensorType, round_held
 
-ABSENT: NodeId = -1
 _OPAQUE_BIT = 1
 _VALUE_LIMIT = 1 << 22
 """Elements of a value that is evaluated because an operator needs it."""
-
-ListValue = tuple[NodeId, ...]
-"""A sequence value, known element by element while importing."""
-Value = NodeId | ListValue | Foreign
-Result = NodeId | tuple[Value, ...] | Declined
-
-
-class Scope:
-    """Values by name; a subgraph sees the graphs around it, a function body does not."""
-
-    def __init__(
-        self,
-        outer: Scope | None,
-        opsets: Mapping[str, int],
-        attributes: Mapping[str, onnx.AttributeProto] | None = None,
-    ) -> None:
-        self.outer = outer
-        self.opsets = opsets
-        self.attributes: Mapping[str, onnx.AttributeProto] = (
-            attributes if attributes is not None else (outer.attributes if outer else {})
-        )
-        self.names: dict[str, Value] = {}
-
-    def get(self, name: str) -> Value:
-        """The value of a name; KeyError if there is none."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.outer
-        raise KeyError(name)
-
-
-@dataclass(slots=True)
-class Call:
-    """One operator that is being imported: what a handler sees."""
-
-    im: Importer
-    node: onnx.NodeProto
-    scope: Scope
-    opset: int
-    operands: tuple[Value, ...]
-    attrs: dict[str, Any]
-    where: str
-    guarded: list[str] = field(default_factory=list)
-
-    @property
-    def b(self) -> GraphBuilder:
-        """The builder."""
-        return self.im.b
-
-    @property
-    def op(self) -> str:
-        """Operator type."""
-        return self.node.op_type
-
-    @property
-    def num_outputs(self) -> int:
-        """Outputs up to the last one that is used."""
-        used = [i for i, name in enumerate(self.node.output) if name]
-        return used[-1] + 1 if used else 0
-
-    def has(self, i: int) -> bool:
-        """True if operand `i` is given."""
-        return i < len(self.operands) and self.operands[i] != ABSENT
-
-    def x(self, i: int) -> NodeId:
-        """Operand `i`; -1 if absent."""
-        value = self.operands[i] if i < len(self.operands) else ABSENT
-        if isinstance(value, tuple):
-            raise NoRuleError(where=self.where, op=self.op, reason="a sequence where a tensor is wanted")
-        if isinstance(value, Foreign):
-            raise foreign_type(value, f"operand {i}", self.where, self.op)
-        return value
-
-    def xs(self) -> tuple[NodeId, ...]:
-        """All operands, as tensors."""
-        return tuple(self.x(i) for i in range(len(self.operands)))
-
-    def type(self, i: int) -> TensorType:
-        """Type of operand `i`."""
-        return self.b.type_of(self.x(i))
-
-    def shape(self, i: int) -> tuple[int, ...]:
-        """Shape of operand `i`."""
-        return self.type(i).shape
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, decoded."""
-        return self.attrs.get(name, default)
-
-    def value(self, i: int) -> npt.NDArray[Any]:
-        """Value of operand `i` at import time; specialises on example inputs where it must.
-
-        Raises:
-            NeedsValueError: it depends on run-time data that are not at hand [W202].
-        """
-        return self.im.need(self.x(i), self)
-
-    def ints(self, i: int) -> tuple[int, ...]:
-        """An integer operand as a tuple."""
-        return tuple(int(v) for v in np.asarray(self.value(i)).reshape(-1).tolist())
-
-    def integer(self, i: int) -> int:
-        """An integer operand with one element."""
-        found = self.ints(i)
-        if len(found) != 1:
-            raise MismatchError(
-                where=self.where, problem=f"operand {i} has {len(found)} elements, not 1", remedy=_EXPORT
-            )
-        return found[0]
-
-    def rule(self, name: str, *operands: NodeId, **params: Any) -> tuple[NodeId, ...] | Declined:
-        """Apply a fission rule under an origin that names this operator."""
-        return fission.apply(
-            self.b, name, tuple(operands), params, source=self.im.source_of(self), location=self.im.location_of(self)
-        )
-
-    def axis(self, name: str, default: int, rank: int | None = None) -> int:
-        """An axis attribute, normalised to [0, rank)."""
-        return self.norm(int(self.get(name, default)), self.type(0).rank if rank is None else rank)
-
-    def norm(self, axis: int, rank: int) -> int:
-        """An axis in [0, rank)."""
-        if not -max(rank, 1) <= axis < max(rank, 1):
-            raise MismatchError(where=self.where, problem=f"axis {axis} of rank {rank}", remedy=_EXPORT)
-        return axis % max(rank, 1)
-
-    def fail(self, problem: str) -> NoReturn:
-        """The model is wrong here.
-
-        Raises:
-            MismatchError [W108].
-        """
-        raise MismatchError(where=self.where, problem=problem, remedy=_EXPORT)
-
-
-_EXPORT = "types and shapes of the model contradict each other: export it again"
-Handler = Callable[[Call], Result]
 
 
 def too_many(rank: int, where: str) -> LimitError:
     """Of dimensions."""
     problem = f"a tensor of rank {rank}; the most is {MAX_RANK}"
     return LimitError(where=where, problem=problem, remedy="merge dimensions before the export")
-
-
-def foreign_type(value: Foreign, what: str, where: str, op: str = "") -> UnsupportedTypeError:
-    """A value of another type where only those of Weft can be."""
-    reason = "Weft has no such element type, and only operators run by ONNX Runtime can hold one"
-    return UnsupportedTypeError(where=where, op=op, what=what, type=value.name, reason=reason)
 
 
 class Importer:
@@ -322,7 +177,7 @@ class Importer:
         where = node_where(node, index)
         domain = domain_of(node.domain)
         operands = tuple(self._operand(name, scope, where) for name in node.input)
-        attrs = {a.name: a for a in self._attributes(node, scope, where)}
+        attrs = {a.name: a for a in self.attributes(node, scope, where)}
         key = (domain, node.op_type, node.overload)
         local = self.checked.functions.get(key)
         if local is not None:
@@ -354,8 +209,6 @@ class Importer:
 
     def operator(self, call: Call, domain: str, attrs: Mapping[str, onnx.AttributeProto]) -> tuple[Value, ...]:
         """Handler, then ONNX's own body, then an opaque primitive."""
-        from weft.frontends.onnx.operators import HANDLERS
-
         for k in required(call.op, call.opset, domain):
             if k >= len(call.operands) or call.operands[k] == ABSENT:
                 raise BadGraphError(
@@ -399,7 +252,7 @@ class Importer:
         """Nodes added inside name the operator, unless a rule that is applied there says more."""
         return self.b.origin(Origin("", source=self.source_of(call), location=self.location_of(call)))
 
-    def _hold_types(self, call: Call) -> None:
+    def hold_types(self, call: Call) -> None:
         """What an operator has added are tensors that something can compute.
 
         Raises:
@@ -419,20 +272,20 @@ class Importer:
             if len(shape) > MAX_RANK:
                 raise too_many(len(shape), call.where)
             if shape and min(shape) < 0:
-                raise MismatchError(where=call.where, problem=f"a result of shape {list(shape[:8])}", remedy=_EXPORT)
+                raise MismatchError(where=call.where, problem=f"a result of shape {list(shape[:8])}", remedy=REEXPORT)
 
     def _attempt(self, call: Call, handler: Handler) -> tuple[Value, ...] | Declined:
         try:
             with self.origin(call):
                 taken = handler(call)
-            self._hold_types(call)
+            self.hold_types(call)
         except (
             InvalidGraphError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError
         ) as error:  # fmt: skip
             # Either the model does not type-check or a rule has a gap: ONNX's own inference tells which.
             problem = fallback.type_problem(call)
             if problem is not None:
-                raise MismatchError(where=call.where, problem=problem, remedy=_EXPORT) from error
+                raise MismatchError(where=call.where, problem=problem, remedy=REEXPORT) from error
             return Declined(f"rule failed: {shown(str(error).splitlines()[0] if str(error) else type(error).__name__)}")
         if isinstance(taken, Declined):
             return taken
@@ -515,7 +368,7 @@ class Importer:
             raise MismatchError(
                 where=f"subgraph '{shown(graph.name)}'",
                 problem=f"{len(graph.input)} inputs for {len(operands)} values",
-                remedy=_EXPORT,
+                remedy=REEXPORT,
             )
         for info, value in zip(graph.input, operands, strict=True):
             scope.names[info.name] = value
@@ -590,7 +443,7 @@ class Importer:
 
     # Attributes
 
-    def _attributes(self, node: onnx.NodeProto, scope: Scope, where: str) -> list[onnx.AttributeProto]:
+    def attributes(self, node: onnx.NodeProto, scope: Scope, where: str) -> list[onnx.AttributeProto]:
         """The node's attributes with references to the function's own ones resolved."""
         found = []
         for a in node.attribute:
@@ -604,7 +457,7 @@ class Importer:
                 raise BadAttributeError(
                     where=where,
                     problem=f"attribute '{shown(a.name)}' has another type than the function's",
-                    remedy=_EXPORT,
+                    remedy=REEXPORT,
                 )
             copied = AP()
             copied.CopyFrom(target)
@@ -642,7 +495,7 @@ class Importer:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            raise BadAttributeError(where=where, problem="a string attribute is not UTF-8", remedy=_EXPORT) from None
+            raise BadAttributeError(where=where, problem="a string attribute is not UTF-8", remedy=REEXPORT) from None
 
     # Types of inputs and outputs
 
@@ -754,7 +607,7 @@ class Importer:
                 shape.append(example.shape[k])
             elif dim.HasField("dim_value"):
                 if dim.dim_value < 0 or dim.dim_value >= 2**62:
-                    raise BindingError(where=where, problem=f"size {dim.dim_value} of dimension {k}", remedy=_EXPORT)
+                    raise BindingError(where=where, problem=f"size {dim.dim_value} of dimension {k}", remedy=REEXPORT)
                 shape.append(dim.dim_value)
             elif (name := _dim_name(info, k, dim)) in self.dims:
                 shape.append(int(self.dims[name]))
@@ -786,7 +639,7 @@ class Importer:
             raise MismatchError(
                 where=where,
                 problem=f"declared {dtype_of(t.elem_type, '', where).value}, computed {made.dtype.value}",
-                remedy=_EXPORT,
+                remedy=REEXPORT,
             )
         if t.HasField("shape"):
             declared = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None for d in t.shape.dim]
@@ -860,7 +713,7 @@ class Importer:
             NeedsValueError [W202].
         """
         if node == ABSENT:
-            raise MismatchError(where=call.where, problem="a required operand is missing", remedy=_EXPORT)
+            raise MismatchError(where=call.where, problem="a required operand is missing", remedy=REEXPORT)
         mask = self.depends(node)
         used = [i for i in range(mask.bit_length() - 1) if mask >> (1 + i) & 1]
         t = self.b.type_of(node)

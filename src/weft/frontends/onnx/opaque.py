@@ -12,18 +12,19 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, shape_inference
 
 from weft.errors import LimitError
+from weft.frontends.onnx.call import Call, Foreign, Value
 from weft.frontends.onnx.check import RUNTIME_DOMAINS, domain_of, subgraphs, walk_nodes
 from weft.frontends.onnx.errors import MismatchError, NeedsValueError, NoRuleError, NoRuntimeError
 from weft.frontends.onnx.limits import raised_by
 from weft.frontends.onnx.names import shown
-from weft.frontends.onnx.pieces import DRAWS, Absent, Foreign, Runtime, RuntimeWantedError, type_of
+from weft.frontends.onnx.pieces import DRAWS, Absent, Runtime, RuntimeWantedError, type_of
 from weft.frontends.onnx.tensors import (
     DTYPES,
     FOREIGN,
@@ -38,9 +39,6 @@ from weft.frontends.onnx.tensors import (
 from weft.ir.attrs import OpaqueAttrs
 from weft.ir.prims import Prim
 from weft.ir.types import Array, DType, TensorType
-
-if TYPE_CHECKING:
-    from weft.frontends.onnx.importer import Call, Value
 
 _IN, _OUT = "weft.in.", "weft.out."
 _INITIALISER_ELEMENTS = 1024
@@ -124,7 +122,7 @@ def _resolved(call: Call, rename: Mapping[int, str], outs: str = _OUT) -> onnx.N
     for k, v in enumerate(call.operands):
         node.input.append("" if isinstance(v, int) and v < 0 else rename.get(k, f"{_IN}{k}"))
     node.output.extend(f"{outs}{k}" if name else "" for k, name in enumerate(call.node.output))
-    node.attribute.extend(call.im._attributes(call.node, call.scope, call.where))
+    node.attribute.extend(call.im.attributes(call.node, call.scope, call.where))
     return node
 
 
@@ -468,7 +466,7 @@ def opaque_nodes(call: Call, domain: str, reason: str) -> tuple[Value, ...]:
             attrs = [OpaqueAttrs("onnx", op, payload, k, tuple(types), shown(reason)) for k in range(len(types))]
             made = [call.b.add(Prim.OPAQUE, *piece.operands, attrs=a) for a in attrs]
             call.im.opaque[op, reason] += 1
-    call.im._hold_types(call)
+    call.im.hold_types(call)
     for (k, _), node in zip(mine, made, strict=True):
         result[k] = node
     return tuple(result)

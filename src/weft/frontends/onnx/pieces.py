@@ -10,20 +10,15 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 import onnx
 
 from weft.frontends.onnx.names import shown
-from weft.frontends.onnx.tensors import type_name
 from weft.frontends.onnx.trial import session_of
 from weft.ir.types import Array, DType, TensorType
-
-if TYPE_CHECKING:
-    from weft.frontends.onnx.importer import Call
 
 TP = onnx.TensorProto
 _ONNX_TYPES = {
@@ -52,22 +47,6 @@ class Absent(Enum):
 
 class RuntimeWantedError(Exception):
     """Reading this model wants ONNX Runtime in the process that reads it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Foreign:
-    """A value of an element type that Weft lacks: it is made anew inside of every piece that reads it."""
-
-    source: Call | onnx.TensorProto
-    output: int
-    """Which one of the operator's."""
-    type: onnx.TypeProto
-    """Of a tensor; the shape may be unknown."""
-
-    @property
-    def name(self) -> str:
-        """Of the element type."""
-        return type_name(self.type.tensor_type.elem_type)
 
 
 @final

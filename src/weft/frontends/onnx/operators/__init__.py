@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.frontends.onnx.importer import Handler
+from weft.frontends.onnx.call import Handler
 from weft.frontends.onnx.operators import (
     arithmetic,
     attention,

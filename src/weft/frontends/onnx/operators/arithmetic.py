@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.frontends.onnx.importer import ABSENT, Call, Handler, Result
+from weft.frontends.onnx.call import ABSENT, Call, Handler, Result
 from weft.ir.declined import Declined
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.frontends.onnx.importer import ABSENT, Call, Handler, Result
+from weft.frontends.onnx.call import ABSENT, Call, Handler, Result
 from weft.ir.declined import Declined
 from weft.ir.graph import NodeId
 from weft.ir.types import DType

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from weft.frontends.onnx.importer import Call, Handler, Result, Value, foreign_type
-from weft.frontends.onnx.pieces import Foreign
+from weft.frontends.onnx.call import Call, Foreign, Handler, Result, Value, foreign_type
 from weft.ir.attrs import ConcatAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import NodeId

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from weft.frontends.onnx.call import ABSENT, Call, Handler, Result
 from weft.frontends.onnx.errors import NoRuleError
-from weft.frontends.onnx.importer import ABSENT, Call, Handler, Result
 from weft.frontends.onnx.tensors import dtype_of
 from weft.ir.declined import Declined
 from weft.ir.graph import NodeId

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from weft.frontends.onnx.importer import ABSENT, Call, Handler, Result
+from weft.frontends.onnx.call import ABSENT, Call, Handler, Result
 from weft.ir.attrs import GatherAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import NodeId

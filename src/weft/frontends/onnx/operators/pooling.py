@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.frontends.onnx.importer import Call, Handler, Result
+from weft.frontends.onnx.call import Call, Handler, Result
 from weft.frontends.onnx.operators.contract import window
 from weft.ir.declined import Declined
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from weft.frontends.onnx.importer import Call, Handler, Result
+from weft.frontends.onnx.call import Call, Handler, Result
 from weft.ir.declined import Declined
 
 _TURNED_INPUTS = {0: (1, 0, 2), 5: (1, 0, 2), 6: (1, 0, 2)}
@@ -21,7 +21,7 @@ def _layer(c: Call) -> Result:
         return Declined("a recurrence")
     before, after = [], []
     inner = onnx.NodeProto(op_type=c.op, domain=c.node.domain)
-    inner.attribute.extend(a for a in c.im._attributes(c.node, c.scope, c.where) if a.name != "layout")
+    inner.attribute.extend(a for a in c.im.attributes(c.node, c.scope, c.where) if a.name != "layout")
     for k in range(len(c.operands)):
         turned = c.has(k) and k in _TURNED_INPUTS
         if turned:

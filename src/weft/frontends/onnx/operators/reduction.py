@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.frontends.onnx.importer import Call, Handler, Result
+from weft.frontends.onnx.call import Call, Handler, Result
 from weft.ir.attrs import ConcatAttrs, WindowAttrs
 from weft.ir.declined import Declined
 from weft.ir.prims import Prim

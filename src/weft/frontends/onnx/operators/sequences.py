@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from weft.frontends.onnx.call import Call, Handler, ListValue, Result
 from weft.frontends.onnx.errors import NoRuleError
-from weft.frontends.onnx.importer import Call, Handler, ListValue, Result
 from weft.ir.attrs import ConcatAttrs
 from weft.ir.declined import Declined
 from weft.ir.prims import Prim

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from weft.frontends.onnx.importer import Call, Handler, Result
+from weft.frontends.onnx.call import Call, Handler, Result
 from weft.ir.attrs import ConcatAttrs, GatherAttrs, PadAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import NodeId

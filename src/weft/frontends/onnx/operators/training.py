@@ -5,7 +5,7 @@ Operands are R (rate), T (steps so far), then all tensors, all gradients, and th
 
 from __future__ import annotations
 
-from weft.frontends.onnx.importer import Call, Handler, Result
+from weft.frontends.onnx.call import Call, Handler, Result
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
 
