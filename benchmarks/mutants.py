@@ -499,6 +499,103 @@ def _beside_the_image(m: Mutant) -> bool:
     return bool(tiles) and all(not 0 <= r * int(step[1]) - int(step[2]) + row < rows for r in tiles)
 
 
+def _one_image(m: Mutant) -> bool:
+    """Is it a multiple of the number of the image, of which there is one?"""
+    changed = re.search(r"\(img \* (\d+) \+ ", m.before)
+    if changed is None or m.after != m.before.replace(changed[0], _next(changed[0], changed[1]), 1):
+        return False
+    graph = m.origin.problem.graph
+    convolutions = [n for n in graph.nodes if isinstance(n.attrs, ConvAttrs)]
+    return bool(convolutions) and all(n.type.shape[0] == 1 for n in convolutions)
+
+
+def _arrives_by_ending(m: Mutant) -> bool:
+    """Is it the last cluster barrier of a warp that has nothing else to do? A thread that ends has arrived there."""
+    lines, at = _place(m)
+    last = m.before.endswith("w_cluster_sync(); w_cluster_sync();") and m.after.endswith("w_cluster_sync(); ;")
+    depth = 0
+    for line in lines[at + 1 :]:
+        if depth == 0 and line.startswith("} else {"):
+            depth = 1  # what the other warps do
+        elif depth:
+            depth += line.count("{") - line.count("}")
+        else:
+            return last and line.strip() == "}"
+    return False
+
+
+def _largest_again(m: Mutant) -> bool:
+    """Does the maximum take the last element once more, which stands for all behind it?"""
+    taken = re.match(r"if \((\w+)_ < (\d+)u\) (\w+) = w_max\(\3, \w+(\[\d+\])?\);", m.before)
+    if taken is None or m.after != m.before.replace(f"{taken[2]}u", f"{int(taken[2]) + 1}u", 1):
+        return False
+    clamped = f"const w_index {taken[1]} = {taken[1]}_ < {taken[2]}u ? {taken[1]}_ : {int(taken[2]) - 1}u;"
+    lines, at = _place(m)
+    return any(x.strip() == clamped for x in lines[max(0, at - 12) : at])
+
+
+def _asked_again(m: Mutant) -> bool:
+    """Is the one row more, whose number is read off the loop's, refused by the next question?"""
+    loop = re.match(r"for \(int x = t; x < (\d+); x \+= \d+\) \{ const int r = x / (\d+),", m.before)
+    lines, at = _place(m)
+    asked = re.match(r"if \(r < (\d+) && ", lines[at + 1].strip())
+    if loop is None or asked is None or f"x < {int(loop[1]) + 1};" not in m.after:
+        return False
+    return int(loop[1]) // int(loop[2]) >= int(asked[1])
+
+
+def _never_below(m: Mutant) -> bool:
+    """Is it the end of an axis that no pixel under this weight of the window reaches?"""
+    for was, now in zip(
+        re.finditer(r"\(u32\)\((\w+) \+ (\d+)\) < (\d+)u", m.before),
+        re.finditer(r"\(u32\)\((\w+) \+ (\d+)\) < (\d+)u", m.after),
+        strict=True,
+    ):
+        if was[0] == now[0]:
+            continue
+        start = re.search(rf"const int {was[1]} = m(?: / \d+)? % (\d+) \* (\d+) - (\d+);", m.origin.source.text)
+        if start is None or int(now[3]) != int(was[3]) + 1:
+            return False
+        count, stride, pad = (int(x) for x in start.groups())
+        return (count - 1) * stride - pad + int(was[2]) < int(was[3])
+    return False
+
+
+def _row_zero(m: Mutant) -> bool:
+    """Is it a multiple of a number of rows of which there is one: what is left of a division by more than it?"""
+    changed = re.search(r" y \* (\d+)u", m.before)
+    lines, at = _place(m)
+    near = " ".join(lines[max(0, at - 2) : at])
+    row = re.search(r"y = p / (\d+)u, .*if \(p >= (\d+)u \|\|", near)
+    if changed is None or row is None or int(row[2]) > int(row[1]):
+        return False
+    return m.after == m.before.replace(changed[0], _next(changed[0], changed[1]), 1)
+
+
+def _first_of_once(m: Mutant) -> bool:
+    """Is the sum that is dropped still zero: the only term of a thread?"""
+    sum_ = re.match(r"(s\d+) = w_plus\(\1, (e\d+|q\d+\[\d+\])\);", m.before)
+    lines, at = _place(m)
+    loop = next((x for x in reversed(lines[:at]) if "for (" in x), "")
+    if sum_ is None or "w_index u = 0u; u < 1u; ++u" not in loop or m.after != f"{sum_[1]} = {sum_[2]};":
+        return False
+    writes = [x.strip() for x in lines[:at] if re.match(rf"\s*(w_f\d\d )?{sum_[1]} = ", x)]
+    return len(writes) == 1 and writes[0].endswith(" = 0.0f;")
+
+
+def _another_shift(m: Mutant) -> bool:
+    """Is it which element is read to shift a variance by, which cancels? Any of the row may be."""
+    lines, at = _place(m)
+    behind = [x.strip() for x in lines[at : at + 12]]
+    read = re.match(r"const w_index (\w+) = \1_ < (\d+)u \? \1_ : \d+u;", m.before)
+    kept = [f[1] for x in behind if (f := re.match(r"(s\d+) = q\d+\[\d+\];", x))]
+    end = next((k for k, x in enumerate(behind) if x == "}"), 0)
+    if read is None or not kept or not end or not all(re.match(r"s\d+ = q", x) for x in behind[end - len(kept) : end]):
+        return False
+    uses = [x for x in lines[at + end :] if any(re.search(rf"\b{k}\b", x) for k in kept)]
+    return bool(uses) and all("= w_middle(" in x for x in uses)
+
+
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("swapped operand", _only_whether_zero, "a product asks of the difference only whether it is zero"),
     Equivalent("wrong constant", _low_bits, "the descriptor of the operand does not hold the bits that differ"),
@@ -517,6 +614,14 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("", _beside_the_image, "the line is for a row of the input that lies beside the image in all its tiles"),
     Equivalent("off-by-one bound", _around_again, "the tile behind the last is the first once more, computed twice"),
     Equivalent("swapped operand", _only_squared, "the difference is only squared"),
+    Equivalent("wrong constant", _one_image, "it is a multiple of the number of the image, which is 0"),
+    Equivalent("missing barrier", _arrives_by_ending, "threads that end have arrived at their cluster's barrier"),
+    Equivalent("off-by-one bound", _largest_again, "the maximum takes its last element once more"),
+    Equivalent("off-by-one bound", _asked_again, "the row more is refused by the question behind it"),
+    Equivalent("off-by-one bound", _never_below, "no pixel under that weight reaches the end of the axis"),
+    Equivalent("wrong constant", _row_zero, "it is a multiple of the number of the row, which is 0"),
+    Equivalent("dropped term", _first_of_once, "the sum is zero there: a thread adds once"),
+    Equivalent("lost tail", _another_shift, "a variance is shifted by another element of the row, which cancels"),
     Equivalent("missing barrier", _same_parts, "each thread reads behind the barrier what it wrote itself"),
 )
 
