@@ -33,6 +33,8 @@ T = torch.Tensor
 APART, APART_F64 = 128.0, 1024.0
 """By what rows are moved. In f32 exp overflows above 88.7 and vanishes below -103.3, in f64 above 709.8 and below
 -745.1; kernels evaluate exponentials of 16-bit floats in f32. The rest is room for the values beside it."""
+VECTOR = 8
+"""Elements before a row's last one that are each the largest of a row: 16 bytes of 16-bit floats."""
 OPPOSITE = 2.0
 """What the column that moves rows is multiplied by, in a product."""
 MOST = 1 / 8
@@ -75,15 +77,19 @@ def _rows(graph: Graph, s: Shift, g: torch.Generator) -> _Rows:
         return torch.randint(low, high, (count,), generator=g, device=g.device)
 
     at = torch.arange(length, device=g.device).view([n if k in axes else 1 for k, n in enumerate(shape)])
-    end = drawn(0, 3)  # what is left out is left out at the ends
-    most = torch.where(end == 0, 0, torch.where(end == 1, length - 1, drawn(0, max(length, 1))))
+    end, anywhere, level, above = drawn(0, 3), drawn(0, max(length, 1)), drawn(-1, 2), drawn(0, 2) == 0
+    # what is left out is left out at the ends, and of the last vector in any of its places
+    elsewhere = (end == 2) & above
+    before_last = elsewhere.cumsum(0)
+    anywhere = torch.where(elsewhere & (before_last <= VECTOR), (length - 1 - before_last).clamp_min(0), anywhere)
+    most = torch.where(end == 0, 0, torch.where(end == 1, length - 1, anywhere))
     return _Rows(
         operand,
         APART_F64 if graph.type_of(s.difference).dtype is DType.F64 else APART,
         torch.arange(count, device=g.device).view(reduced.type.shape),
         at == most.view(reduced.type.shape),
-        drawn(-1, 2),
-        drawn(0, 2) == 0,
+        level,
+        above,
         end == 0,
     )
 
