@@ -120,7 +120,7 @@ def product_kernels(table: Table, templates: Sequence[str] = ("mma", "wgmma")) -
             continue
         sizes = cost.sizes_of(p)
         for k in chosen:
-            model = partial(cost.cycles, sizes, mma.Shape.of(k.schedule), table.facts)
+            model = partial(cost.cycles, sizes, mma.MmaConfig.of(k.schedule), table.facts)
             found.append(Kernel(number, network_of(case), k.us, partial(_us, model, table.facts)))
     return found
 
@@ -152,17 +152,19 @@ def _model(p: Product, schedule: Schedule, template: str, facts: GpuFacts) -> Ca
     """Cycles of a schedule; None for what the template does not take (any more)."""
     if template == "tma":
         case = tma_choose.case_of(p, facts)
-        return None if case is None else partial(tma_cost.cycles, case, tma_shape.Shape.of(schedule), facts)
+        return None if case is None else partial(tma_cost.cycles, case, tma_shape.TmaConfig.of(schedule), facts)
     if template == "halo":
         w = halo.window(p)
         if isinstance(w, Declined):
             return None
-        g = halo.Geometry(w, halo.Shape.of(schedule))
+        g = halo.Geometry(w, halo.HaloConfig.of(schedule))
         model = partial(halo_choose.cycles, g, facts, halo_choose.end_of(p))
         return model if model() < math.inf else None
     turned = depthwise.normal(p)
     return (
-        None if isinstance(turned, Declined) else partial(depthwise.cycles, turned, depthwise.Shape.of(schedule), facts)
+        None
+        if isinstance(turned, Declined)
+        else partial(depthwise.cycles, turned, depthwise.DepthwiseConfig.of(schedule), facts)
     )
 
 

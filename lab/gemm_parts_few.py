@@ -13,7 +13,7 @@ from lab.gpu_gemm_parts import Variant, Written, tile
 from weft.gemm.epilogue import epilogue
 from weft.gemm.spec import Gemm
 from weft.generate.cuda.gemm.swap_ab import kernel as swap
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.types import DType
 
 RECORDED = RESULTS / "nvidia-h200" / "gemm.jsonl"
@@ -33,12 +33,12 @@ def known(g: Gemm) -> list[Variant]:
     return [("recorded", Written(text), None, 2)] if text else []
 
 
-def turned(m: int, bn: int, stages: int, split: int = 1) -> swap.Shape:
+def turned(m: int, bn: int, stages: int, split: int = 1) -> swap.SwapAbConfig:
     """A shape whose tile has all rows."""
-    return swap.Shape(-(-m // 8) * 8, bn, stages, split)
+    return swap.SwapAbConfig(-(-m // 8) * 8, bn, stages, split)
 
 
-def _all(shapes: Sequence[Shape | swap.Shape]) -> list[Variant]:
+def _all(shapes: Sequence[TmaConfig | swap.SwapAbConfig]) -> list[Variant]:
     return [("", s, None, 2) for s in shapes]
 
 
@@ -74,7 +74,7 @@ def few() -> Iterator[tuple[Gemm, list[Variant]]]:
     yield g, known(g) + _all([turned(16, 64, 12), turned(16, 64, 8, 2), turned(16, 64, 12, 2)])
 
 
-def _stored(s: Shape) -> list[Shape]:
+def _stored(s: TmaConfig) -> list[TmaConfig]:
     """Boxes of 32 columns, of fragments and of woven vectors, with as many stages as fit."""
     found = []
     for store in (32,):

@@ -23,7 +23,7 @@ from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.gemm.spec import Gemm
 from weft.generate.cuda.gemm.swap_ab import kernel as swap
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 
@@ -101,36 +101,36 @@ Clusters of two are dealt to the eight processor clusters by turns, the first fo
 as many."""
 
 
-def ordered(s: Shape) -> list[Variant]:
+def ordered(s: TmaConfig) -> list[Variant]:
     """The same tiles in these orders."""
     return [(name, s, replaced(r"const int band = [^;]*;", f"const int {text};"), 2) for name, text in ORDERS.items()]
 
 
-def shared(s: Shape, *kinds: int, persistent_ctas: int = 128) -> list[Variant]:
+def shared(s: TmaConfig, *kinds: int, persistent_ctas: int = 128) -> list[Variant]:
     """Shares that end with their tiles, finished by one block or by all of them."""
     found = [replace(s, multicast=k, stream_k=True, persistent_ctas=persistent_ctas, interleaved=False) for k in kinds]
     return all_of([y for x in found for y in (replace(x, coop_fixup=True), x)])
 
 
-def mutual(s: Shape, *kinds: int, persistent_ctas: int = 128) -> list[Variant]:
+def mutual(s: TmaConfig, *kinds: int, persistent_ctas: int = 128) -> list[Variant]:
     """Those that all persistent_ctas finish."""
     return [
-        x for x in shared(s, *kinds, persistent_ctas=persistent_ctas) if isinstance(x[1], Shape) and x[1].coop_fixup
+        x for x in shared(s, *kinds, persistent_ctas=persistent_ctas) if isinstance(x[1], TmaConfig) and x[1].coop_fixup
     ]
 
 
 def turned(bm: int, bn: int, stages: int, *kinds: int) -> list[Variant]:
     """Transposed tiles: any multiple of 8 rows, boxes of a cluster copied by turns."""
-    return [("", swap.Shape(bm, bn, stages, 1, n), None, 2) for n in kinds]
+    return [("", swap.SwapAbConfig(bm, bn, stages, 1, n), None, 2) for n in kinds]
 
 
-def persistent(s: object) -> Shape:
+def persistent(s: object) -> TmaConfig:
     """A shape by blocks that go on to further tiles: as many as clusters find room for."""
-    assert isinstance(s, Shape)
+    assert isinstance(s, TmaConfig)
     return replace(s, persistent_ctas=132 if s.multicast_ctas < 4 else 120)
 
 
-def banded(s: Shape, *bands: int) -> list[Variant]:
+def banded(s: TmaConfig, *bands: int) -> list[Variant]:
     """The same in other orders of tiles."""
     return all_of([replace(s, raster_group=n) for n in bands])
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from lab.gpu_gemm_parts import WRONG, Variant, tile
 from weft.gemm.spec import Gemm
-from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES, Shape
+from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES, TmaConfig
 from weft.ir.types import DType
 
 
@@ -75,12 +75,12 @@ def weak() -> Iterator[tuple[Gemm, list[Variant]]]:
         yield Gemm(n, n, n, layout="nt"), all_of(shapes)
 
 
-def all_of(shapes: Sequence[Shape]) -> list[Variant]:
+def all_of(shapes: Sequence[TmaConfig]) -> list[Variant]:
     """As they are."""
     return [("", s, None, 2) for s in shapes]
 
 
-def pairs(s: Shape, *kinds: int, **more: Any) -> list[Variant]:
+def pairs(s: TmaConfig, *kinds: int, **more: Any) -> list[Variant]:
     """A tile with these ways to share operands."""
     woven = [s.interleaved and s.bn % (32 * CLUSTER_SHAPES[x][0]) == 0 for x in kinds]
     return all_of([replace(s, multicast=x, interleaved=w, **more) for x, w in zip(kinds, woven, strict=True)])

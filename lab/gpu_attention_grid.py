@@ -30,7 +30,7 @@ from weft.generate.cuda import templates
 from weft.generate.cuda.attention import shapes as attention_shapes
 from weft.generate.cuda.attention import tma as attention_tma
 from weft.generate.cuda.attention.match import attention
-from weft.generate.cuda.attention.tma_shapes import Shape, fits, tiles
+from weft.generate.cuda.attention.tma_shapes import AttentionTmaConfig, fits, tiles
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource
@@ -92,7 +92,7 @@ def grid(c: Case, dtype: DType, facts: GpuFacts, most: int = 11) -> list[Trial]:
     ):
         for bn in sorted({64, 96, 128, 176, min(exact, 256), -(-exact // 32) * 16}):
             for stages, pingpong in ((1, False), (2, False), (3, False), (4, False), (2, True)):
-                s = Shape(groups, keyed, bn, stages, pingpong, resident, 0)
+                s = AttentionTmaConfig(groups, keyed, bn, stages, pingpong, resident, 0)
                 count = tiles(p, s)
                 if (count == 1) != (stages == 1) or (pingpong and (groups == 1 or keyed)) or bn > 256:
                     continue

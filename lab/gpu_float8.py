@@ -23,7 +23,7 @@ from weft.gemm.spec import Gemm, typed
 from weft.generate.cuda.gemm.common.product import Product, product
 from weft.generate.cuda.gemm.tma import kernel as tma
 from weft.generate.cuda.gemm.tma.choose import every
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource
 
@@ -32,7 +32,7 @@ TILES = {
     False: ((256, 128, 1), (128, 192, 1), (128, 128, 1), (128, 128, 2), (256, 96, 2), (128, 96, 2)),
     True: ((128, 256, 0), (128, 192, 0)),
 }
-"""By whether sums stay in the tensor cores: rows, columns, and how sums move (`Shape.apart`)."""
+"""By whether sums stay in the tensor cores: rows, columns, and how sums move (`TmaConfig.apart`)."""
 ADDS = "acc[i][j] += part[j];"
 
 
@@ -56,7 +56,7 @@ def variants(g: Gemm, facts: GpuFacts) -> Iterator[tuple[str, CudaSource]]:
                     yield f"{name} no adds", replace(source, text=text)
 
 
-def plain(s: Shape, bm: int, bn: int) -> bool:
+def plain(s: TmaConfig, bm: int, bn: int) -> bool:
     """A tile without anything that is tried elsewhere."""
     return (s.bm, s.bn, s.consumers, s.min_ctas) == (bm, bn, 2, 1) and (s.multicast, s.stream_k, s.split) == (
         0,

@@ -38,7 +38,7 @@ from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
 from weft.generate.cuda.gemm.mma import kernel as mma
 from weft.generate.cuda.gemm.swap_ab import kernel as swap
-from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES, Shape
+from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES, TmaConfig
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Schedule
@@ -50,7 +50,7 @@ Patch = Callable[[str], str]
 class Cores:
     """A shape of products on CUDA cores."""
 
-    shape: mma.Shape
+    shape: mma.MmaConfig
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
@@ -79,7 +79,7 @@ class Written:
         return Schedule(generator, tuple((name, x if name == "template" else literal_eval(x)) for name, x in found))
 
 
-Variant = tuple[str, Shape | Cores | Written | swap.Shape, Patch | None, int]
+Variant = tuple[str, TmaConfig | Cores | Written | swap.SwapAbConfig, Patch | None, int]
 """Name, schedule, change of the text, promotion into the L2 cache; and ten times how clusters are placed."""
 ROUNDS = 5
 
@@ -93,9 +93,9 @@ def tile(
     pingpong: bool = False,
     persistent_ctas: int = 132,
     **more: Any,
-) -> Shape:
+) -> TmaConfig:
     """A schedule whose rows are one dimension."""
-    base = Shape(bm, bn, 64, stages, consumers, pingpong, 1, (1, 1, bm), persistent_ctas, 1)
+    base = TmaConfig(bm, bn, 64, stages, consumers, pingpong, 1, (1, 1, bm), persistent_ctas, 1)
     return replace(base, **more)
 
 
@@ -158,7 +158,7 @@ WRONG: dict[str, Patch] = {
 """What makes the result wrong."""
 
 
-def _all(shapes: Sequence[Shape]) -> list[Variant]:
+def _all(shapes: Sequence[TmaConfig]) -> list[Variant]:
     return [("", s, None, 2) for s in shapes]
 
 
@@ -270,7 +270,7 @@ def cases() -> Iterator[tuple[Gemm, list[Variant]]]:
 
 def promotions() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Products whose operands are promoted into the L2 cache by nothing, 64, 128 and 256 bytes."""
-    few: list[tuple[tuple[int, int, int], list[Shape]]] = [
+    few: list[tuple[tuple[int, int, int], list[TmaConfig]]] = [
         (
             (1024, 1024, 8192),
             [
@@ -315,7 +315,7 @@ def staggered(step: int) -> Patch:
 def places() -> Iterator[tuple[Gemm, list[Variant]]]:
     """Pairs that copy for each other: where their blocks are, and the order of tiles."""
 
-    def placed(shapes: Sequence[Shape], *policies: int) -> list[Variant]:
+    def placed(shapes: Sequence[TmaConfig], *policies: int) -> list[Variant]:
         return [(f"policy {n}", s, None, 2 + 10 * n) for n in policies for s in shapes]
 
     low = [tile(64, 128, 8, consumers=1, multicast=x, persistent_ctas=0) for x in (0, 1, 4)]
@@ -329,16 +329,16 @@ def places() -> Iterator[tuple[Gemm, list[Variant]]]:
 def cores() -> Iterator[tuple[Gemm, list[Variant]]]:
     """A product of f32 on CUDA cores: what bounds it?"""
     found = [
-        Cores(mma.Shape(bm, bn, bk, 64, 64, 1, stages, 1, False))
+        Cores(mma.MmaConfig(bm, bn, bk, 64, 64, 1, stages, 1, False))
         for bm, bn, bk, stages in ((64, 128, 16, 4), (128, 128, 16, 4), (128, 128, 16, 5), (128, 128, 32, 3))
     ]
     found += [
-        Cores(mma.Shape(128, 256, 16, 64, 64, 1, 4, 1, False)),
-        Cores(mma.Shape(64, 64, 32, 64, 64, 1, 3, 1, False)),
+        Cores(mma.MmaConfig(128, 256, 16, 64, 64, 1, 4, 1, False)),
+        Cores(mma.MmaConfig(64, 64, 32, 64, 64, 1, 3, 1, False)),
     ]
     found += [
-        Cores(mma.Shape(128, 128, 32, 32, 64, 1, 3, 1, False)),
-        Cores(mma.Shape(128, 128, 16, 32, 64, 1, 4, 1, False)),
+        Cores(mma.MmaConfig(128, 128, 32, 32, 64, 1, 3, 1, False)),
+        Cores(mma.MmaConfig(128, 128, 16, 32, 64, 1, 4, 1, False)),
     ]
     no_copies = _replaced(r"w_copy16\((?!u32)[^;]*;", ";")
     no_barrier = _replaced(r"(w_arrived<\d>\(\);)\n__syncthreads\(\);", r"\1")
@@ -362,20 +362,20 @@ def targets() -> Iterator[tuple[Gemm, list[Variant]]]:
     def nt(m: int, n: int, k: int) -> Gemm:
         return Gemm(m, n, k, layout="nt", dtype=DType.F16)
 
-    def pairs(s: Shape, *kinds: int, **more: Any) -> list[Shape]:
+    def pairs(s: TmaConfig, *kinds: int, **more: Any) -> list[TmaConfig]:
         woven = [x for x in kinds if s.bn % (32 * CLUSTER_SHAPES[x][0]) == 0]
         return [
             replace(s, multicast=x, interleaved=x in woven and s.interleaved, persistent_ctas=0, **more) for x in kinds
         ]
 
-    def even(s: Shape, *kinds: int) -> list[Shape]:
+    def even(s: TmaConfig, *kinds: int) -> list[TmaConfig]:
         at_once = {1: 132, 2: 132, 4: 120}
         return [replace(x, stream_k=True, persistent_ctas=at_once[x.multicast_ctas]) for x in pairs(s, *kinds)]
 
-    def parts(label: str, patch: Patch, shapes: Sequence[Shape]) -> list[Variant]:
+    def parts(label: str, patch: Patch, shapes: Sequence[TmaConfig]) -> list[Variant]:
         return [(label, s, patch, 2) for s in shapes]
 
-    def stagger(shapes: Sequence[Shape], *steps: int) -> list[Variant]:
+    def stagger(shapes: Sequence[TmaConfig], *steps: int) -> list[Variant]:
         return [x for n in steps for x in parts(f"stagger{n}", staggered(n), shapes)]
 
     low, flat, mid = tile(64, 128, 8, consumers=1), tile(128, 64, 8), tile(128, 128, 7)
@@ -466,10 +466,10 @@ def built(
     return [x for x in found if not isinstance(x, str)]
 
 
-def _short(s: Shape | Cores | Written | swap.Shape) -> str:
+def _short(s: TmaConfig | Cores | Written | swap.SwapAbConfig) -> str:
     if hasattr(s, "short"):  # a class of this module, which may be there twice
         return str(s.short)
-    if isinstance(s, swap.Shape):
+    if isinstance(s, swap.SwapAbConfig):
         return (
             f"swap {s.bm}x{s.bn}x{s.stages}"
             + f" split{s.split}" * (s.split > 1)

@@ -39,7 +39,7 @@ from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.cuda.mlp import pair as mlp_pair
-from weft.generate.cuda.mlp.shapes import Shape
+from weft.generate.cuda.mlp.shapes import MlpConfig
 from weft.generate.cuda.mlp.sums import CUBIC, sums_header
 from weft.generate.cuda.mlp.text import mlp_header
 from weft.ir.declined import Declined
@@ -70,7 +70,7 @@ class Variant:
     """One line."""
 
     case: Case
-    shape: Shape | mlp_pair.Shape
+    shape: MlpConfig | mlp_pair.MlpPairConfig
     without: str = ""
     """An ablation: its results are wrong."""
     words: frozenset[str] = frozenset()
@@ -80,7 +80,7 @@ class Variant:
     def name(self) -> str:
         """For people."""
         s = self.shape
-        if isinstance(s, mlp_pair.Shape):
+        if isinstance(s, mlp_pair.MlpPairConfig):
             return f"two blocks s{s.stages}"
         words = [f"{'group' if s.group else 'warp'} t{s.tiles} w{s.warps} x{s.min_ctas} s{s.stages}/{s.fixed}"]
         words += ["near"] * s.near + ["keep"] * s.keep + ["pingpong"] * s.pingpong + ["early"] * s.early
@@ -96,7 +96,7 @@ class Variant:
 
 def variants(facts: GpuFacts) -> Iterator[Variant]:
     """What the template offers, and some beside."""
-    group = Shape(True, 1, 16, 0, 0, 1, facts.sms)
+    group = MlpConfig(True, 1, 16, 0, 0, 1, facts.sms)
     acts = ("relu", "silu", "gelu", "tanh")
     cases = [
         *(Case(18, 128, 4, act) for act in acts),
@@ -161,7 +161,7 @@ def fences(facts: GpuFacts) -> Iterator[Variant]:
         for act in ("relu", "gelu", "silu", "tanh"):
             case = Case(18, width, 4, act)
             shapes = [s for s in offered(case, facts)[1] if s.group]
-            plain = Shape(True, 1, 12, 0, 0, 1, facts.sms)
+            plain = MlpConfig(True, 1, 12, 0, 0, 1, facts.sms)
             taking = replace(plain, pingpong=True)
             for shape in [plain, taking] if width == 128 else [s for s in shapes if s.pingpong]:
                 words = ["", "fence", *(["whole", "whole,fence"] if shape.pingpong else [])]
@@ -173,13 +173,13 @@ def fences(facts: GpuFacts) -> Iterator[Variant]:
 SETS = {"fences": fences, "offered": variants, "ways": ways, "memory": memory, "acts": offered_acts}
 
 
-def offered(case: Case, facts: GpuFacts) -> tuple[list[mlp_pair.Shape], list[Shape]]:
+def offered(case: Case, facts: GpuFacts) -> tuple[list[mlp_pair.MlpPairConfig], list[MlpConfig]]:
     """What the templates rank first."""
     found = templates.schedules(problem_of(case, DType.BF16), facts)
     if isinstance(found, Declined):
         return [], []
-    pairs = [mlp_pair.Shape.of(s) for s in found if s.param("template") == "mlp_pair"]
-    return pairs, [Shape.of(s) for s in found if s.param("template") == "mlp"]
+    pairs = [mlp_pair.MlpPairConfig.of(s) for s in found if s.param("template") == "mlp_pair"]
+    return pairs, [MlpConfig.of(s) for s in found if s.param("template") == "mlp"]
 
 
 def made(v: Variant) -> CudaSource | None:
@@ -199,7 +199,7 @@ def made(v: Variant) -> CudaSource | None:
 
 def counted(v: Variant, out: torch.Tensor) -> str:
     """Clocks of a layer of a tile, by what they were spent on."""
-    assert isinstance(v.shape, Shape)
+    assert isinstance(v.shape, MlpConfig)
     blocks, owners = v.shape.persistent_ctas, v.shape.owners
     words = out.view(torch.int32).flatten()[: blocks * 16].view(blocks, 4, 4)[:, :owners].double()
     tiles = v.case.rows / 64 / (blocks * owners)

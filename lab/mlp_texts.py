@@ -19,7 +19,7 @@ from weft.generate.cuda.mlp import shapes as mlp_shapes
 from weft.generate.cuda.mlp import text as mlp_text
 from weft.generate.cuda.mlp.image import Image
 from weft.generate.cuda.mlp.match import Chain
-from weft.generate.cuda.mlp.shapes import Shape
+from weft.generate.cuda.mlp.shapes import MlpConfig
 from weft.generate.cuda.mlp.text import Kernel
 
 COUNTED = ("turn", "products", "between", "ends")
@@ -81,7 +81,7 @@ def _given_behind(lines: str, wait: str) -> str:
 def emitting(words: frozenset[str]) -> Iterator[None]:
     """Kernels are made in that way."""
 
-    def make(p: Chain, s: Shape, image: Image) -> Kernel:
+    def make(p: Chain, s: MlpConfig, image: Image) -> Kernel:
         return Way(p, s, image, words)
 
     with ExitStack() as changes:

@@ -18,7 +18,7 @@ from weft.generate.cuda.conv.stacked import kernel as stacked
 from weft.generate.cuda.gemm.grouped import kernel as grouped
 from weft.generate.cuda.gemm.grouped import tma as grouped_tma
 from weft.generate.cuda.gemm.swap_ab import kernel as few
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.mlp import pair as mlp_pair
 from weft.generate.cuda.mlp import shapes as mlp_shapes
@@ -79,7 +79,7 @@ def heads(length: int, count: int, size: int, depth: int, *, turned: bool) -> Pr
 
 def members(bm: int, bn: int, *splits: int, cluster: int = 1) -> Schedule:
     """A shape of products in one launch, by fragments."""
-    return grouped.Shape(bm, bn, 32, 16, 16, 1, 3, splits, cluster).schedule()
+    return grouped.GroupedConfig(bm, bn, 32, 16, 16, 1, 3, splits, cluster).schedule()
 
 
 def copied(
@@ -88,10 +88,10 @@ def copied(
     """Tiles of products in one launch, by TMA."""
     each = splits or (1,) * len(shapes)
     found = [
-        Shape(bm, bn, 64, 3, consumers, False, split, (1, 1, bm), persistent_ctas, 1)
+        TmaConfig(bm, bn, 64, 3, consumers, False, split, (1, 1, bm), persistent_ctas, 1)
         for (bm, bn), split in zip(shapes, each, strict=True)
     ]
-    return grouped_tma.Shape(tuple(found)).schedule()
+    return grouped_tma.GroupedTmaConfig(tuple(found)).schedule()
 
 
 def groups() -> Mapping[str, Case]:
@@ -102,7 +102,7 @@ def groups() -> Mapping[str, Case]:
         "grouped, clusters": (group(*sizes), members(32, 32, 4, 1, 4, cluster=4)),
         "grouped, CUDA cores": (
             group((33, 40, 72), (17, 20, 36), dtype=F32),
-            grouped.Shape(32, 32, 16, 16, 16, 1, 3, (2, 1), 2).schedule(tensor=False),
+            grouped.GroupedConfig(32, 32, 16, 16, 16, 1, 3, (2, 1), 2).schedule(tensor=False),
         ),
         "grouped, by TMA": (group(*sizes), copied((64, 32), (64, 64), (64, 32), persistent_ctas=2)),
         "grouped, by TMA, clusters": (
@@ -139,11 +139,11 @@ def one_product() -> Mapping[str, Case]:
     """Few rows, norms on the load, bytes by warpgroups, results by TMA, results turned."""
     wide = {"consumers": 2, "store": 64, "persistent_ctas": 2}
     return {
-        "swapped, split": (gemm(9, 72, 520, "bf16"), few.Shape(16, 64, 2, 4).schedule()),
-        "swapped, nn, two warpgroups": (gemm(20, 200, 200, layout="nn"), few.Shape(24, 128, 3, 1).schedule()),
-        "swapped, constant": (layer(13, 136, 264), few.Shape(16, 64, 4, 2).schedule()),
-        "swapped, two by two": (gemm(100, 200, 264), few.Shape(40, 64, 3, 1, 3).schedule()),
-        "swapped, four by two, constant": (layer(100, 256, 264), few.Shape(24, 64, 3, 1, 6).schedule()),
+        "swapped, split": (gemm(9, 72, 520, "bf16"), few.SwapAbConfig(16, 64, 2, 4).schedule()),
+        "swapped, nn, two warpgroups": (gemm(20, 200, 200, layout="nn"), few.SwapAbConfig(24, 128, 3, 1).schedule()),
+        "swapped, constant": (layer(13, 136, 264), few.SwapAbConfig(16, 64, 4, 2).schedule()),
+        "swapped, two by two": (gemm(100, 200, 264), few.SwapAbConfig(40, 64, 3, 1, 3).schedule()),
+        "swapped, four by two, constant": (layer(100, 256, 264), few.SwapAbConfig(24, 64, 3, 1, 6).schedule()),
         "together, a tile by two": (gemm(100, 90, 264), tma(64, 64, stream_k=True, coop_fixup=True, persistent_ctas=8)),
         "together, a tile by three": (
             gemm(60, 96, 456), tma(64, 96, stream_k=True, coop_fixup=True, persistent_ctas=3)
@@ -220,7 +220,7 @@ def chain(length: int, *widths: int, act: Callable[..., object] = relu, dtype: D
 
 def layers() -> Mapping[str, Case]:
     """Chains of products."""
-    shape, wide = mlp_shapes.Shape, mlp_wide.Shape
+    shape, wide = mlp_shapes.MlpConfig, mlp_wide.MlpWideConfig
     small = chain(300, 24, 64, 64, 64, 8)
     return {
         "layers, warps": (small, shape(False, 1, 2, 0, 0, 1, 3).schedule()),
@@ -232,7 +232,7 @@ def layers() -> Mapping[str, Case]:
             shape(True, 1, 8, 6, 0, 1, 1, pingpong=True, early=True).schedule(),
         ),
         "layers, results stay": (chain(300, 64, 64, 64), shape(True, 1, 4, 0, 0, 1, 2, keep=True).schedule()),
-        "layers, two blocks a tile": (chain(150, 256, 256, 256, 256), mlp_pair.Shape(6, 4).schedule()),
+        "layers, two blocks a tile": (chain(150, 256, 256, 256, 256), mlp_pair.MlpPairConfig(6, 4).schedule()),
         "layers, wide, warps": (chain(70, 40, 272, 300, 24), wide(False, 2, 4, 64, 2).schedule()),
         "layers, wide, warpgroups": (chain(140, 600, 272, 300, 24), wide(True, 8, 4, 64, 2).schedule()),
         "layers, two inputs and results, warps": (field(150, 48), shape(False, 1, 2, 0, 0, 1, 2).schedule()),
@@ -258,7 +258,7 @@ def attention(
 
 def attentions() -> Mapping[str, Case]:
     """Attention by warpgroups in every order, by others, and linear attention."""
-    shape = attention_tma_shapes.Shape
+    shape = attention_tma_shapes.AttentionTmaConfig
     b = GraphBuilder()
     count, size, tokens = 3, 16, 77
     one = (1, count, size, tokens)
@@ -278,10 +278,10 @@ def attentions() -> Mapping[str, Case]:
         "attention, blocks go on": (attention(150, 100, 64), shape(1, False, 64, 2, False, 1, 2).schedule()),
         "attention, bias": (attention(70, 104, 64, masked=True), shape(1, False, 64, 2, False, 1, 0).schedule()),
         "attention, keys shared by a cluster": (
-            attention(20, 300, 64), attention_shapes.Split(1, 1, 2, 16, 2, 4).schedule(),
+            attention(20, 300, 64), attention_shapes.SplitAttentionConfig(1, 1, 2, 16, 2, 4).schedule(),
         ),
         "attention, tf32": (
-            attention(70, 90, 32, dtype=F32), attention_shapes.Shape(2, 2, 2, 16, 2).schedule(tf32=True),
+            attention(70, 90, 32, dtype=F32), attention_shapes.AttentionConfig(2, 2, 2, 16, 2).schedule(tf32=True),
         ),
         "attention, linear": (rows(b, b.cast(share, F16)), None),
     }  # fmt: skip
@@ -345,7 +345,7 @@ def images() -> Mapping[str, Case]:
         "images, norm by clusters": (shown(), replace(form, cluster=2).schedule()),
         "images, depthwise and 1x1": (pair(72, 0, 40, 7), None),
         "images, 3x3 and 1x1": (
-            pair(16, 32, 120, 9), stacked.Shape(4, 4, 16, 16, 16, 1, 32, 16, 16, 2).schedule(),
+            pair(16, 32, 120, 9), stacked.StackedConfig(4, 4, 16, 16, 16, 1, 32, 16, 16, 2).schedule(),
         ),
         "images, 3x3 and its maxima": (pooled(), None),
         "images, maxima of several sizes": (pyramid(), None),

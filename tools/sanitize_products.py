@@ -10,7 +10,7 @@ from weft.fission.quantize import matmul_integer
 from weft.gemm.epilogue import epilogue
 from weft.gemm.spec import Gemm, typed
 from weft.generate.cuda.gemm.mma import kernel as mma
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
@@ -38,12 +38,12 @@ def gemm(m: int, n: int, k: int, types: str = "f16", layout: str = "nt", text: s
 def tma(bm: int, bn: int, *, stages: int = 3, **changes: int | bool) -> Schedule:
     """A schedule of the tma template."""
     known = {"panel": 64, "consumers": 1, "pingpong": False, "split": 1, "persistent_ctas": 0, "min_ctas": 1} | changes
-    return Shape(bm=bm, bn=bn, stages=stages, box=(1, 1, bm), **known).schedule()  # type: ignore[arg-type]
+    return TmaConfig(bm=bm, bn=bn, stages=stages, box=(1, 1, bm), **known).schedule()  # type: ignore[arg-type]
 
 
 def blocks(bm: int, bn: int, wk: int = 1, split: int = 1, template: str = "mma", *, cluster: bool = False) -> Schedule:
     """A schedule of the template without TMA."""
-    return mma.Shape(bm, bn, 64, 16, 16, wk, 3, split, cluster).schedule(template)
+    return mma.MmaConfig(bm, bn, 64, 16, 16, wk, 3, split, cluster).schedule(template)
 
 
 def integers() -> Problem:

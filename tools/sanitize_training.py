@@ -15,7 +15,7 @@ import numpy as np
 from tools.sanitize_products import Case
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
-from weft.generate.cuda.training import Activation, Added, Gradient, Network, Shape, forward_problem, gradient
+from weft.generate.cuda.training import Activation, Added, ChainConfig, Gradient, Network, forward_problem, gradient
 from weft.generate.cuda.training import layered as layers
 from weft.generate.cuda.training.entry import Entry
 from weft.ir.declined import Declined
@@ -125,7 +125,7 @@ def skipping() -> Network:
     )  # fmt: skip
 
 
-def gradients(net: Network, rows: int, shape: Shape, facts: GpuFacts, *, chunk: int = 1 << 30) -> Training:
+def gradients(net: Network, rows: int, shape: ChainConfig, facts: GpuFacts, *, chunk: int = 1 << 30) -> Training:
     """Backward of a whole network as `weft.nn` runs it, `chunk` rows at a time."""
     g = gradient(net, facts, shape)
     assert isinstance(g, Gradient), g
@@ -202,12 +202,12 @@ def trainings(facts: GpuFacts) -> Mapping[str, Training]:
     """Everything that is no problem, by label."""
     wide = network((40, 256, 144, 24), RELU)
     return {
-        "training, in two parts": gradients(NARROW, 75, Shape(1, 4, 1, 0), facts, chunk=48),
-        "training, two tiles of a warp": gradients(NARROW, 75, Shape(2, 4, 1, 0), facts),
-        "training, sums inside": gradients(NARROW, 300, Shape(1, 8, 1, 0, inside=True), facts),
-        "training, streamed": gradients(wide, 50, Shape(1, 8, 1, 4), facts),
-        "training, skips": gradients(skipping(), 45, Shape(1, 4, 1, 0), facts),
-        "training, skips, sums inside": gradients(skipping(), 150, Shape(1, 8, 1, 0, inside=True), facts),
+        "training, in two parts": gradients(NARROW, 75, ChainConfig(1, 4, 1, 0), facts, chunk=48),
+        "training, two tiles of a warp": gradients(NARROW, 75, ChainConfig(2, 4, 1, 0), facts),
+        "training, sums inside": gradients(NARROW, 300, ChainConfig(1, 8, 1, 0, inside=True), facts),
+        "training, streamed": gradients(wide, 50, ChainConfig(1, 8, 1, 4), facts),
+        "training, skips": gradients(skipping(), 45, ChainConfig(1, 4, 1, 0), facts),
+        "training, skips, sums inside": gradients(skipping(), 150, ChainConfig(1, 8, 1, 0, inside=True), facts),
         "training, beside the layers": beside(LAYERED, 70, facts),
         "training, beside the layers, skips": beside(skipping(), 33, facts),
     }

@@ -46,13 +46,28 @@ from weft.tune.store import Row, read_row
 
 STORED = json.loads((Path(__file__).parent / "stored_schedules.json").read_text(encoding="utf-8"))
 CLASSES: dict[str, Any] = {
-    "": Form, "attention": attention_shapes.Shape, "attention_tf32": attention_shapes.Shape,
-    "attention_split": attention_shapes.Split, "attention_tma": attention_tma.Shape, "depthwise": depthwise.Shape,
-    "gemv": gemv.Shape, "grouped": grouped.Shape, "grouped_simt": grouped.Shape, "grouped_tma": grouped_tma.Shape,
-    "halo": halo.Shape, "mlp": mlp.Shape, "mlp_pair": mlp_pair.Shape, "mlp_wide": mlp_wide.Shape, "mma": mma.Shape,
-    "pooled": pooled.Shape, "separable": separable.Shape, "stacked": stacked.Shape, "swap": swap_ab.Shape,
-    "tma": tma.Shape, "wgmma": mma.Shape,
-}  # fmt: skip
+    "": Form,
+    "attention": attention_shapes.AttentionConfig,
+    "attention_tf32": attention_shapes.AttentionConfig,
+    "attention_split": attention_shapes.SplitAttentionConfig,
+    "attention_tma": attention_tma.AttentionTmaConfig,
+    "depthwise": depthwise.DepthwiseConfig,
+    "gemv": gemv.GemvConfig,
+    "grouped": grouped.GroupedConfig,
+    "grouped_simt": grouped.GroupedConfig,
+    "grouped_tma": grouped_tma.GroupedTmaConfig,
+    "halo": halo.HaloConfig,
+    "mlp": mlp.MlpConfig,
+    "mlp_pair": mlp_pair.MlpPairConfig,
+    "mlp_wide": mlp_wide.MlpWideConfig,
+    "mma": mma.MmaConfig,
+    "pooled": pooled.PooledConfig,
+    "separable": separable.SeparableConfig,
+    "stacked": stacked.StackedConfig,
+    "swap": swap_ab.SwapAbConfig,
+    "tma": tma.TmaConfig,
+    "wgmma": mma.MmaConfig,
+}
 """What reads the schedules of a template back."""
 PLAIN = {"linear_attention"}
 """Templates whose schedules are read field by field."""

@@ -17,7 +17,7 @@ from tools import replay, replay_corpus
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda import templates
-from weft.generate.cuda.gemm.mma.kernel import Shape
+from weft.generate.cuda.gemm.mma.kernel import MmaConfig
 from weft.generate.cuda.training import Activation, Network
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -153,7 +153,7 @@ def test_gradients_are_kernels_of_the_corpus(tmp_path: Path) -> None:
 
 def test_schedules_stand_beside_problems() -> None:
     posed = product((64, 64), (64, 64))
-    shape = Shape(64, 64, 32, 32, 32, 1, 2, 1, False, 1)
+    shape = MmaConfig(64, 64, 32, 32, 32, 1, 2, 1, False, 1)
     tables = {
         "A": {"one": (posed, shape), "two": (posed, (Schedule("cuda"), 3)), "three": [(1, posed), posed]},
         "other": 3,

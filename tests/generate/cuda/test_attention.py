@@ -16,7 +16,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
 from weft.generate.cuda import templates
 from weft.generate.cuda.attention.match import attention
-from weft.generate.cuda.attention.shapes import Shape, Split
+from weft.generate.cuda.attention.shapes import AttentionConfig, SplitAttentionConfig
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
@@ -33,50 +33,53 @@ from weft.tune.verify import compare as compare_output
 H200 = GpuFacts()
 A100 = GpuFacts(capability=80, sms=108, shared_per_sm=167936, shared_per_block=166912)
 
-CASES: dict[str, tuple[Problem, Shape]] = {
+CASES: dict[str, tuple[Problem, AttentionConfig]] = {
     # (problem, shape): wr, mi, wk, nb, stages
-    "one tile": (plain((2, 3), 24, 24, 16), Shape(1, 1, 2, 16, 1)),
-    "all tiles at once": (plain((1, 2), 20, 100, 32), Shape(1, 1, 2, 16, 4)),
-    "ring of two": (plain((1, 2), 20, 150, 32), Shape(1, 1, 2, 16, 2)),
-    "ring of three": (plain((1, 1), 40, 130, 16, 48), Shape(2, 1, 1, 16, 3)),
-    "two tiles of rows": (plain((1, 2), 70, 40, 64), Shape(1, 2, 2, 32, 1)),
-    "warps along rows": (plain((1, 2), 70, 40, 64), Shape(4, 1, 1, 16, 3)),
-    "bf16": (plain((1, 2), 33, 40, 64, dtype=BF16), Shape(2, 1, 2, 32, 1)),
-    "odd sizes": (plain((1, 3), 7, 13, 20, 12), Shape(1, 1, 2, 16, 1)),
-    "odd columns": (plain((1, 2), 9, 19, 17, 5), Shape(1, 1, 2, 16, 1)),
-    "half a chunk": (plain((1, 2), 9, 19, 24, 40), Shape(1, 1, 2, 16, 1)),
-    "wide heads": (plain((1, 1), 17, 33, 144, 160), Shape(1, 1, 2, 16, 2)),
-    "causal": (plain((1, 2), 37, 37, 16, causal=True), Shape(1, 1, 2, 16, 2)),
-    "mask of keys": (plain((2, 2), 20, 40, 16, mask=(2, 1, 1, 40)), Shape(1, 1, 2, 16, 2)),
-    "mask of all": (plain((2, 2), 20, 40, 16, mask=(20, 40)), Shape(1, 1, 2, 32, 1)),
-    "bias": (plain((2, 2), 20, 40, 16, mask=(1, 2, 20, 40), mask_dtype=F16), Shape(1, 1, 2, 16, 2)),
+    "one tile": (plain((2, 3), 24, 24, 16), AttentionConfig(1, 1, 2, 16, 1)),
+    "all tiles at once": (plain((1, 2), 20, 100, 32), AttentionConfig(1, 1, 2, 16, 4)),
+    "ring of two": (plain((1, 2), 20, 150, 32), AttentionConfig(1, 1, 2, 16, 2)),
+    "ring of three": (plain((1, 1), 40, 130, 16, 48), AttentionConfig(2, 1, 1, 16, 3)),
+    "two tiles of rows": (plain((1, 2), 70, 40, 64), AttentionConfig(1, 2, 2, 32, 1)),
+    "warps along rows": (plain((1, 2), 70, 40, 64), AttentionConfig(4, 1, 1, 16, 3)),
+    "bf16": (plain((1, 2), 33, 40, 64, dtype=BF16), AttentionConfig(2, 1, 2, 32, 1)),
+    "odd sizes": (plain((1, 3), 7, 13, 20, 12), AttentionConfig(1, 1, 2, 16, 1)),
+    "odd columns": (plain((1, 2), 9, 19, 17, 5), AttentionConfig(1, 1, 2, 16, 1)),
+    "half a chunk": (plain((1, 2), 9, 19, 24, 40), AttentionConfig(1, 1, 2, 16, 1)),
+    "wide heads": (plain((1, 1), 17, 33, 144, 160), AttentionConfig(1, 1, 2, 16, 2)),
+    "causal": (plain((1, 2), 37, 37, 16, causal=True), AttentionConfig(1, 1, 2, 16, 2)),
+    "mask of keys": (plain((2, 2), 20, 40, 16, mask=(2, 1, 1, 40)), AttentionConfig(1, 1, 2, 16, 2)),
+    "mask of all": (plain((2, 2), 20, 40, 16, mask=(20, 40)), AttentionConfig(1, 1, 2, 32, 1)),
+    "bias": (plain((2, 2), 20, 40, 16, mask=(1, 2, 20, 40), mask_dtype=F16), AttentionConfig(1, 1, 2, 16, 2)),
     "causal bias, bf16": (
         plain((2, 2), 20, 20, 16, mask=(2, 1, 20, 20), mask_dtype=BF16, dtype=BF16, causal=True),
-        Shape(1, 1, 2, 16, 1),
+        AttentionConfig(1, 1, 2, 16, 1),
     ),
-    "soft cap": (plain((1, 2), 20, 40, 32, softcap=2.0), Shape(1, 1, 2, 16, 2)),
-    "negative scale": (plain((1, 2), 20, 40, 32, scale=-0.3), Shape(1, 1, 2, 16, 2)),
-    "grouped heads": (plain((2, 2), 10, 24, 16, heads=6), Shape(1, 1, 2, 16, 1)),
-    "grouped heads, mask": (plain((2, 2), 10, 24, 16, heads=6, mask=(2, 6, 10, 24)), Shape(2, 1, 1, 32, 1)),
-    "merged": (block(Block(2, 20, 20, 3, 16)), Shape(1, 1, 2, 16, 1)),
-    "merged, no bias": (block(Block(2, 20, 20, 3, 16, bias=False)), Shape(1, 1, 2, 16, 1)),
-    "merged bf16": (block(Block(1, 36, 36, 2, 32, dtype=BF16)), Shape(1, 1, 2, 16, 2)),
-    "fewer keys": (block(Block(2, 70, 24, 2, 32, merged=False)), Shape(4, 1, 1, 32, 1)),
-    "f32": (plain((1, 2), 33, 40, 64, dtype=F32), Shape(1, 1, 2, 16, 2)),
-    "f32, two tiles of rows": (plain((1, 2), 70, 150, 32, dtype=F32), Shape(2, 2, 2, 16, 2)),
-    "f32, odd sizes": (plain((1, 3), 7, 29, 21, 11, dtype=F32), Shape(1, 1, 1, 32, 1)),
-    "f32, causal": (plain((1, 2), 37, 37, 16, causal=True, dtype=F32), Shape(1, 1, 2, 16, 2)),
-    "f32, merged": (block(Block(2, 40, 40, 3, 16, dtype=F32)), Shape(2, 1, 2, 32, 1)),
-    "five tiles at once": (plain((1, 2), 40, 80, 32, mask=(40, 80)), Shape(2, 1, 1, 16, 5)),
-    "five tiles at once, two of rows": (plain((1, 2), 40, 75, 16, dtype=BF16), Shape(1, 2, 1, 16, 5)),
-    "tiles at once, keys of warps": (plain((1, 2), 20, 90, 16), Shape(1, 1, 2, 16, 3)),
-    "nine tiles at once": (plain((1, 2), 20, 140, 16), Shape(1, 1, 1, 16, 9)),
-    "odd heads": (block(Block(1, 20, 20, 3, 12)), Shape(1, 1, 2, 16, 1)),
-    "keys shared by two": (plain((2, 2), 1, 300, 128, heads=8), Split(1, 1, 4, 16, 2, 2)),
-    "keys shared by four": (plain((1, 2), 20, 500, 64), Split(1, 1, 2, 16, 4, 4)),
-    "keys shared by eight, bf16": (plain((1, 1), 40, 500, 32, 40, dtype=BF16), Split(2, 1, 2, 16, 2, 8)),
-    "keys shared by two, masked": (plain((2, 2), 20, 300, 64, mask=(2, 1, 1, 300)), Split(1, 1, 4, 16, 2, 2)),
-    "keys shared, some without": (plain((1, 1), 20, 40, 64), Split(1, 1, 1, 16, 1, 4)),
+    "soft cap": (plain((1, 2), 20, 40, 32, softcap=2.0), AttentionConfig(1, 1, 2, 16, 2)),
+    "negative scale": (plain((1, 2), 20, 40, 32, scale=-0.3), AttentionConfig(1, 1, 2, 16, 2)),
+    "grouped heads": (plain((2, 2), 10, 24, 16, heads=6), AttentionConfig(1, 1, 2, 16, 1)),
+    "grouped heads, mask": (plain((2, 2), 10, 24, 16, heads=6, mask=(2, 6, 10, 24)), AttentionConfig(2, 1, 1, 32, 1)),
+    "merged": (block(Block(2, 20, 20, 3, 16)), AttentionConfig(1, 1, 2, 16, 1)),
+    "merged, no bias": (block(Block(2, 20, 20, 3, 16, bias=False)), AttentionConfig(1, 1, 2, 16, 1)),
+    "merged bf16": (block(Block(1, 36, 36, 2, 32, dtype=BF16)), AttentionConfig(1, 1, 2, 16, 2)),
+    "fewer keys": (block(Block(2, 70, 24, 2, 32, merged=False)), AttentionConfig(4, 1, 1, 32, 1)),
+    "f32": (plain((1, 2), 33, 40, 64, dtype=F32), AttentionConfig(1, 1, 2, 16, 2)),
+    "f32, two tiles of rows": (plain((1, 2), 70, 150, 32, dtype=F32), AttentionConfig(2, 2, 2, 16, 2)),
+    "f32, odd sizes": (plain((1, 3), 7, 29, 21, 11, dtype=F32), AttentionConfig(1, 1, 1, 32, 1)),
+    "f32, causal": (plain((1, 2), 37, 37, 16, causal=True, dtype=F32), AttentionConfig(1, 1, 2, 16, 2)),
+    "f32, merged": (block(Block(2, 40, 40, 3, 16, dtype=F32)), AttentionConfig(2, 1, 2, 32, 1)),
+    "five tiles at once": (plain((1, 2), 40, 80, 32, mask=(40, 80)), AttentionConfig(2, 1, 1, 16, 5)),
+    "five tiles at once, two of rows": (plain((1, 2), 40, 75, 16, dtype=BF16), AttentionConfig(1, 2, 1, 16, 5)),
+    "tiles at once, keys of warps": (plain((1, 2), 20, 90, 16), AttentionConfig(1, 1, 2, 16, 3)),
+    "nine tiles at once": (plain((1, 2), 20, 140, 16), AttentionConfig(1, 1, 1, 16, 9)),
+    "odd heads": (block(Block(1, 20, 20, 3, 12)), AttentionConfig(1, 1, 2, 16, 1)),
+    "keys shared by two": (plain((2, 2), 1, 300, 128, heads=8), SplitAttentionConfig(1, 1, 4, 16, 2, 2)),
+    "keys shared by four": (plain((1, 2), 20, 500, 64), SplitAttentionConfig(1, 1, 2, 16, 4, 4)),
+    "keys shared by eight, bf16": (plain((1, 1), 40, 500, 32, 40, dtype=BF16), SplitAttentionConfig(2, 1, 2, 16, 2, 8)),
+    "keys shared by two, masked": (
+        plain((2, 2), 20, 300, 64, mask=(2, 1, 1, 300)),
+        SplitAttentionConfig(1, 1, 4, 16, 2, 2),
+    ),
+    "keys shared, some without": (plain((1, 1), 20, 40, 64), SplitAttentionConfig(1, 1, 1, 16, 1, 4)),
 }
 
 NETWORKS: dict[str, Problem] = {
@@ -100,9 +103,9 @@ NETWORKS: dict[str, Problem] = {
 
 
 ROUNDED = {f"tf32, {name}": case for name, case in CASES.items() if name.startswith("f32")} | {
-    "tf32, three tiles at once": (plain((1, 2), 40, 75, 32, dtype=F32), Shape(1, 2, 1, 32, 3)),
-    "tf32, ring": (plain((1, 2), 40, 130, 80, dtype=F32), Shape(2, 1, 2, 16, 2)),
-    "tf32, masked": (plain((2, 2), 20, 40, 16, mask=(2, 1, 1, 40), dtype=F32), Shape(1, 1, 2, 16, 2)),
+    "tf32, three tiles at once": (plain((1, 2), 40, 75, 32, dtype=F32), AttentionConfig(1, 2, 1, 32, 3)),
+    "tf32, ring": (plain((1, 2), 40, 130, 80, dtype=F32), AttentionConfig(2, 1, 2, 16, 2)),
+    "tf32, masked": (plain((2, 2), 20, 40, 16, mask=(2, 1, 1, 40), dtype=F32), AttentionConfig(1, 1, 2, 16, 2)),
 }
 """Products in TF32."""
 ALL = CASES | ROUNDED
@@ -248,7 +251,7 @@ def test_a_row_without_keys_is_nan_where_the_softmax_is_not_guarded(kernels: Emu
     e = b.apply(Prim.EXP, b.apply(Prim.SUB, s, b.reduce(Prim.REDUCE_MAX, s, (2,))))
     p = b.cast(b.apply(Prim.DIV, e, b.reduce(Prim.REDUCE_SUM, e, (2,))), F16)
     problem = problem_of(b, b.add(Prim.MATMUL, p, v))
-    source = templates.emit(problem, Shape(1, 1, 2, 16, 1).schedule())
+    source = templates.emit(problem, AttentionConfig(1, 1, 2, 16, 1).schedule())
     assert isinstance(source, CudaSource), source
     inputs = inputs_of(problem)
     inputs[3][2] = -np.inf
@@ -355,11 +358,14 @@ def test_rows_and_keys_of_what_is_matched() -> None:
 
 
 def test_schedules_overlap_products_and_softmax_where_all_keys_fit() -> None:
-    text = [emitted_of(block(Block(1, 40, 80, 2, 16, merged=False)), Shape(2, 1, 1, 16, stages)) for stages in (2, 5)]
+    text = [
+        emitted_of(block(Block(1, 40, 80, 2, 16, merged=False)), AttentionConfig(2, 1, 1, 16, stages))
+        for stages in (2, 5)
+    ]
     assert ["float even[" in t for t in text] == [False, True]
 
 
-def emitted_of(problem: Problem, shape: Shape) -> str:
+def emitted_of(problem: Problem, shape: AttentionConfig) -> str:
     source = templates.emit(problem, shape.schedule())
     assert isinstance(source, CudaSource), source
     return source.text

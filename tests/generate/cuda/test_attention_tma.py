@@ -19,7 +19,7 @@ from weft.generate.cuda import templates
 from weft.generate.cuda.attention import tma as attention_tma
 from weft.generate.cuda.attention.band import band
 from weft.generate.cuda.attention.match import Attention, attention
-from weft.generate.cuda.attention.tma_shapes import Shape
+from weft.generate.cuda.attention.tma_shapes import AttentionTmaConfig
 from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
@@ -35,19 +35,19 @@ from weft.tune.verify import compare as compare_output
 H200 = GpuFacts()
 
 
-def alone(bn: int, stages: int = 2, **changes: int) -> Shape:
+def alone(bn: int, stages: int = 2, **changes: int) -> AttentionTmaConfig:
     """One warpgroup that multiplies."""
-    return replace(Shape(1, False, bn, stages, False, 1, 0), **changes)  # type: ignore[arg-type]
+    return replace(AttentionTmaConfig(1, False, bn, stages, False, 1, 0), **changes)  # type: ignore[arg-type]
 
 
-def pair(bn: int, stages: int = 2, **changes: int) -> Shape:
+def pair(bn: int, stages: int = 2, **changes: int) -> AttentionTmaConfig:
     """Two that take turns."""
-    return replace(Shape(2, False, bn, stages, True, 1, 0), **changes)  # type: ignore[arg-type]
+    return replace(AttentionTmaConfig(2, False, bn, stages, True, 1, 0), **changes)  # type: ignore[arg-type]
 
 
-def shared(groups: int, bn: int) -> Shape:
+def shared(groups: int, bn: int) -> AttentionTmaConfig:
     """Warpgroups that share the keys of the same rows."""
-    return Shape(groups, True, bn, 2 * groups, False, 1, 0)
+    return AttentionTmaConfig(groups, True, bn, 2 * groups, False, 1, 0)
 
 
 def side_by_side(rows: int, keys: int, *, repeated: bool, causal: bool = False) -> Problem:
@@ -67,11 +67,11 @@ def side_by_side(rows: int, keys: int, *, repeated: bool, causal: bool = False) 
     return problem_of(b, b.transpose(y, (0, 2, 1, 3)))
 
 
-CASES: dict[str, tuple[Problem, Shape]] = {
+CASES: dict[str, tuple[Problem, AttentionTmaConfig]] = {
     "one tile": (plain((1, 2), 70, 40, 64), alone(48, 1)),
     "three tiles": (plain((1, 2), 70, 150, 64), alone(64)),
     "turns, bf16": (plain((1, 1), 200, 150, 32, dtype=BF16), pair(48)),
-    "three warpgroups": (plain((1, 1), 200, 150, 64), Shape(3, False, 64, 3, True, 1, 0)),
+    "three warpgroups": (plain((1, 1), 200, 150, 64), AttentionTmaConfig(3, False, 64, 3, True, 1, 0)),
     "two panels": (plain((1, 1), 70, 70, 128, 144), alone(32)),
     "wide heads": (plain((1, 1), 64, 100, 256), alone(32)),
     "odd columns": (plain((1, 2), 40, 70, 40, 24), alone(32)),
@@ -376,7 +376,7 @@ def test_more_compiles_without_spills() -> None:
 
 def test_text() -> None:
     problem = plain((1, 16), 2048, 2048, 128, causal=True)
-    source = templates.emit(problem, Shape(2, False, 128, 2, True, 1, 0).schedule())
+    source = templates.emit(problem, AttentionTmaConfig(2, False, 128, 2, True, 1, 0).schedule())
     assert isinstance(source, CudaSource), source
     text = source.text.replace(prelude(), "").replace(tma_header(), "").replace(source.entry, "ENTRY")
     text = f"// {source.schedule}\n{text}"

@@ -98,16 +98,16 @@ def sources() -> dict[str, CudaSource]:
     return {name: emitted(problem) for name, problem in CASES.items()}
 
 
-def shared_sums() -> dict[str, tuple[Problem, mma.Shape]]:
+def shared_sums() -> dict[str, tuple[Problem, mma.MmaConfig]]:
     """Sums of several warps and blocks."""
     plain = product(70, 40, 512)
-    by_work = mma.Shape(32, 32, 64, 16, 16, 1, 3, 3, False)
+    by_work = mma.MmaConfig(32, 32, 64, 16, 16, 1, 3, 3, False)
     return {
-        "warps": (plain, mma.Shape(32, 32, 128, 16, 16, 2, 3, 1, False)),
+        "warps": (plain, mma.MmaConfig(32, 32, 128, 16, 16, 2, 3, 1, False)),
         "workspace": (plain, by_work),
         "workspace, odd columns": (product(40, 19, 512), by_work),
         "cluster": (product(70, 40, 512, U8, I8), replace(by_work, split=4, cluster=True)),
-        "cluster and warps": (requantized(70, 48, 512), mma.Shape(64, 32, 128, 32, 16, 2, 3, 2, True)),
+        "cluster and warps": (requantized(70, 48, 512), mma.MmaConfig(64, 32, 128, 32, 16, 2, 3, 2, True)),
         "3x3, workspace": (convolution(1, 32, 9, 9, 24, 3, 1, 1), by_work),
     }
 

@@ -17,7 +17,7 @@ from weft.generate.cuda.gemm.common.product import product as product_of
 from weft.generate.cuda.gemm.gemv import kernel as gemv
 from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.gemm.tma import kernel as tma
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
@@ -86,7 +86,7 @@ def contraction(problem: Problem) -> Product:
     return p
 
 
-CASES: dict[str, tuple[Problem, Shape]] = {
+CASES: dict[str, tuple[Problem, TmaConfig]] = {
     "one tile": (product(64, 32, 128), linear(64, 32)),
     "tails": (product(70, 40, 272), linear(64, 64)),
     "odd columns": (product(33, 19, 80), linear(64, 32)),
@@ -136,7 +136,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
 }  # fmt: skip
 
 
-def written(problem: Problem, shape: Shape, entry: str) -> CudaSource:
+def written(problem: Problem, shape: TmaConfig, entry: str) -> CudaSource:
     source = tma.emit(contraction(problem), shape.schedule(), entry)
     assert isinstance(source, CudaSource), source
     return source

@@ -20,7 +20,7 @@ from weft.generate.cuda.gemm.common.product import product as product_of
 from weft.generate.cuda.gemm.gemv import kernel as gemv
 from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.gemm.tma import kernel as tma
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.intrinsics.prelude import float8, prelude, tma_header
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
@@ -78,7 +78,7 @@ def contraction(problem: Problem) -> Product:
     return p
 
 
-TMA: dict[str, tuple[Problem, Shape]] = {
+TMA: dict[str, tuple[Problem, TmaConfig]] = {
     "one tile": (product(64, 32, 128), linear(64, 32)),
     "tails": (product(70, 40, 272), linear(64, 64, two_level=1)),
     "e4m3 and e5m2, bf16": (product(70, 40, 272, E4, E5, BF16), linear(64, 32, two_level=1)),
@@ -117,7 +117,7 @@ TMA: dict[str, tuple[Problem, Shape]] = {
 }  # fmt: skip
 
 
-def made(problem: Problem, shape: Shape, entry: str) -> CudaSource:
+def made(problem: Problem, shape: TmaConfig, entry: str) -> CudaSource:
     source = tma.emit(contraction(problem), shape.schedule(), entry)
     assert isinstance(source, CudaSource), source
     return source
@@ -269,7 +269,7 @@ def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
         linear(128, 256, consumers=2, two_level=1, stages=3),
     ],
 )
-def test_sums_apart_need_registers(shape: Shape) -> None:
+def test_sums_apart_need_registers(shape: TmaConfig) -> None:
     found = tma.emit(contraction(product(256, 256, 256)), shape.schedule(), "k")
     assert isinstance(found, Declined)
     assert "leave registers" in found.reason

@@ -16,7 +16,7 @@ from weft.generate.cuda import templates
 from weft.generate.cuda.gemm.grouped import kernel as grouped
 from weft.generate.cuda.gemm.grouped import match as grouped_match
 from weft.generate.cuda.gemm.grouped import tma as grouped_tma
-from weft.generate.cuda.gemm.grouped.kernel import Shape
+from weft.generate.cuda.gemm.grouped.kernel import GroupedConfig
 from weft.generate.cuda.predict import predicted_us
 from weft.generate.cuda.role import beside
 from weft.ir import attrs as a
@@ -133,8 +133,8 @@ def qkv(
     return Problem(graph, f"{graph} {way}", tuple(maker.formats), (ROW,) * 3)
 
 
-ONE = Shape(32, 32, 32, 16, 16, 1, 3, (1, 1), 1)
-CASES: dict[str, tuple[Problem, Shape]] = {
+ONE = GroupedConfig(32, 32, 32, 16, 16, 1, 3, (1, 1), 1)
+CASES: dict[str, tuple[Problem, GroupedConfig]] = {
     "rows of two lengths": (
         group(lambda m: m.linear(70, 40, 64), lambda m: m.linear(33, 72, 40, end="bias")),
         ONE,
@@ -145,23 +145,23 @@ CASES: dict[str, tuple[Problem, Shape]] = {
             lambda m: m.linear(35, 1, 17, turned=True),
             lambda m: m.linear(5, 70, 3, weight=False, end=""),
         ),
-        Shape(16, 32, 32, 16, 16, 1, 3, (1, 1, 1), 1),
+        GroupedConfig(16, 32, 32, 16, 16, 1, 3, (1, 1, 1), 1),
     ),
     "equal texts": (
         group(*(lambda m: m.linear(40, 24, 48) for _ in range(3)), lambda m: m.linear(17, 24, 48)),
-        Shape(32, 32, 32, 16, 32, 2, 3, (1, 1, 1, 1), 1),
+        GroupedConfig(32, 32, 32, 16, 32, 2, 3, (1, 1, 1, 1), 1),
     ),
     "sums through memory": (
         group(*(lambda m: m.linear(20, 24, 256) for _ in range(2)), lambda m: m.linear(40, 33, 136)),
-        Shape(32, 32, 32, 16, 16, 1, 3, (3, 3, 2), 1),
+        GroupedConfig(32, 32, 32, 16, 16, 1, 3, (3, 3, 2), 1),
     ),
     "clusters, and blocks that share no sum": (
         group(lambda m: m.linear(20, 24, 256), lambda m: m.linear(40, 36, 136), lambda m: m.linear(70, 40, 24)),
-        Shape(32, 16, 32, 16, 16, 1, 3, (4, 4, 1), 4),
+        GroupedConfig(32, 16, 32, 16, 16, 1, 3, (4, 4, 1), 4),
     ),
     "as many tiles as blocks of a cluster": (
         group(lambda m: m.linear(40, 48, 64), lambda m: m.linear(20, 48, 40), lambda m: m.linear(40, 24, 64)),
-        Shape(32, 32, 32, 16, 16, 1, 3, (2, 2, 2), 2),
+        GroupedConfig(32, 32, 32, 16, 16, 1, 3, (2, 2, 2), 2),
     ),
     "convolutions": (
         group(
@@ -170,47 +170,50 @@ CASES: dict[str, tuple[Problem, Shape]] = {
             lambda m: m.conv(2, 8, 9, 5, 16, 1, 1),
             lambda m: m.conv(1, 16, 7, 6, 24, 1, 7),
         ),
-        Shape(32, 32, 32, 16, 16, 1, 3, (2, 1, 1, 1), 1),
+        GroupedConfig(32, 32, 32, 16, 16, 1, 3, (2, 1, 1, 1), 1),
     ),
     "experts": (
         group(*(lambda m, rows=rows: m.linear(rows, 48, 32, end="bias relu") for rows in (1, 3, 64, 17, 128))),
-        Shape(64, 32, 32, 32, 16, 1, 3, (1,) * 5, 1),
+        GroupedConfig(64, 32, 32, 32, 16, 1, 3, (1,) * 5, 1),
     ),
     "deep": (
         group(lambda m: m.linear(70, 40, 1024), lambda m: m.linear(20, 16, 64), lambda m: m.linear(33, 72, 520)),
-        Shape(32, 32, 64, 16, 16, 1, 3, (4, 1, 4), 4),
+        GroupedConfig(32, 32, 64, 16, 16, 1, 3, (4, 1, 4), 4),
     ),
     "bf16": (group(lambda m: m.linear(33, 40, 72), lambda m: m.linear(64, 16, 24), dtype=BF16), ONE),
     "f32": (
         group(lambda m: m.linear(33, 40, 72), lambda m: m.linear(17, 20, 36, turned=True), dtype=F32),
-        Shape(32, 32, 16, 16, 16, 1, 3, (2, 1), 2),
+        GroupedConfig(32, 32, 16, 16, 16, 1, 3, (2, 1), 2),
     ),
     "tf32": (
         group(lambda m: m.linear(33, 40, 72), lambda m: m.linear(17, 20, 36, turned=True), dtype=F32),
-        Shape(32, 32, 16, 16, 16, 1, 3, (1, 1), 1),
+        GroupedConfig(32, 32, 16, 16, 16, 1, 3, (1, 1), 1),
     ),
     "warpgroups": (
         group(lambda m: m.linear(70, 40, 264, turned=True), lambda m: m.linear(130, 33, 64, turned=True)),
-        Shape(64, 32, 64, 64, 32, 1, 4, (1, 1), 1, True),
+        GroupedConfig(64, 32, 64, 64, 32, 1, 4, (1, 1), 1, True),
     ),
-    "q, k and v of one operand": (qkv(2, 20, 3, 16, 40, way="three"), Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1)),
-    "slices as heads": (qkv(2, 20, 3, 16, 40, way="slices"), Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1)),
+    "q, k and v of one operand": (
+        qkv(2, 20, 3, 16, 40, way="three"),
+        GroupedConfig(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1),
+    ),
+    "slices as heads": (qkv(2, 20, 3, 16, 40, way="slices"), GroupedConfig(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1)),
     "slices as heads, operands beside": (
         qkv(2, 20, 3, 16, 40, way="slices", beside=True),
-        Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1),
+        GroupedConfig(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1),
     ),
     "slices as heads, tf32": (
         qkv(2, 20, 3, 16, 40, way="slices", dtype=F32, beside=True),
-        Shape(32, 64, 32, 16, 32, 1, 3, (2, 1, 1), 2),
+        GroupedConfig(32, 64, 32, 16, 32, 1, 3, (2, 1, 1), 2),
     ),
     "slices as heads, keys turned": (
         qkv(2, 24, 3, 8, 40, way="slices", turn_k=True),
-        Shape(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1),
+        GroupedConfig(32, 32, 32, 16, 16, 1, 3, (1,) * 3, 1),
     ),
-    "stacked heads": (qkv(2, 21, 3, 16, 40, way="stacked"), Shape(32, 64, 32, 16, 32, 1, 3, (1,) * 3, 1)),
+    "stacked heads": (qkv(2, 21, 3, 16, 40, way="stacked"), GroupedConfig(32, 64, 32, 16, 32, 1, 3, (1,) * 3, 1)),
     "stacked heads, keys turned, bf16": (
         qkv(1, 24, 2, 8, 33, way="stacked", turn_k=True, dtype=BF16),
-        Shape(32, 32, 32, 16, 16, 1, 3, (1, 1, 1), 1),
+        GroupedConfig(32, 32, 32, 16, 16, 1, 3, (1, 1, 1), 1),
     ),
 }
 
@@ -288,7 +291,7 @@ COPIED = (
 """Cases for TMA."""
 
 
-def clustered(every: Sequence[grouped_match.Member]) -> list[tuple[float, grouped_tma.Shape]]:
+def clustered(every: Sequence[grouped_match.Member]) -> list[tuple[float, grouped_tma.GroupedTmaConfig]]:
     """A shape in which some share their sums in a cluster."""
     found = grouped_tma.shapes(every, replace(H200, tf32=True))
     return [(us, s) for us, s in found if max(one.split for one in s.members) > 1][:1]
@@ -304,7 +307,7 @@ def copied() -> dict[tuple[str, int], CudaSource]:
         shapes = grouped_tma.shapes(every, replace(H200, tf32=True, sms=5))
         assert shapes, name
         for number, (_, shape) in enumerate([*shapes[:2], *clustered(every)]):
-            assert grouped_tma.Shape.of(shape.schedule()) == shape
+            assert grouped_tma.GroupedTmaConfig.of(shape.schedule()) == shape
             source = templates.emit(problem, shape.schedule())
             assert isinstance(source, CudaSource), (name, source)
             found[name, number] = source
@@ -490,7 +493,7 @@ def test_what_meets_or_is_no_columns_has_no_kernel(make: Callable[[], Problem]) 
         (replace(ONE, group=True), "warpgroup"),
     ],
 )
-def test_shapes_that_do_not_fit_are_declined(shape: Shape, part: str) -> None:
+def test_shapes_that_do_not_fit_are_declined(shape: GroupedConfig, part: str) -> None:
     problem = group(lambda m: m.linear(33, 40, 72), lambda m: m.linear(17, 20, 36, turned=True), dtype=F32)
     refused = templates.emit(problem, shape.schedule())
     assert isinstance(refused, Declined)

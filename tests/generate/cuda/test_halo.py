@@ -13,76 +13,82 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well, golden
 from weft.generate.cuda import templates
 from weft.generate.cuda.conv.halo import choose as halo_choose
 from weft.generate.cuda.conv.halo import kernel as halo
-from weft.generate.cuda.conv.halo.kernel import Shape
+from weft.generate.cuda.conv.halo.kernel import HaloConfig
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.common.product import product as product_of
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
-PLAIN = Shape(3, 5, 16, 16, 16, 16, 1, 1, 1, False, False)
-CASES: dict[str, tuple[Problem, Shape]] = {
+PLAIN = HaloConfig(3, 5, 16, 16, 16, 16, 1, 1, 1, False, False)
+CASES: dict[str, tuple[Problem, HaloConfig]] = {
     "3x3": (convolution(1, 16, 9, 9, 24, 3, 1, 1, residual=True), replace(PLAIN, bn=32)),
-    "warps share a sum": (convolution(2, 64, 9, 9, 40, 3, 1, 1), Shape(4, 4, 32, 32, 16, 32, 2, 2, 1, False, False)),
-    "ring": (convolution(1, 80, 9, 9, 40, 3, 1, 1), Shape(4, 4, 64, 16, 16, 32, 1, 2, 1, False, False)),
-    "strided": (convolution(2, 48, 11, 9, 40, 3, 2, 1), Shape(4, 4, 64, 32, 16, 32, 1, 2, 1, False, False)),
+    "warps share a sum": (
+        convolution(2, 64, 9, 9, 40, 3, 1, 1),
+        HaloConfig(4, 4, 32, 32, 16, 32, 2, 2, 1, False, False),
+    ),
+    "ring": (convolution(1, 80, 9, 9, 40, 3, 1, 1), HaloConfig(4, 4, 64, 16, 16, 32, 1, 2, 1, False, False)),
+    "strided": (convolution(2, 48, 11, 9, 40, 3, 2, 1), HaloConfig(4, 4, 64, 32, 16, 32, 1, 2, 1, False, False)),
     "no padding": (convolution(1, 16, 8, 9, 16, 3), PLAIN),
-    "cluster": (convolution(1, 128, 7, 7, 32, 3, 1, 1), Shape(7, 7, 32, 32, 64, 16, 2, 1, 4, True, False)),
-    "workspace": (convolution(1, 128, 7, 7, 32, 3, 1, 1), Shape(7, 7, 32, 32, 32, 16, 1, 1, 4, False, False)),
-    "stem": (convolution(1, 3, 19, 17, 24, 7, 2, 3, fin=ROW), Shape(4, 8, 32, 4, 16, 32, 1, 1, 1, False, False)),
-    "stem, channels last": (convolution(1, 3, 19, 17, 24, 7, 2, 3), Shape(4, 4, 32, 4, 16, 16, 2, 1, 1, False, False)),
+    "cluster": (convolution(1, 128, 7, 7, 32, 3, 1, 1), HaloConfig(7, 7, 32, 32, 64, 16, 2, 1, 4, True, False)),
+    "workspace": (convolution(1, 128, 7, 7, 32, 3, 1, 1), HaloConfig(7, 7, 32, 32, 32, 16, 1, 1, 4, False, False)),
+    "stem": (convolution(1, 3, 19, 17, 24, 7, 2, 3, fin=ROW), HaloConfig(4, 8, 32, 4, 16, 32, 1, 1, 1, False, False)),
+    "stem, channels last": (
+        convolution(1, 3, 19, 17, 24, 7, 2, 3),
+        HaloConfig(4, 4, 32, 4, 16, 16, 2, 1, 1, False, False),
+    ),
     "first of candy": (
         convolution(1, 3, 12, 13, 24, 9, before="reflect"),
-        Shape(4, 4, 32, 4, 16, 16, 1, 1, 1, False, False),
+        HaloConfig(4, 4, 32, 4, 16, 16, 1, 1, 1, False, False),
     ),
     "last of candy": (
         convolution(1, 32, 12, 13, 3, 9, before="reflect", fout=ROW, relu=False),
-        Shape(2, 5, 32, 32, 16, 32, 2, 1, 1, False, True),
+        HaloConfig(2, 5, 32, 32, 16, 32, 2, 1, 1, False, True),
     ),
     "upsampled": (convolution(1, 16, 6, 7, 24, 3, before="up edge"), PLAIN),
     "groups": (convolution(1, 64, 9, 9, 48, 3, 1, 1, 1, 4), PLAIN),
     "odd channels": (convolution(1, 5, 7, 9, 11, 3, 1, 1), PLAIN),
     "twelve channels": (convolution(1, 12, 7, 9, 11, 3, 1, 1), PLAIN),
-    "two channels": (convolution(1, 2, 7, 9, 11, 3, 1, 1), Shape(3, 5, 16, 4, 16, 16, 1, 1, 1, False, False)),
+    "two channels": (convolution(1, 2, 7, 9, 11, 3, 1, 1), HaloConfig(3, 5, 16, 4, 16, 16, 1, 1, 1, False, False)),
     "dilated bf16": (convolution(1, 64, 7, 7, 40, 3, 1, 2, 2, dtype=BF16), replace(PLAIN, bc=64, wk=4)),
     "long kernel": (convolution(1, 16, 9, 9, 32, (1, 7), 1, 3), PLAIN),
     "row-major": (convolution(2, 16, 8, 9, 24, 3, 2, 1, fin=ROW, fout=ROW), PLAIN),
     "row-major, several blocks": (
         convolution(1, 72, 6, 7, 16, 3, 1, 1, fin=ROW),
-        Shape(3, 4, 16, 32, 16, 16, 2, 3, 1, False, False),
+        HaloConfig(3, 4, 16, 32, 16, 16, 2, 3, 1, False, False),
     ),
     "a loop over rows of taps": (
         convolution(1, 64, 6, 6, 16, 5, 1, 2),
-        Shape(6, 6, 16, 64, 16, 16, 1, 1, 1, False, False),
+        HaloConfig(6, 6, 16, 64, 16, 16, 1, 1, 1, False, False),
     ),
     "tf32": (convolution(1, 16, 9, 9, 24, 3, 1, 1, residual=True, dtype=F32), replace(PLAIN, bn=32, bc=32)),
     "tf32, ring": (
         convolution(1, 40, 9, 9, 40, 3, 1, 1, dtype=F32),
-        Shape(4, 4, 64, 16, 16, 32, 1, 2, 1, False, False),
+        HaloConfig(4, 4, 64, 16, 16, 32, 1, 2, 1, False, False),
     ),
     "tf32, warps share a sum": (
         convolution(2, 64, 9, 9, 40, 3, 2, 1, dtype=F32),
-        Shape(4, 4, 32, 64, 16, 32, 2, 2, 1, False, False),
+        HaloConfig(4, 4, 32, 64, 16, 32, 2, 2, 1, False, False),
     ),
     "tf32, cluster": (
         convolution(1, 64, 7, 7, 32, 3, 1, 1, dtype=F32),
-        Shape(7, 7, 32, 32, 64, 16, 2, 1, 4, True, False),
+        HaloConfig(7, 7, 32, 32, 64, 16, 2, 1, 4, True, False),
     ),
     "tf32, stem": (
         convolution(1, 3, 19, 17, 24, 7, 2, 3, fin=ROW, dtype=F32),
-        Shape(4, 8, 32, 4, 16, 32, 1, 1, 1, False, False),
+        HaloConfig(4, 8, 32, 4, 16, 32, 1, 1, 1, False, False),
     ),
     "tf32, stem, channels last": (
         convolution(1, 3, 19, 17, 24, 7, 2, 3, dtype=F32),
-        Shape(4, 4, 32, 4, 16, 16, 2, 1, 1, False, False),
+        HaloConfig(4, 4, 32, 4, 16, 16, 2, 1, 1, False, False),
     ),
     "tf32, four channels": (
         convolution(1, 4, 9, 9, 24, 3, 1, 1, dtype=F32),
-        Shape(3, 5, 16, 4, 16, 16, 1, 1, 1, False, False),
+        HaloConfig(3, 5, 16, 4, 16, 16, 1, 1, 1, False, False),
     ),
     "tf32, last of candy": (
         convolution(1, 32, 12, 13, 3, 9, before="reflect", fout=ROW, relu=False, dtype=F32),
-        Shape(2, 5, 32, 32, 16, 32, 2, 2, 1, False, True),
+        HaloConfig(2, 5, 32, 32, 16, 32, 2, 2, 1, False, True),
     ),
     "tf32, odd channels": (convolution(1, 5, 7, 9, 11, 3, 1, 1, dtype=F32), PLAIN),
     "tf32, row-major": (convolution(2, 10, 8, 9, 24, 3, 2, 1, fin=ROW, fout=ROW, dtype=F32), replace(PLAIN, bc=32)),
@@ -95,7 +101,7 @@ def matched(problem: Problem, *, tf32: bool = True) -> Product:
     return p
 
 
-def written(problem: Problem, shape: Shape, entry: str) -> CudaSource:
+def written(problem: Problem, shape: HaloConfig, entry: str) -> CudaSource:
     source = halo.emit(matched(problem), shape.schedule(), entry)
     assert isinstance(source, CudaSource), source
     return source
@@ -133,7 +139,7 @@ def test_schedules_hold_the_template_where_it_applies() -> None:
     found = templates.schedules(convolution(1, 256, 14, 14, 256, 3, 1, 1), H200)
     assert not isinstance(found, Declined)
     assert "halo" in [s.param("template") for s in found[:3]]
-    shapes = [Shape.of(s) for s in found if s.param("template") == "halo"]
+    shapes = [HaloConfig.of(s) for s in found if s.param("template") == "halo"]
     assert len(set(shapes)) == len(shapes)
     plain = templates.schedules(convolution(1, 256, 14, 14, 256, 1), H200)
     assert not isinstance(plain, Declined)
@@ -189,7 +195,7 @@ def test_blocks_fit_the_device() -> None:
 
 
 def test_text() -> None:
-    shape = Shape(7, 7, 32, 32, 32, 32, 2, 2, 1, False, False)
+    shape = HaloConfig(7, 7, 32, 32, 32, 32, 2, 2, 1, False, False)
     golden("halo", written(convolution(1, 64, 14, 14, 64, 3, 1, 1), shape, "k00"))
 
 

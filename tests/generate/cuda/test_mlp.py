@@ -18,7 +18,7 @@ from weft.generate.cuda.mlp import pair as mlp_pair
 from weft.generate.cuda.mlp import wide as mlp_wide
 from weft.generate.cuda.mlp.image import Image
 from weft.generate.cuda.mlp.match import Chain, chain
-from weft.generate.cuda.mlp.shapes import Shape, shared_bytes
+from weft.generate.cuda.mlp.shapes import MlpConfig, shared_bytes
 from weft.generate.cuda.mlp.text import mlp_header
 from weft.generate.cuda.mlp.wide_text import Room
 from weft.ir.declined import Declined
@@ -30,29 +30,29 @@ from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource, Schedule
 
-WARP = Shape(False, 1, 1, 0, 0, 1, 2)
-PAIRS = Shape(False, 2, 2, 0, 0, 1, 1)
-GROUP = Shape(True, 1, 4, 0, 0, 1, 2)
-RING = Shape(True, 1, 8, 6, 0, 1, 1)
-PART = Shape(True, 1, 8, 5, 2, 1, 1)
-FLOW = Shape(True, 1, 8, 0, 0, 1, 1, flow=1)
-NEAR = Shape(True, 1, 4, 0, 0, 1, 1, near=True)
-FLOWS = Shape(True, 1, 4, 0, 0, 1, 2, flow=2, pace=1)
-TURNS = Shape(True, 1, 12, 0, 0, 1, 1, pingpong=True)
+WARP = MlpConfig(False, 1, 1, 0, 0, 1, 2)
+PAIRS = MlpConfig(False, 2, 2, 0, 0, 1, 1)
+GROUP = MlpConfig(True, 1, 4, 0, 0, 1, 2)
+RING = MlpConfig(True, 1, 8, 6, 0, 1, 1)
+PART = MlpConfig(True, 1, 8, 5, 2, 1, 1)
+FLOW = MlpConfig(True, 1, 8, 0, 0, 1, 1, flow=1)
+NEAR = MlpConfig(True, 1, 4, 0, 0, 1, 1, near=True)
+FLOWS = MlpConfig(True, 1, 4, 0, 0, 1, 2, flow=2, pace=1)
+TURNS = MlpConfig(True, 1, 12, 0, 0, 1, 1, pingpong=True)
 RING_TURNS = replace(RING, pingpong=True)
 RING_ONE = replace(RING, warps=4)
 RING_FLOW = replace(RING, flow=1, pace=1)
 PART_FLOW = replace(PART, flow=2)
 PART_TURNS = replace(PART, pingpong=True, flow=1, pace=2)
-PIECES = mlp_wide.Shape(False, 1, 4, 64, 2)
-FEW = mlp_wide.Shape(False, 2, 3, 32, 1)
-GROUPS = mlp_wide.Shape(True, 4, 6, 128, 1)
-SMALL = mlp_wide.Shape(True, 8, 4, 32, 2)
-OTHER = mlp_wide.Shape(True, 4, 5, 64, 2)
-TWO = mlp_pair.Shape(4, 2)
-TWOS = mlp_pair.Shape(9, 4)
+PIECES = mlp_wide.MlpWideConfig(False, 1, 4, 64, 2)
+FEW = mlp_wide.MlpWideConfig(False, 2, 3, 32, 1)
+GROUPS = mlp_wide.MlpWideConfig(True, 4, 6, 128, 1)
+SMALL = mlp_wide.MlpWideConfig(True, 8, 4, 32, 2)
+OTHER = mlp_wide.MlpWideConfig(True, 4, 5, 64, 2)
+TWO = mlp_pair.MlpPairConfig(4, 2)
+TWOS = mlp_pair.MlpPairConfig(9, 4)
 
-CASES: dict[str, tuple[Net, tuple[Shape | mlp_pair.Shape | mlp_wide.Shape, ...]]] = {
+CASES: dict[str, tuple[Net, tuple[MlpConfig | mlp_pair.MlpPairConfig | mlp_wide.MlpWideConfig, ...]]] = {
     "vectors of 8": (Net(67, (32, 32, 64)), (WARP, GROUP, FLOW, TURNS)),
     "the tile after next": (Net(333, (64, 32, 32)), (NEAR, replace(NEAR, warps=8, flow=1, pace=1))),
     "vectors of 4": (Net(40, (16, 48, 16), dtype=BF16), (PAIRS, GROUP)),
@@ -236,7 +236,7 @@ def test_sums_that_one_activation_reads_are_halves(net: Net, form: str) -> None:
 def test_other_ways_are_offered_where_they_may_gain(net: Net, ways: set[str]) -> None:
     found = templates.schedules(mlp(net), H200)
     assert not isinstance(found, Declined), found.reason
-    shapes = [Shape.of(s) for s in found]
+    shapes = [MlpConfig.of(s) for s in found]
     assert {name for name in ("early", "keep") if any(getattr(s, name) for s in shapes)} == ways
 
 
@@ -267,7 +267,7 @@ def test_schedules_are_few_and_fit() -> None:
                     assert isinstance(source, CudaSource)
                     assert source.launches[0].shared_bytes <= facts.shared_per_block
                     continue
-                shape = Shape.of(schedule)
+                shape = MlpConfig.of(schedule)
                 assert facts.capability == 90 or not shape.group
                 assert shared_bytes(Image.of(p, group=shape.group), shape) <= facts.shared_per_block
 
@@ -287,7 +287,7 @@ def test_schedules_are_few_and_fit() -> None:
 def test_ways_of_overlap_that_are_offered(net: Net, ways: str) -> None:
     found = templates.schedules(mlp(net), H200)
     assert not isinstance(found, Declined), found.reason
-    shapes = [Shape.of(s) for s in found]
+    shapes = [MlpConfig.of(s) for s in found]
     assert {"pingpong" if s.pingpong else "flow" if s.flow else "plain" for s in shapes if s.group} == set(ways.split())
 
 
@@ -295,7 +295,7 @@ def test_four_warpgroups_where_special_functions_lie_between_products() -> None:
     for act, expected in (("gelu", True), ("relu", False)):
         found = templates.schedules(mlp(Net(1 << 18, (128,) * 5, act, BF16)), H200)
         assert not isinstance(found, Declined), found.reason
-        assert any(Shape.of(s).group and Shape.of(s).warps == 16 for s in found) == expected
+        assert any(MlpConfig.of(s).group and MlpConfig.of(s).warps == 16 for s in found) == expected
 
 
 def test_turns_need_a_ring_that_holds_a_layer() -> None:
@@ -303,7 +303,7 @@ def test_turns_need_a_ring_that_holds_a_layer() -> None:
     for widths in ((256,) * 5, (192,) * 9, (128,) * 13, (240, 256, 250, 256)):
         found = templates.schedules(mlp(Net(1 << 18, widths, "silu", BF16)), H200)
         assert not isinstance(found, Declined), found.reason
-        taking = [s for s in map(Shape.of, found) if s.pingpong]
+        taking = [s for s in map(MlpConfig.of, found) if s.pingpong]
         assert taking
         assert all(s.stages - 2 >= -(-max(widths) // 64) and s.owners > 1 for s in taking)
 
@@ -317,7 +317,7 @@ def test_all_weights_are_replaced() -> None:
 
 
 @pytest.mark.parametrize("shape", [WARP, GROUP, PIECES, GROUPS], ids=str)
-def test_weights_in_float32_are_rounded_while_they_are_packed(shape: Shape | mlp_wide.Shape) -> None:
+def test_weights_in_float32_are_rounded_while_they_are_packed(shape: MlpConfig | mlp_wide.MlpWideConfig) -> None:
     problem = mlp(Net(20, (8, 48, 33), "silu", BF16))
     short, wide = (mlp_template.emit(problem, shape.schedule(), masters) for masters in (None, F32))
     assert isinstance(short, CudaSource) and isinstance(wide, CudaSource)
@@ -423,7 +423,7 @@ def test_schedules_compile_without_spills(width: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mlp_wide", GROUPS), ("mlp_wide_fragments", FEW)])
-def test_the_text_is_the_golden_one(name: str, shape: mlp_wide.Shape) -> None:
+def test_the_text_is_the_golden_one(name: str, shape: mlp_wide.MlpWideConfig) -> None:
     source = templates.emit(
         mlp(Net(300, (40, 288, 288, 5), ("relu", "silu", "none"), BF16, residual=True)), shape.schedule()
     )

@@ -16,7 +16,7 @@ from weft.frontends.torch import import_exported
 from weft.generate.cuda import templates
 from weft.generate.cuda.mlp import wide as mlp_wide
 from weft.generate.cuda.mlp.match import Chain, chain
-from weft.generate.cuda.mlp.shapes import Shape
+from weft.generate.cuda.mlp.shapes import MlpConfig
 from weft.ir.graph import Graph, bits
 from weft.ir.passes import clean_up
 from weft.ir.prims import Prim
@@ -124,7 +124,7 @@ def test_one_kernel_near_float64(name: str) -> None:
     p = chain(problem)
     assert isinstance(p, Chain), p.reason
     wide = max(layer.n for layer in p.layers) > 256
-    chosen = mlp_wide.Shape(False, 1, 4, 64, 1) if wide else Shape(False, 1, 1, 0, 0, 1, 1)
+    chosen = mlp_wide.MlpWideConfig(False, 1, 4, 64, 1) if wide else MlpConfig(False, 1, 1, 0, 0, 1, 1)
     source = templates.emit(problem, chosen.schedule())
     assert isinstance(source, CudaSource), source
     got = np.asarray(run(Emulated([source]), problem, source, inputs)[0], dtype=np.float64).reshape(wanted.shape)

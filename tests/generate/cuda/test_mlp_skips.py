@@ -15,7 +15,7 @@ from weft.generate.cuda import templates
 from weft.generate.cuda.mlp import kernel as mlp_template
 from weft.generate.cuda.mlp import wide as mlp_wide
 from weft.generate.cuda.mlp.match import Chain, chain
-from weft.generate.cuda.mlp.shapes import Shape
+from weft.generate.cuda.mlp.shapes import MlpConfig
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
@@ -26,7 +26,7 @@ from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource, Pointer
 
-CASES: dict[str, tuple[Skips, tuple[Shape | mlp_wide.Shape, ...]]] = {
+CASES: dict[str, tuple[Skips, tuple[MlpConfig | mlp_wide.MlpWideConfig, ...]]] = {
     "beside the last": (Skips(70, (32, 32, 32, 16), (16,), beside=((3, -1),)), (WARP, GROUP, FLOWS)),
     "odd, in front": (Skips(37, (5, 24, 17, 3), (7,), front=((2, -1),), act="silu", dtype=BF16), (PAIRS, GROUP)),
     "beside the first": (Skips(40, (32, 32, 8), (16,), beside=((1, -1),)), (WARP, GROUP, SMALL)),
@@ -168,7 +168,7 @@ def heads(rows: int, width: int, dtype: DType, *, joined: bool, out: DType | Non
     ],
 )  # fmt: skip
 def test_several_results(
-    rows: int, width: int, dtype: DType, out: DType | None, shapes: tuple[Shape, ...], joined: bool
+    rows: int, width: int, dtype: DType, out: DType | None, shapes: tuple[MlpConfig, ...], joined: bool
 ) -> None:
     problem = heads(rows, width, dtype, joined=joined, out=out)
     p = chain(problem)

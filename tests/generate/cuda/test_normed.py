@@ -15,9 +15,9 @@ from weft.generate.cuda import templates
 from weft.generate.cuda.gemm.common.normed import PIECE, stripped
 from weft.generate.cuda.gemm.common.product import Product, product
 from weft.generate.cuda.gemm.mma import kernel as mma
-from weft.generate.cuda.gemm.mma.kernel import Shape as Fragments
+from weft.generate.cuda.gemm.mma.kernel import MmaConfig
 from weft.generate.cuda.gemm.tma import kernel as tma
-from weft.generate.cuda.gemm.tma.shape import Shape as Warpgroups
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
@@ -33,16 +33,16 @@ UNIT = {F16: 2.0**-11, BF16: 2.0**-8}
 
 
 def warpgroups(bm: int, bn: int, consumers: int = 2, stages: int = 3, **more: int) -> Schedule:
-    shape = Warpgroups(
+    shape = TmaConfig(
         bm, bn, 64, stages, consumers, bool(more.pop("pingpong", 0)), more.pop("split", 1), (1, 1, bm), 0, 1
     )
     return replace(shape, **more).schedule()  # type: ignore[arg-type]
 
 
-FEW = Fragments(32, 32, 64, 16, 16, 1, 3, 1, False).schedule("mma")
-SPLIT = Fragments(32, 32, 64, 16, 16, 2, 3, 2, False).schedule("mma")
-CLUSTER = Fragments(32, 32, 32, 16, 16, 1, 3, 2, True).schedule("mma")
-GROUP = Fragments(64, 32, 64, 64, 32, 1, 4, 1, False, True).schedule("wgmma")
+FEW = MmaConfig(32, 32, 64, 16, 16, 1, 3, 1, False).schedule("mma")
+SPLIT = MmaConfig(32, 32, 64, 16, 16, 2, 3, 2, False).schedule("mma")
+CLUSTER = MmaConfig(32, 32, 32, 16, 16, 1, 3, 2, True).schedule("mma")
+GROUP = MmaConfig(64, 32, 64, 64, 32, 1, 4, 1, False, True).schedule("wgmma")
 NORMED: dict[str, tuple[Problem, Schedule]] = {
     "own, fragments": (normed(50, 136, 72, "own", stored=True), FEW),
     "own, bf16 in a cluster": (normed(50, 160, 72, "own", BF16, stored=True), CLUSTER),
@@ -262,7 +262,7 @@ def test_shapes_that_cannot_are_declined() -> None:
     assert "no kernel before" in str(tma.emit(own, warpgroups(64, 64, 1), "k"))
     assert "registers" in str(tma.emit(parts, warpgroups(256, 64), "k"))
     assert isinstance(tma.emit(leave, warpgroups(64, 64, 1, store=64), "k"), Declined)
-    narrow = Fragments(32, 16, 64, 16, 16, 1, 3, 1, False)
+    narrow = MmaConfig(32, 16, 64, 16, 16, 1, 3, 1, False)
     assert "pieces of rows" in str(mma.emit(leave, narrow.schedule("mma"), "k"))
     whole = stripped(leaving(70, 64, 128, parts=False))
     assert isinstance(whole, Declined)

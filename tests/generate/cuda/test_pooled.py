@@ -14,7 +14,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.conv.pooled import choose as pooled_choose
 from weft.generate.cuda.conv.pooled import kernel as pooled
-from weft.generate.cuda.conv.pooled.kernel import Geometry, Shape
+from weft.generate.cuda.conv.pooled.kernel import Geometry, PooledConfig
 from weft.generate.cuda.conv.pooled.match import Pooled
 from weft.generate.cuda.conv.pooled.match import pooled as matched
 from weft.generate.cuda.predict import predicted_us
@@ -23,10 +23,10 @@ from weft.ir.reference import evaluate
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
-EARLY = Shape(2, 3, 16, 16, 16, 16, 1, 1, 1, True)
+EARLY = PooledConfig(2, 3, 16, 16, 16, 16, 1, 1, 1, True)
 LATE = replace(EARLY, early=False)
 WIDE = pooled_convolution(1, 128, 7, 7, 32, 3, 1, 1)
-CASES: dict[str, tuple[Problem, Shape]] = {
+CASES: dict[str, tuple[Problem, PooledConfig]] = {
     "2x2": (pooled_convolution(1, 16, 8, 12, 24, 3, 1, 1), replace(EARLY, bn=32)),
     "2x2, late": (pooled_convolution(1, 16, 8, 12, 24, 3, 1, 1), replace(LATE, bn=32)),
     "odd sizes": (pooled_convolution(2, 16, 9, 11, 16, 3, 1, 1), EARLY),
@@ -44,18 +44,21 @@ CASES: dict[str, tuple[Problem, Shape]] = {
     ),
     "stem": (
         pooled_convolution(1, 3, 29, 27, 24, 7, 2, 3, pool=(3, 2, 1), fin=ROW),
-        Shape(3, 3, 32, 4, 16, 32, 1, 1, 1, True),
+        PooledConfig(3, 3, 32, 4, 16, 32, 1, 1, 1, True),
     ),
     "stem, late, row-major": (
         pooled_convolution(1, 3, 29, 27, 24, 7, 2, 3, pool=(3, 2, 1), fout=ROW),
-        Shape(2, 3, 32, 4, 16, 16, 2, 1, 1, False),
+        PooledConfig(2, 3, 32, 4, 16, 16, 2, 1, 1, False),
     ),
-    "ring": (pooled_convolution(1, 80, 8, 8, 40, 3, 1, 1), Shape(2, 2, 64, 16, 16, 32, 1, 2, 1, True)),
-    "warps share a sum": (pooled_convolution(2, 64, 9, 9, 40, 3, 1, 1), Shape(2, 2, 32, 32, 16, 32, 2, 2, 1, False)),
-    "cluster": (WIDE, Shape(3, 3, 32, 32, 16, 16, 2, 1, 4, False)),
+    "ring": (pooled_convolution(1, 80, 8, 8, 40, 3, 1, 1), PooledConfig(2, 2, 64, 16, 16, 32, 1, 2, 1, True)),
+    "warps share a sum": (
+        pooled_convolution(2, 64, 9, 9, 40, 3, 1, 1),
+        PooledConfig(2, 2, 32, 32, 16, 32, 2, 2, 1, False),
+    ),
+    "cluster": (WIDE, PooledConfig(3, 3, 32, 32, 16, 16, 2, 1, 4, False)),
     "cluster, padded": (
         pooled_convolution(1, 64, 7, 7, 32, 3, 1, 1, pool=(3, 2, 1)),
-        Shape(2, 2, 32, 32, 16, 16, 1, 1, 2, False),
+        PooledConfig(2, 2, 32, 32, 16, 16, 1, 1, 2, False),
     ),
     "something behind": (pooled_convolution(1, 16, 9, 9, 24, 3, 1, 1, behind=True), replace(EARLY, bn=32)),
     "a residual": (
@@ -187,7 +190,9 @@ def test_windows_that_do_not_overlap_compute_nothing_twice() -> None:
 def test_more_repetition_is_modelled_to_cost_more() -> None:
     p = match(pooled_convolution(16, 32, 147, 147, 64, 3, pool=(3, 2, 0)))
     per_window = [
-        pooled_choose.cycles(p, Shape(n, n, 64, 32, 16, 64, 1, 1, 1, True), H200)  # blocks fill the device either way
+        pooled_choose.cycles(
+            p, PooledConfig(n, n, 64, 32, 16, 64, 1, 1, 1, True), H200
+        )  # blocks fill the device either way
         for n in (1, 3, 5)
     ]
     assert per_window == sorted(per_window, reverse=True)
@@ -215,10 +220,10 @@ def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
     [
         (replace(EARLY, bc=4), "16 channels"),
         (replace(LATE, wk=2), "share a sum"),
-        (Shape(2, 2, 16, 32, 16, 16, 2, 1, 1, True), "not finished in registers"),
+        (PooledConfig(2, 2, 16, 32, 16, 16, 2, 1, 1, True), "not finished in registers"),
     ],
 )
-def test_shapes_that_do_not_fit_are_declined(shape: Shape, part: str) -> None:
+def test_shapes_that_do_not_fit_are_declined(shape: PooledConfig, part: str) -> None:
     refused = pooled.emit(match(pooled_convolution(1, 16, 9, 9, 16, 3, 1, 1)), shape.schedule(), "k")
     assert isinstance(refused, Declined)
     assert part in refused.reason

@@ -9,24 +9,24 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.generate.cuda import templates
 from weft.generate.cuda.conv.separable import kernel as separable
-from weft.generate.cuda.conv.separable.kernel import Shape
+from weft.generate.cuda.conv.separable.kernel import SeparableConfig
 from weft.generate.cuda.conv.separable.match import Separable
 from weft.generate.cuda.conv.separable.match import separable as matched
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
-CASES: dict[str, tuple[Problem, Shape]] = {
-    "one block of channels": (pair(1, 32, 9, 9, 24), Shape(16, 32, 32, 16, 16, 2, 1, False)),
-    "cluster": (pair(1, 72, 7, 7, 40, residual=True), Shape(32, 48, 48, 16, 16, 1, 2, True)),
-    "workspace": (pair(2, 64, 7, 5, 40), Shape(16, 48, 16, 16, 16, 1, 4, False)),
-    "strided 5x5 bf16": (pair(1, 16, 13, 9, 24, 5, 2, 2, dtype=BF16), Shape(16, 16, 16, 16, 16, 1, 1, False)),
-    "no padding": (pair(1, 16, 8, 8, 16, pad=0, residual=True), Shape(32, 16, 16, 32, 16, 1, 1, False)),
+CASES: dict[str, tuple[Problem, SeparableConfig]] = {
+    "one block of channels": (pair(1, 32, 9, 9, 24), SeparableConfig(16, 32, 32, 16, 16, 2, 1, False)),
+    "cluster": (pair(1, 72, 7, 7, 40, residual=True), SeparableConfig(32, 48, 48, 16, 16, 1, 2, True)),
+    "workspace": (pair(2, 64, 7, 5, 40), SeparableConfig(16, 48, 16, 16, 16, 1, 4, False)),
+    "strided 5x5 bf16": (pair(1, 16, 13, 9, 24, 5, 2, 2, dtype=BF16), SeparableConfig(16, 16, 16, 16, 16, 1, 1, False)),
+    "no padding": (pair(1, 16, 8, 8, 16, pad=0, residual=True), SeparableConfig(32, 16, 16, 32, 16, 1, 1, False)),
     "short vectors in the text": (
         pair(1, 16, 6, 7, 16, texts=True),
-        Shape(16, 16, 16, 16, 16, 1, 1, False),
+        SeparableConfig(16, 16, 16, 16, 16, 1, 1, False),
     ),
-    "row-major result": (pair(1, 48, 6, 6, 24, fout=ROW), Shape(16, 32, 48, 16, 32, 1, 1, False)),
+    "row-major result": (pair(1, 48, 6, 6, 24, fout=ROW), SeparableConfig(16, 32, 48, 16, 32, 1, 1, False)),
 }
 
 
@@ -81,7 +81,7 @@ def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
 
 def test_a_shape_that_does_not_fit_is_declined() -> None:
     p = match(pair(1, 32, 9, 9, 24))
-    refused = separable.emit(p, Shape(16, 32, 16, 16, 16, 1, 1, False).schedule(), "k")
+    refused = separable.emit(p, SeparableConfig(16, 32, 16, 16, 16, 1, 1, False).schedule(), "k")
     assert isinstance(refused, Declined)
     assert "steps" in refused.reason
 

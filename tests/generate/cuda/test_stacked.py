@@ -15,21 +15,21 @@ from weft.generate.cuda.conv.halo import kernel as halo
 from weft.generate.cuda.conv.separable.match import Separable
 from weft.generate.cuda.conv.separable.match import stacked as matched
 from weft.generate.cuda.conv.stacked import kernel as stacked
-from weft.generate.cuda.conv.stacked.kernel import Geometry, Shape
+from weft.generate.cuda.conv.stacked.kernel import Geometry, StackedConfig
 from weft.generate.cuda.predict import predicted_us
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
-PLAIN = Shape(4, 4, 16, 16, 16, 1, 32, 16, 16, 1)
-CASES: dict[str, tuple[Problem, Shape]] = {
+PLAIN = StackedConfig(4, 4, 16, 16, 16, 1, 32, 16, 16, 1)
+CASES: dict[str, tuple[Problem, StackedConfig]] = {
     "one part": (pair(1, 16, 8, 8, 24, between=32), PLAIN),
     "parts at once": (pair(1, 16, 8, 8, 72, between=32, residual=True), replace(PLAIN, ring=3)),
     "ring": (pair(1, 16, 8, 8, 120, between=32, residual=True), replace(PLAIN, ring=2)),
     "odd sizes": (pair(2, 16, 9, 7, 40, between=32, residual=True), replace(PLAIN, th=3, tw=5, ring=2)),
     "other warps": (
         pair(1, 48, 9, 9, 64, between=48),
-        Shape(8, 4, 32, 16, 48, 2, 32, 16, 32, 2),
+        StackedConfig(8, 4, 32, 16, 48, 2, 32, 16, 32, 2),
     ),
     "strided 5x5 bf16": (pair(1, 16, 13, 9, 24, 5, 2, 2, between=16, dtype=BF16), replace(PLAIN, wn=16, bn=16, ring=2)),
     "no padding": (pair(1, 16, 8, 8, 16, pad=0, between=32), replace(PLAIN, bn=32)),
@@ -121,7 +121,7 @@ def test_groups_are_declined() -> None:
         (replace(PLAIN, wm=16, wn=64, vm=16, vn=32), "divide"),
     ],
 )
-def test_shapes_that_do_not_fit_are_declined(shape: Shape, part: str) -> None:
+def test_shapes_that_do_not_fit_are_declined(shape: StackedConfig, part: str) -> None:
     refused = stacked.emit(match(CASES["one part"][0]), shape.schedule(), "k")
     assert isinstance(refused, Declined)
     assert part in refused.reason

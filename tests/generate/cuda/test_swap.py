@@ -16,20 +16,20 @@ from weft.gemm.spec import Gemm
 from weft.generate.cuda import templates
 from weft.generate.cuda.gemm.swap_ab import choose as swap_choose
 from weft.generate.cuda.gemm.swap_ab import kernel as swap
-from weft.generate.cuda.gemm.swap_ab.kernel import Shape
+from weft.generate.cuda.gemm.swap_ab.kernel import SwapAbConfig
 from weft.generate.cuda.predict import predicted_us
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 
-NARROW = Shape(8, 64, 3, 1)
+NARROW = SwapAbConfig(8, 64, 3, 1)
 
 
-def shape(bm: int, bn: int, **changes: int) -> Shape:
+def shape(bm: int, bn: int, **changes: int) -> SwapAbConfig:
     return replace(NARROW, bm=bm, bn=bn, **changes)
 
 
-CASES: dict[str, tuple[Problem, Shape]] = {
+CASES: dict[str, tuple[Problem, SwapAbConfig]] = {
     "one row": (product((1, 264), (72, 264), weight=False, turn_right=True), shape(8, 64, stages=4)),
     "one row, packed": (product((1, 136), (136, 72)), shape(8, 64)),
     "seven rows, bf16": (product((7, 264), (72, 264), weight=False, turn_right=True, dtype=BF16), shape(8, 64)),
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Problem, Shape]] = {
 }
 
 
-def made(problem: Problem, s: Shape, entry: str) -> CudaSource:
+def made(problem: Problem, s: SwapAbConfig, entry: str) -> CudaSource:
     source = swap.emit(contraction(problem), s.schedule(), entry)
     assert isinstance(source, CudaSource), source
     return source
@@ -130,7 +130,7 @@ def test_large_tiles_compile_without_spills() -> None:
         (product((136, 16), (136, 72), weight=False, turn_left=True), shape(16, 64), "along rows"),
     ],
 )
-def test_what_is_declined_says_why(problem: Problem, s: Shape, reason: str) -> None:
+def test_what_is_declined_says_why(problem: Problem, s: SwapAbConfig, reason: str) -> None:
     found = swap.emit(contraction(problem), s.schedule(), "k")
     assert isinstance(found, Declined)
     assert reason in found.reason
@@ -138,16 +138,16 @@ def test_what_is_declined_says_why(problem: Problem, s: Shape, reason: str) -> N
 
 def test_a_schedule_is_read_back() -> None:
     s = shape(24, 128, stages=6, split=4)
-    assert Shape.of(s.schedule()) == s
+    assert SwapAbConfig.of(s.schedule()) == s
     assert s.schedule().param("template") == "swap"
     assert "multicast" not in dict(s.schedule().params)
-    assert Shape.of(replace(s, multicast=7, split=1).schedule()).multicast == 7
+    assert SwapAbConfig.of(replace(s, multicast=7, split=1).schedule()).multicast == 7
 
 
-def offered(m: int, facts: GpuFacts, **more: object) -> list[Shape]:
+def offered(m: int, facts: GpuFacts, **more: object) -> list[SwapAbConfig]:
     found = templates.schedules(Gemm(m, 4096, 4096, layout="nt", **more).problem(), facts)  # type: ignore[arg-type]
     assert not isinstance(found, Declined)
-    return [Shape.of(s) for s in found if s.param("template") == "swap"]
+    return [SwapAbConfig.of(s) for s in found if s.param("template") == "swap"]
 
 
 def test_few_rows_are_offered_transposed_shapes_on_hopper_alone() -> None:
@@ -177,7 +177,7 @@ def test_what_is_offered_fits_and_has_a_price() -> None:
             assert us > n * k * 2 / facts.read_bandwidth[-1][1] / 1e3
 
 
-def of_many(m: int, n: int, k: int, facts: GpuFacts | None = None, **more: object) -> list[Shape]:
+def of_many(m: int, n: int, k: int, facts: GpuFacts | None = None, **more: object) -> list[SwapAbConfig]:
     given = {"weight": False, "bias": False, **more}
     p = contraction(product((m, k), (n, k) if given.get("turn_right") else (k, n), **given))  # type: ignore[arg-type]
     return [s for _, s in swap_choose.shapes(p, facts or GpuFacts())]
@@ -202,6 +202,11 @@ def test_many_rows_are_not_offered_where_other_tiles_fit_as_well() -> None:
 
 
 def test_tiles_of_many_rows_compile_without_spills() -> None:
-    found = [Shape(104, 128, 7, 1, 7), Shape(144, 128, 6, 1), Shape(160, 192, 5, 1, 2), Shape(200, 128, 5, 1, 3)]
+    found = [
+        SwapAbConfig(104, 128, 7, 1, 7),
+        SwapAbConfig(144, 128, 6, 1),
+        SwapAbConfig(160, 192, 5, 1, 2),
+        SwapAbConfig(200, 128, 5, 1, 3),
+    ]
     nn = product((1536, 2616), (2616, 1376), weight=False, gelu=True)
     compile_all([made(nn, s, f"k{i}") for i, s in enumerate(found)])

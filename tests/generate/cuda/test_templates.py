@@ -16,7 +16,7 @@ from tests.slow import few
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
 from weft.generate.cuda import templates
-from weft.generate.cuda.gemm.mma.kernel import Shape
+from weft.generate.cuda.gemm.mma.kernel import MmaConfig
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -159,11 +159,11 @@ LINES = {
 }
 """Products whose rows or columns are neighbours in memory: as they lie on the way to CUDA cores."""
 LINE_SHAPES = {
-    "16x16 by two warps along the sum": Shape(32, 32, 16, 16, 16, 2, 3, 1, False),
-    "16x32 by four warps along the sum": Shape(16, 64, 32, 16, 32, 4, 3, 1, False),
-    "32x16 by a cluster": Shape(64, 16, 32, 32, 16, 1, 4, 2, True),
-    "32x64 by two blocks": Shape(64, 64, 16, 32, 64, 1, 5, 2, False),
-    "64x64": Shape(64, 256, 16, 64, 64, 1, 4, 1, False),
+    "16x16 by two warps along the sum": MmaConfig(32, 32, 16, 16, 16, 2, 3, 1, False),
+    "16x32 by four warps along the sum": MmaConfig(16, 64, 32, 16, 32, 4, 3, 1, False),
+    "32x16 by a cluster": MmaConfig(64, 16, 32, 32, 16, 1, 4, 2, True),
+    "32x64 by two blocks": MmaConfig(64, 64, 16, 32, 64, 1, 5, 2, False),
+    "64x64": MmaConfig(64, 256, 16, 64, 64, 1, 4, 1, False),
 }
 
 
@@ -193,7 +193,7 @@ def test_lines_are_multiplied_as_they_lie(
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_lines_compile_without_spills(arch: str) -> None:
-    shapes = [Shape(128, 64, 16, 64, 64, 1, 4, 1, False), Shape(128, 128, 32, 32, 64, 1, 4, 1, False)]
+    shapes = [MmaConfig(128, 64, 16, 64, 64, 1, 4, 1, False), MmaConfig(128, 128, 32, 32, 64, 1, 4, 1, False)]
     problem = product((1024, 1024), (1024, 1024), weight=False, dtype=F32)
     sources = [templates.emit(problem, s.schedule("simt")) for s in shapes]
     compiled_well([s for s in sources if isinstance(s, CudaSource)], arch, H200 if arch == "sm_90a" else A100)
@@ -275,7 +275,7 @@ def test_tf32_only_where_it_is_allowed(arch: int) -> None:
 
 
 def test_warpgroups_that_threads_feed_do_not_take_f32() -> None:
-    shape = Shape(64, 64, 32, 64, 64, 1, 4, 1, False, True)
+    shape = MmaConfig(64, 64, 32, 64, 64, 1, 4, 1, False, True)
     found = templates.emit(product((256, 512), (512, 512), dtype=F32), shape.schedule("wgmma"))
     assert isinstance(found, Declined)
     assert "rounds" in found.reason

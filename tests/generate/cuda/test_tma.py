@@ -22,23 +22,23 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.common.product import product as product_of
 from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.gemm.tma import kernel as tma
-from weft.generate.cuda.gemm.tma.shape import Shape, StreamK
+from weft.generate.cuda.gemm.tma.shape import StreamK, TmaConfig
 from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule, TensorMap
 
 
-def linear(bm: int, bn: int, **changes: object) -> Shape:
-    base = Shape(bm, bn, 64, 3, 1, False, 1, (1, 1, bm), 0, 1)
+def linear(bm: int, bn: int, **changes: object) -> TmaConfig:
+    base = TmaConfig(bm, bn, 64, 3, 1, False, 1, (1, 1, bm), 0, 1)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-def pixels(bm: int, bn: int, box: tuple[int, int, int], **changes: object) -> Shape:
+def pixels(bm: int, bn: int, box: tuple[int, int, int], **changes: object) -> TmaConfig:
     return linear(bm, bn, box=box, **changes)
 
 
-CASES: dict[str, tuple[Problem, Shape]] = {
+CASES: dict[str, tuple[Problem, TmaConfig]] = {
     "linear": (product((70, 264), (40, 264), turn_right=True), linear(64, 64)),
     "linear, bf16": (product((70, 136), (136, 40), dtype=BF16), linear(64, 32)),
     "two warpgroups share rows": (product((150, 264), (72, 264), turn_right=True), linear(128, 96, consumers=2)),
@@ -359,7 +359,7 @@ def contraction(problem: Problem) -> Product:
     return p
 
 
-def made(problem: Problem, shape: Shape, entry: str) -> CudaSource:
+def made(problem: Problem, shape: TmaConfig, entry: str) -> CudaSource:
     source = tma.emit(contraction(problem), shape.schedule(), entry)
     assert isinstance(source, CudaSource), source
     return source
@@ -563,8 +563,8 @@ def test_blocks_that_cannot_work_together_are_declined(name: str, changes: dict[
 def test_a_schedule_tells_new_parameters_where_they_are_used() -> None:
     old, new = linear(64, 64).schedule(), linear(64, 64, multicast=1, stream_k=True, raster_group=4).schedule()
     assert not {"multicast", "stream_k", "raster_group", "overfetch"} & set(dict(old.params))
-    assert Shape.of(old) == linear(64, 64)
-    assert Shape.of(new) == linear(64, 64, multicast=1, stream_k=True, raster_group=4)
+    assert TmaConfig.of(old) == linear(64, 64)
+    assert TmaConfig.of(new) == linear(64, 64, multicast=1, stream_k=True, raster_group=4)
 
 
 @pytest.mark.parametrize(("tiles", "units", "steps"), [(7, 5, 9), (3, 5, 9), (64, 6, 4), (10, 5, 3)])
@@ -634,7 +634,7 @@ def test_boxes_are_offered_where_they_were_seen_to_gain() -> None:
     for size in ((4096, 4096, 1024), (8192, 4096, 512)):
         (one,) = boxed(*size)
         assert one["pingpong"] is True
-        source = made(Gemm(*size, layout="nt").problem(), Shape.of(Schedule("cuda", tuple(one.items()))), "k")  # type: ignore[arg-type]
+        source = made(Gemm(*size, layout="nt").problem(), TmaConfig.of(Schedule("cuda", tuple(one.items()))), "k")  # type: ignore[arg-type]
         assert source.launches[0].shared_bytes <= facts.shared_per_block
         assert any(isinstance(x, TensorMap) and x.base.kind == "out" for x in source.launches[0].arguments)
     assert boxed(2048, 3072, 768) == [], "a small result"

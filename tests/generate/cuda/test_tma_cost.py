@@ -13,12 +13,12 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.common.product import product as normal_form
 from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.gemm.tma.cost import Case, cycles
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.kernels.candidate import Problem
 
 H200 = GpuFacts()
-TURNS = Shape(128, 64, 64, 8, 2, True, 1, (1, 1, 128), 132, 1)
-SMALL = Shape(64, 64, 64, 4, 1, False, 1, (1, 1, 64), 0, 2)
+TURNS = TmaConfig(128, 64, 64, 8, 2, True, 1, (1, 1, 128), 132, 1)
+SMALL = TmaConfig(64, 64, 64, 4, 1, False, 1, (1, 1, 64), 0, 2)
 
 
 def case_of(problem: Problem) -> Case:
@@ -33,7 +33,7 @@ def rows(m: int, n: int, k: int, **options) -> Case:
     return case_of(product((m, k), (n, k), turn_right=True, **options))
 
 
-def us(case: Case, s: Shape) -> float:
+def us(case: Case, s: TmaConfig) -> float:
     return cycles(case, s, H200) / H200.clock_ghz / 1e3
 
 
@@ -60,7 +60,7 @@ def test_an_end_with_exact_divisions_shows() -> None:
 
 
 def test_clusters_that_do_not_fit_at_once_take_two_turns() -> None:
-    split = Shape(128, 128, 64, 7, 2, False, 8, (1, 1, 128), 0, 1)
+    split = TmaConfig(128, 128, 64, 7, 2, False, 8, (1, 1, 128), 0, 1)
     fit, more = (us(rows(128 * tiles, 128, 4608), split) for tiles in (14, 16))
     assert more > 1.25 * fit  # measured: 12.3 us for 14, 16.9 for 16
 
@@ -75,7 +75,7 @@ def test_weights_come_from_memory() -> None:
     "shape", [TURNS, SMALL, replace(TURNS, pingpong=False), replace(SMALL, min_ctas=1, split=2)], ids=str
 )
 @pytest.mark.parametrize("field", ["m", "n", "k", "plain", "special", "stored"])
-def test_more_work_takes_no_less_time(field: str, shape: Shape) -> None:
+def test_more_work_takes_no_less_time(field: str, shape: TmaConfig) -> None:
     size = {"m": 4096, "n": 1024, "k": 512}
     case = rows(**size)
     if field in size:
@@ -88,7 +88,7 @@ def test_more_work_takes_no_less_time(field: str, shape: Shape) -> None:
 @pytest.mark.parametrize("pairs", [(1, 2), (4, 5)], ids=["pairs", "fours"])
 def test_of_two_ways_the_one_that_copies_less_is_first(pairs: tuple[int, int]) -> None:
     case = rows(8192, 8192, 8192)
-    right, left = (Shape(128, 256, 64, 4, 2, False, 1, (1, 1, 128), 132, 1, multicast=x) for x in pairs)
+    right, left = (TmaConfig(128, 256, 64, 4, 2, False, 1, (1, 1, 128), 132, 1, multicast=x) for x in pairs)
     assert us(case, right) < us(case, left)  # of 256 columns and 128 rows, parts of the columns
-    right, left = (Shape(256, 128, 64, 4, 2, False, 1, (1, 1, 256), 132, 1, multicast=x) for x in pairs)
+    right, left = (TmaConfig(256, 128, 64, 4, 2, False, 1, (1, 1, 256), 132, 1, multicast=x) for x in pairs)
     assert us(case, left) < us(case, right)

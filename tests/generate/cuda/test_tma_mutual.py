@@ -17,18 +17,18 @@ from tests.slow import few
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.gemm.tma import kernel as tma
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import kernel_from_json, kernel_to_json
 from weft.kernels.source import CudaSource
 
 
-def together(bm: int, bn: int, blocks: int, **changes: object) -> Shape:
+def together(bm: int, bn: int, blocks: int, **changes: object) -> TmaConfig:
     return linear(bm, bn, stream_k=True, coop_fixup=True, persistent_ctas=blocks, **changes)
 
 
-CASES: dict[str, tuple[Problem, Shape]] = {
+CASES: dict[str, tuple[Problem, TmaConfig]] = {
     "two": (nt(100, 90, 264), together(64, 64, 8)),
     "two, bf16": (nt(100, 90, 264, BF16), together(64, 64, 8)),
     "two, nn": (nn(250, 160, 520), together(128, 128, 8, consumers=2, stages=3)),
@@ -149,7 +149,7 @@ def test_they_compile_without_spills() -> None:
     ],
     ids=["not even", "uneven shares", "pieces of 16", "more blocks than pieces", "one block", "boxes"],
 )
-def test_tiles_that_blocks_cannot_finish_together_are_declined(problem: Problem, shape: Shape) -> None:
+def test_tiles_that_blocks_cannot_finish_together_are_declined(problem: Problem, shape: TmaConfig) -> None:
     found = tma.emit(contraction(problem), shape.schedule(), "k")
     assert isinstance(found, Declined)
     assert "cooperative fix-up" in found.reason
@@ -157,7 +157,7 @@ def test_tiles_that_blocks_cannot_finish_together_are_declined(problem: Problem,
 
 def test_a_schedule_is_read_back() -> None:
     s = together(64, 64, 8)
-    assert Shape.of(s.schedule()) == s
+    assert TmaConfig.of(s.schedule()) == s
     assert "coop_fixup" not in dict(replace(s, coop_fixup=False).schedule().params)
 
 

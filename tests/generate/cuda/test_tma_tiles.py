@@ -10,7 +10,7 @@ from tests.generate.cuda.test_tma import compile_all, contraction, linear, made
 from tests.slow import few
 
 from weft.generate.cuda.gemm.tma import kernel as tma
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
@@ -25,7 +25,7 @@ def nn(m: int, n: int, k: int) -> Problem:
     return product((m, k), (k, n), weight=False)
 
 
-CASES: dict[str, tuple[Problem, Shape]] = {
+CASES: dict[str, tuple[Problem, TmaConfig]] = {
     "16 columns": (nt(70, 40, 136), linear(64, 16)),
     "80 columns": (nt(70, 200, 136, BF16), linear(64, 80)),
     "80 columns, nothing behind": (nt(70, 200, 136, bias=False), linear(64, 80)),
@@ -119,7 +119,7 @@ def test_they_compile() -> None:
     ],
     ids=["packed", "split", "woven", "8 columns", "nn"],
 )
-def test_columns_that_are_no_whole_pieces_are_declined(problem: Problem, shape: Shape) -> None:
+def test_columns_that_are_no_whole_pieces_are_declined(problem: Problem, shape: TmaConfig) -> None:
     found = tma.emit(contraction(problem), shape.schedule(), "k")
     assert isinstance(found, Declined)
     assert "whole" in found.reason

@@ -25,7 +25,7 @@ from tests.generate.cuda.test_templates import A100, H200
 from tests.slow import few
 
 from weft.device.cuda.nvrtc import CompiledCubin, find_nvrtc
-from weft.generate.cuda.training import KINDS, Activation, Gradient, Network, Shape, gradient, shapes
+from weft.generate.cuda.training import KINDS, Activation, ChainConfig, Gradient, Network, gradient, shapes
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 
@@ -59,9 +59,10 @@ def _any(seed: int) -> tuple[Network, int]:
 
 CASES |= {f"any {seed}": _any(seed) for seed in range(8)}
 INSIDE = {f"{name}, inside": shape for name, shape in (
-    ("three to one", Shape(1, 4, 1, 0, inside=True)), ("ragged", Shape(1, 2, 1, 0, inside=True)),
-    ("layers alike", Shape(2, 2, 1, 0, inside=True)), ("each its own", Shape(1, 8, 1, 0, inside=True)),
-    ("layers alike that keep sums", Shape(1, 3, 1, 0, inside=True)), ("no bias", Shape(1, 4, 1, 0, inside=True)),
+    ("three to one", ChainConfig(1, 4, 1, 0, inside=True)), ("ragged", ChainConfig(1, 2, 1, 0, inside=True)),
+    ("layers alike", ChainConfig(2, 2, 1, 0, inside=True)), ("each its own", ChainConfig(1, 8, 1, 0, inside=True)),
+    ("layers alike that keep sums", ChainConfig(1, 3, 1, 0, inside=True)),
+    ("no bias", ChainConfig(1, 4, 1, 0, inside=True)),
 )}  # fmt: skip
 """The same networks where blocks add the sums over their rows themselves."""
 CASES |= {name: CASES[name.removesuffix(", inside")] for name in INSIDE}
@@ -112,7 +113,7 @@ def test_equal_bits_whatever_the_number_of_blocks(gradients: dict[str, Gradient]
 def test_infinities_stay_in_their_columns() -> None:
     """What lies behind the columns of a layer has zero weights: an infinity in another column must not make it NaN."""
     nets = network((24, 37, 33, 9), RELU), network((24, 40, 9, 9, 9), RELU)
-    found = [made(net, shape=shape) for net in nets for shape in (None, Shape(1, 4, 1, 0, inside=True))]
+    found = [made(net, shape=shape) for net in nets for shape in (None, ChainConfig(1, 4, 1, 0, inside=True))]
     emulated = Emulated([text_of(g) for g in found])
     for i, g in enumerate(found):
         x, dy, parameters = infinite(nets[i // 2], 40)

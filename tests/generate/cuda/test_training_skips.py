@@ -23,7 +23,7 @@ from tests.generate.cuda.test_templates import A100, H200
 from tests.slow import few
 
 from weft.device.cuda.nvrtc import CompiledCubin, find_nvrtc
-from weft.generate.cuda.training import Activation, Added, Gradient, Network, Shape, gradient, shapes
+from weft.generate.cuda.training import Activation, Added, ChainConfig, Gradient, Network, gradient, shapes
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 
@@ -127,9 +127,10 @@ def _any(seed: int) -> tuple[Network, int]:
 
 CASES |= {f"any {seed}": _any(seed) for seed in range(8)}
 INSIDE = {f"{name}, inside": shape for name, shape in (
-    ("input again", Shape(1, 4, 1, 0, inside=True)), ("input again, odd", Shape(1, 2, 1, 0, inside=True)),
-    ("residual behind", Shape(2, 2, 1, 0, inside=True)), ("dense", Shape(1, 4, 1, 0, inside=True)),
-    ("second input first", Shape(1, 3, 1, 0, inside=True)), ("radiance field", Shape(1, 4, 1, 0, inside=True)),
+    ("input again", ChainConfig(1, 4, 1, 0, inside=True)), ("input again, odd", ChainConfig(1, 2, 1, 0, inside=True)),
+    ("residual behind", ChainConfig(2, 2, 1, 0, inside=True)), ("dense", ChainConfig(1, 4, 1, 0, inside=True)),
+    ("second input first", ChainConfig(1, 3, 1, 0, inside=True)),
+    ("radiance field", ChainConfig(1, 4, 1, 0, inside=True)),
 )}  # fmt: skip
 CASES |= {name: CASES[name.removesuffix(", inside")] for name in INSIDE}
 

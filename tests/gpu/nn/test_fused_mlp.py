@@ -26,7 +26,7 @@ from torch import nn
 from benchmarks import gpu_mlp_training
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.generate.cuda.mlp import kernel as mlp
-from weft.generate.cuda.training import Activation, Network, Shape, shapes
+from weft.generate.cuda.training import Activation, ChainConfig, Network, shapes
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
@@ -71,7 +71,7 @@ def one_of_each(patch: pytest.MonkeyPatch) -> None:
         found = schedules(problem, facts)
         return found if isinstance(found, Declined) else drawn(found, problem.key)
 
-    def some_shape(net: Network, facts: GpuFacts, **asked: bool) -> Sequence[Shape]:
+    def some_shape(net: Network, facts: GpuFacts, **asked: bool) -> Sequence[ChainConfig]:
         return drawn(shapes(net, facts, **asked), repr(net))
 
     patch.setattr(mlp, "schedules", some_schedule)

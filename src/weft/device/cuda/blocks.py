@@ -124,7 +124,7 @@ class Sizes:
         return self.tf32 or self.dtype.itemsize <= 2
 
 
-class Shape(Protocol):
+class TileConfig(Protocol):
     """How one block is cut; sizes in elements."""
 
     @property
@@ -171,7 +171,7 @@ class Shape(Protocol):
 class Block:
     """A shape apart from how its sum is divided: what does not depend on that is computed once."""
 
-    def __init__(self, p: Sizes, s: Shape, facts: GpuFacts, fit: int) -> None:
+    def __init__(self, p: Sizes, s: TileConfig, facts: GpuFacts, fit: int) -> None:
         self.sizes, self.shape, self.facts = p, s, facts
         self.fit = fit
         """Blocks that a multiprocessor holds at once."""

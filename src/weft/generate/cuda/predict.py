@@ -19,7 +19,7 @@ from weft.generate.cuda.gemm.gemv import kernel as gemv
 from weft.generate.cuda.gemm.grouped import kernel as grouped
 from weft.generate.cuda.gemm.grouped import tma as grouped_tma
 from weft.generate.cuda.gemm.mma import cost
-from weft.generate.cuda.gemm.mma.kernel import Shape
+from weft.generate.cuda.gemm.mma.kernel import MmaConfig
 from weft.generate.cuda.gemm.swap_ab import choose as swap_choose
 from weft.generate.cuda.gemm.swap_ab import kernel as swap
 from weft.generate.cuda.gemm.tma import choose as tma_choose
@@ -60,16 +60,20 @@ def _loops(problem: Problem, schedule: Schedule, facts: GpuFacts) -> float | Non
 def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts) -> float | None:
     if template == "pooled":
         whole = pooled_match.pooled(problem, tf32=True)
-        return None if isinstance(whole, Declined) else pooled_choose.cycles(whole, pooled.Shape.of(schedule), facts)
+        return (
+            None
+            if isinstance(whole, Declined)
+            else pooled_choose.cycles(whole, pooled.PooledConfig.of(schedule), facts)
+        )
     if template == "stacked":
         two = separable_match.stacked(problem)
-        return None if isinstance(two, Declined) else stacked.cycles(two, stacked.Shape.of(schedule), facts)
+        return None if isinstance(two, Declined) else stacked.cycles(two, stacked.StackedConfig.of(schedule), facts)
     if template in grouped.TEMPLATES:
         found = grouped.matched(problem, tf32=template in TENSOR)
-        return None if isinstance(found, Declined) else grouped.cycles(found, grouped.Shape.of(schedule), facts)
+        return None if isinstance(found, Declined) else grouped.cycles(found, grouped.GroupedConfig.of(schedule), facts)
     if template == grouped_tma.TEMPLATE:
         found = grouped.matched(problem, tf32=True)
-        every = grouped_tma.Shape.of(schedule)
+        every = grouped_tma.GroupedTmaConfig.of(schedule)
         return None if isinstance(found, Declined) else grouped_tma.cycles(found, every, facts)
     p = _product(problem, tf32=template in TENSOR)
     if isinstance(p, Declined):
@@ -77,19 +81,19 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
     if p.norm is not None or p.parts is not None:
         return normed_choose.cycles(p, schedule, facts)
     if template in ("mma", "wgmma", "simt"):
-        return cost.cycles(cost.sizes_of(p), Shape.of(schedule), facts)
+        return cost.cycles(cost.sizes_of(p), MmaConfig.of(schedule), facts)
     if template == "swap":
-        return swap_choose.cycles(p, swap.Shape.of(schedule), facts)
+        return swap_choose.cycles(p, swap.SwapAbConfig.of(schedule), facts)
     if template == "gemv":
-        return gemv.cycles(p, gemv.Shape.of(schedule), facts)
+        return gemv.cycles(p, gemv.GemvConfig.of(schedule), facts)
     if template == "depthwise":
-        by_channel, at = depthwise.normal(p), depthwise.Shape.of(schedule)
+        by_channel, at = depthwise.normal(p), depthwise.DepthwiseConfig.of(schedule)
         return None if isinstance(by_channel, Declined) else depthwise.cycles(by_channel, at, facts)
     if template == "halo":
-        return halo_choose.modelled(p, halo.Shape.of(schedule), facts)
+        return halo_choose.modelled(p, halo.HaloConfig.of(schedule), facts)
     if template != "tma":
         return None
-    shape = tma_shape.Shape.of(schedule)
+    shape = tma_shape.TmaConfig.of(schedule)
     case = _tma_case(problem, facts)
     gain = tma_store.GAIN if shape.store else 1.0
     return None if case is None else gain * tma_cost.cycles(case, shape, facts)

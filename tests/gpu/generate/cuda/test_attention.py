@@ -15,7 +15,7 @@ from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
-from weft.generate.cuda.attention.shapes import Split
+from weft.generate.cuda.attention.shapes import SplitAttentionConfig
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
@@ -91,7 +91,7 @@ def test_every_schedule(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
 
 
 GIVEN = {f"warpgroups, {name}": case for name, case in WARPGROUPS.items()} | {
-    name: case for name, case in CASES.items() if isinstance(case[1], Split)
+    name: case for name, case in CASES.items() if isinstance(case[1], SplitAttentionConfig)
 }
 """Problems with shapes that a model might not offer."""
 

@@ -14,7 +14,7 @@ from tests.gpu.machine import Gpu, Known
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
-from weft.generate.cuda.gemm.swap_ab.kernel import Shape
+from weft.generate.cuda.gemm.swap_ab.kernel import SwapAbConfig
 from weft.kernels.candidate import Problem
 
 pytestmark = pytest.mark.gpu
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 LIMIT_S = 60
 ROWS = (1, 7, 8, 9, 16, 23, 24, 32, 40, 50, 64)
 SIZES = ((72, 520), (1032, 4096), (4096, 1000))
-SWEEP: dict[str, tuple[Problem, Shape]] = {
+SWEEP: dict[str, tuple[Problem, SwapAbConfig]] = {
     f"{m} x {n} x {k}, {'constant' if weight else 'nt' if turned else 'nn'}, {dtype.value}, {bn} by {split}": (
         product((m, k), (n, k) if turned else (k, n), weight=weight, turn_right=turned, dtype=dtype),
         shape(-(-m // 8) * 8, bn, stages=4, split=split),

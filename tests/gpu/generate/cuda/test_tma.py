@@ -18,7 +18,7 @@ from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.generate.cuda.gemm.tma import choose as tma_choose
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.reference import evaluate
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
@@ -60,7 +60,7 @@ LARGE = product((1100, 520), (1032, 520), turn_right=True)
 
 def large(tile: tuple[int, int, int, bool]) -> CudaSource:
     bm, bn, groups, pingpong = tile
-    return made(LARGE, Shape(bm, bn, 64, 3, groups, pingpong, 1, (1, 1, bm), 7, 1), "k0")
+    return made(LARGE, TmaConfig(bm, bn, 64, 3, groups, pingpong, 1, (1, 1, bm), 7, 1), "k0")
 
 
 def chosen(problem: Problem, facts: GpuFacts) -> list[CudaSource]:

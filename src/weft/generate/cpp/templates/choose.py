@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 
 from weft.generate.contraction.match import Contraction
-from weft.generate.cpp.templates.direct import Shape
+from weft.generate.cpp.templates.direct import DirectConfig
 from weft.generate.cpp.templates.text import cost
 
 _L2 = 1 << 20
@@ -142,7 +142,7 @@ def _balance(tasks: int, threads: int) -> float:
     return tasks / (-(-tasks // threads) * threads)
 
 
-def shapes(c: Contraction, lanes: int, threads: int, keep: int = 8) -> list[tuple[float, Shape]]:
+def shapes(c: Contraction, lanes: int, threads: int, keep: int = 8) -> list[tuple[float, DirectConfig]]:
     """(modelled cycles, parameters) of the most promising parameter sets, best first."""
     ranked = []
     for th, tw, v in tiles(c, lanes):
@@ -155,7 +155,7 @@ def shapes(c: Contraction, lanes: int, threads: int, keep: int = 8) -> list[tupl
             ranked.append((base * skew, th, tw, v, bh, bw, og, order + " dot"))
     # equal cost: wide tiles first, whose pixels lie side by side
     ranked.sort(key=lambda x: (x[0], -x[2]))
-    out: list[tuple[float, Shape]] = []
+    out: list[tuple[float, DirectConfig]] = []
     per_tile: dict[tuple[int, int, int, bool], int] = {}
     for modelled, th, tw, v, bh, bw, og, order in ranked:
         key = (th, tw, v, order.endswith("dot"))
@@ -163,7 +163,7 @@ def shapes(c: Contraction, lanes: int, threads: int, keep: int = 8) -> list[tupl
             continue
         per_tile[key] = per_tile.get(key, 0) + 1
         small = math.prod(c.dims) <= 4
-        shape = Shape(lanes, threads, th, tw, v, bh, bw, og, order.split()[0], 4, 2048 if small else 0, key[3])
+        shape = DirectConfig(lanes, threads, th, tw, v, bh, bw, og, order.split()[0], 4, 2048 if small else 0, key[3])
         out.append((modelled, shape))
         if len(out) == keep:
             break

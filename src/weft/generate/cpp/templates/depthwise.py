@@ -20,7 +20,7 @@ from weft.kernels.source import KernelSource, Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class DepthwiseConfig(Parameters):
     """Parameters of the depthwise template; counts."""
 
     lanes: int
@@ -85,7 +85,7 @@ def _steps(c: Contraction) -> tuple[int, int, int, int, int, int]:
     return row, col, rows, cols, 0, 0
 
 
-def shapes(c: Contraction, lanes: int, threads: int, keep: int = 6) -> list[tuple[float, Shape]]:
+def shapes(c: Contraction, lanes: int, threads: int, keep: int = 6) -> list[tuple[float, DepthwiseConfig]]:
     """(modelled cycles, shape): tiles by loads per multiply-add, then by how evenly they cut the image."""
     rows, cols = c.dims[1], c.dims[2]
     vectors = -(-c.oc // lanes)
@@ -107,22 +107,25 @@ def shapes(c: Contraction, lanes: int, threads: int, keep: int = 6) -> list[tupl
             ranked.append((tiles * (per * spill + th * tw * 2 + 15), th, tw))
     ranked.sort()
     per_vector = vectors * c.dims[0]
-    out: list[tuple[float, Shape]] = []
+    out: list[tuple[float, DepthwiseConfig]] = []
     for cycles, th, tw in ranked[: max(2, keep // 2)]:
         tall = -(-rows // th)
         for parts in (threads, 4 * threads):
             if parts <= tall:
-                out.append((cycles * per_vector, Shape(lanes, threads, th, tw, -(-tall // parts), vectors)))
+                out.append((cycles * per_vector, DepthwiseConfig(lanes, threads, th, tw, -(-tall // parts), vectors)))
             elif vectors >= threads:
                 out.append(
-                    (cycles * per_vector, Shape(lanes, threads, th, tw, tall, -(-vectors // min(parts, vectors))))
+                    (
+                        cycles * per_vector,
+                        DepthwiseConfig(lanes, threads, th, tw, tall, -(-vectors // min(parts, vectors))),
+                    )
                 )
         if not out:
-            out.append((cycles * per_vector, Shape(lanes, threads, th, tw, tall, vectors)))
+            out.append((cycles * per_vector, DepthwiseConfig(lanes, threads, th, tw, tall, vectors)))
     return list(dict.fromkeys(out))[:keep]
 
 
-def _tile(c: Contraction, s: Shape, th: int, tw: int, lo: int, hi: int, tail: int) -> str:
+def _tile(c: Contraction, s: DepthwiseConfig, th: int, tw: int, lo: int, hi: int, tail: int) -> str:
     """Columns [lo, hi) of the tile's field are inside the image."""
     kh, kw = c.kernel
     sh, sw = c.strides
@@ -164,8 +167,8 @@ def _name(th: int, tw: int, lo: int, hi: int, tail: int) -> str:
 
 
 def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`; `c` comes from `normal`."""
-    s = Shape.of(schedule)
+    """The kernel `entry` of one schedule made by `DepthwiseConfig.schedule`; `c` comes from `normal`."""
+    s = DepthwiseConfig.of(schedule)
     row_step, col_step, _, cols, top, left = _steps(c)
     sh, sw = c.strides
     tall, wide = -(-c.dims[1] // s.th), -(-c.dims[2] // s.tw)

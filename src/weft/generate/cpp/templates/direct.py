@@ -26,7 +26,7 @@ FLAGS = ("-fno-tree-vectorize",)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class DirectConfig(Parameters):
     """Parameters of the direct template; counts unless said otherwise."""
 
     lanes: int
@@ -75,7 +75,7 @@ class Layout:
     cols: int = 0
 
 
-def _layout(c: Contraction, s: Shape) -> Layout:
+def _layout(c: Contraction, s: DirectConfig) -> Layout:
     if c.pack is None:
         return Layout(c.a_walk.dims[-2], c.a_walk.dims[-1], c.a_kernel[0], c.a_kernel[1], c.a_walk.channel)
     sh, sw = c.strides
@@ -96,13 +96,13 @@ def _segments(c: Contraction, lay: Layout) -> tuple[int, int, int]:
     return kh, kw, length
 
 
-def _weights_per_unit(c: Contraction, s: Shape, lay: Layout) -> int:
+def _weights_per_unit(c: Contraction, s: DirectConfig, lay: Layout) -> int:
     """Packed floats behind one step of `v`."""
     kh, kw, length = _segments(c, lay)
     return kh * kw * (-(-length // s.lanes) if s.dot else length) * s.lanes
 
 
-def _dot_tile(c: Contraction, s: Shape, lay: Layout, th: int, tw: int, v: int) -> str:
+def _dot_tile(c: Contraction, s: DirectConfig, lay: Layout, th: int, tw: int, v: int) -> str:
     """Lanes along the sum: vectors of input by vectors of weights, added up across the lanes at the end."""
     pixels = [(i, j) for i in range(th) for j in range(tw)]
     kh, kw, length = _segments(c, lay)
@@ -145,7 +145,7 @@ def _function(c: Contraction, name: str, lines: list[str]) -> str:
     return f"{head}(const float* __restrict a, const float* __restrict w{params}) {{\n" + "\n".join(lines) + "\n}\n"
 
 
-def tile(c: Contraction, s: Shape, lay: Layout, th: int, tw: int, v: int, tail: int) -> str:
+def tile(c: Contraction, s: DirectConfig, lay: Layout, th: int, tw: int, v: int, tail: int) -> str:
     """One tile function; `tail` > 0: the last vector has that many channels."""
     if s.dot:
         return _dot_tile(c, s, lay, th, tw, v)
@@ -278,9 +278,8 @@ def finish(c: Contraction, lanes: int, th: int, tw: int, v: int, tail: int, *, f
     return lines
 
 
-GATHER = """
-template <int S, int N> INLINE vf gather(const float* p) { vf v = {}; for (int i = 0; i < N; ++i) v[i] = p[i * S]; return v; }
-"""  # noqa: E501
+GATHER = """ template <int S, int N> INLINE vf gather(const float* p) { vf v = {}; for (int i = 0; i < N; ++i) v[i] =
+p[i * S]; return v; } """
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +296,7 @@ class _Grid:
     tail: int
 
     @staticmethod
-    def of(c: Contraction, s: Shape) -> _Grid:
+    def of(c: Contraction, s: DirectConfig) -> _Grid:
         rows, cols = -(-c.dims[-2] // s.th), -(-c.dims[-1] // s.tw)
         vectors = -(-c.oc // s.unit)
         blocks = -(-vectors // s.v)
@@ -312,7 +311,7 @@ class _Grid:
             tail=c.oc % s.unit,
         )
 
-    def variants(self, s: Shape) -> list[tuple[int, int, int, int]]:
+    def variants(self, s: DirectConfig) -> list[tuple[int, int, int, int]]:
         """(rows, columns, vectors, tail) of every tile function that is called."""
         ths = ([s.th] if self.rows > 1 else []) + [self.last_row]
         tws = ([s.tw] if self.cols > 1 else []) + [self.last_col]
@@ -321,8 +320,8 @@ class _Grid:
 
 
 def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
-    s = Shape.of(schedule)
+    """The kernel `entry` of one schedule made by `DirectConfig.schedule`."""
+    s = DirectConfig.of(schedule)
     lay, grid = _layout(c, s), _Grid.of(c, s)
     constants, names = statics(c)
     taps = c.kernel[0] * c.kernel[1] * c.ic
@@ -413,7 +412,7 @@ INLINE void copy_run(const float* __restrict x, float* __restrict d, i64 n) {
     )
 
 
-def _pack_panel(c: Contraction, s: Shape) -> str:
+def _pack_panel(c: Contraction, s: DirectConfig) -> str:
     """`pack_panel(b, d, width, count)`: count columns of B as rows of `width`, zeros behind them."""
     n, k = c.w_walk.channel, c.w_k
     if n == 1:
@@ -435,7 +434,7 @@ def _pack_panel(c: Contraction, s: Shape) -> str:
     )
 
 
-def _pack_weights(c: Contraction, s: Shape, grid: _Grid, entry: str, names: Mapping[int, str]) -> str:
+def _pack_weights(c: Contraction, s: DirectConfig, grid: _Grid, entry: str, names: Mapping[int, str]) -> str:
     kh, kw = c.kernel
     source = pointer(c.w, names)
     return f"""
@@ -453,7 +452,7 @@ for (i64 o = o0; o < o0 + width; ++o)
 """  # noqa: E501
 
 
-def _pack_dot(c: Contraction, s: Shape, lay: Layout, entry: str, names: Mapping[int, str]) -> str:
+def _pack_dot(c: Contraction, s: DirectConfig, lay: Layout, entry: str, names: Mapping[int, str]) -> str:
     kh, kw, length = _segments(c, lay)
     steps = -(-length // s.lanes)
     source = pointer(c.w, names)
@@ -494,7 +493,7 @@ def _offset(walk: Walk, count: int) -> str:
 
 def _entry(
     c: Contraction,
-    s: Shape,
+    s: DirectConfig,
     lay: Layout,
     grid: _Grid,
     entry: str,

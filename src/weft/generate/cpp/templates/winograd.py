@@ -33,7 +33,7 @@ _POINTS = {2: ("0", "1", "-1"), 4: ("0", "5/8", "-5/8", "3/2", "-3/2")}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class WinogradConfig(Parameters):
     """Parameters of the Winograd template; counts."""
 
     lanes: int
@@ -135,7 +135,7 @@ def applies(c: Contraction, lanes: int) -> Declined | None:
     return None
 
 
-def cycles(c: Contraction, s: Shape) -> float:
+def cycles(c: Contraction, s: WinogradConfig) -> float:
     """Modelled cycles of one thread, if it did everything, times the imbalance over the threads."""
     n = s.m + 2
     per_image = math.ceil(c.dims[1] / s.m) * math.ceil(c.dims[2] / s.m)
@@ -157,16 +157,16 @@ def cycles(c: Contraction, s: Shape) -> float:
     return (product + forward + back) * skew / s.threads
 
 
-def shapes(c: Contraction, lanes: int, threads: int) -> list[tuple[float, Shape]]:
+def shapes(c: Contraction, lanes: int, threads: int) -> list[tuple[float, WinogradConfig]]:
     """(modelled cycles, shape), best first, at most a few per size of tile."""
-    out: list[tuple[float, Shape]] = []
+    out: list[tuple[float, WinogradConfig]] = []
     vectors = c.oc // lanes
     for m in (4, 2):
         # Below this many channels F(4x4) is less accurate than twice the error of a sequential sum.
         if m == 4 and c.ic < 64:
             continue
         tiles = c.dims[0] * math.ceil(c.dims[1] / m) * math.ceil(c.dims[2] / m)
-        found: list[tuple[float, Shape]] = []
+        found: list[tuple[float, WinogradConfig]] = []
         grid = [
             (14, 2),
             (13, 2),
@@ -195,7 +195,7 @@ def shapes(c: Contraction, lanes: int, threads: int) -> list[tuple[float, Shape]
                 for parts in (1, 2, 4, 8):
                     if parts > blocks:
                         continue
-                    s = Shape(lanes, threads, m, r * k, r, v, math.ceil(blocks / parts))
+                    s = WinogradConfig(lanes, threads, m, r * k, r, v, math.ceil(blocks / parts))
                     found.append((cycles(c, s), s))
         found.sort(key=lambda x: x[0])
         out += found[:3]
@@ -218,8 +218,8 @@ def _tables(c: Contraction, m: int) -> tuple[list[int], list[int]]:
 
 
 def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
-    s = Shape.of(schedule)
+    """The kernel `entry` of one schedule made by `WinogradConfig.schedule`."""
+    s = WinogradConfig.of(schedule)
     reason = applies(c, s.lanes)
     if reason is not None:
         return reason
@@ -241,7 +241,7 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Decli
         a_walk=Walk((0, c.ic), 0, 1), a_kernel=(0, 0), pack=None, w=c.w, w_walk=Walk((0, 0)), w_kernel=(0, 0), w_k=0,
         w_const=True, body=(), outputs=((-1, Walk((0, width), 0, 1)),), graph=c.graph,
     )  # fmt: skip
-    shape = direct.Shape(lanes, s.threads, 1, s.r, s.v, 1, 1, 1, "oc")
+    shape = direct.DirectConfig(lanes, s.threads, 1, s.r, s.v, 1, 1, 1, "oc")
     text += direct.tile(inner, shape, direct.Layout(0, c.ic, 0, 0, 1), 1, s.r, s.v, 0)
     # forward: one tile, all channels
     grid = [(i, j) for i in range(n) for j in range(n)]

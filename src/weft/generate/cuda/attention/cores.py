@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from weft.generate.cuda.attention.load import Operand, each
 from weft.generate.cuda.attention.match import Attention
-from weft.generate.cuda.attention.shapes import WEIGHTS_PAD, Shape, padded
+from weft.generate.cuda.attention.shapes import WEIGHTS_PAD, AttentionConfig, padded
 
 
-def products(p: Attention, s: Shape, q: Operand, k: Operand) -> list[str]:
+def products(p: Attention, s: AttentionConfig, q: Operand, k: Operand) -> list[str]:
     """s = q kᵀ of this warp's rows and keys."""
     dots = " ".join(f"s[a][j][2 * h + e] = fmaf(x[a][h].{f}, y[e].{f}, s[a][j][2 * h + e]);" for f in "xyzw")
     row = "row0 + a * 16 + (lane >> 2) + h * 8"
@@ -28,7 +28,7 @@ def products(p: Attention, s: Shape, q: Operand, k: Operand) -> list[str]:
     ]
 
 
-def weighted(p: Attention, s: Shape, at: int, k: Operand, v: Operand) -> list[str]:
+def weighted(p: Attention, s: AttentionConfig, at: int, k: Operand, v: Operand) -> list[str]:
     """o += exponentials times v."""
     pitch = s.nb + WEIGHTS_PAD
     rows = "(a * 16 + (lane >> 2) + h * 8)"

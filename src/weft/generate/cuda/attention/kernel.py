@@ -20,7 +20,16 @@ from weft.generate.cuda.attention import linear as attention_linear
 from weft.generate.cuda.attention import tma as attention_tma
 from weft.generate.cuda.attention.load import constant_arrays
 from weft.generate.cuda.attention.match import Attention, attention
-from weft.generate.cuda.attention.shapes import SPLIT, TF32, WIDEST, Shape, Split, cycles, shapes, shared_bytes
+from weft.generate.cuda.attention.shapes import (
+    SPLIT,
+    TF32,
+    WIDEST,
+    AttentionConfig,
+    SplitAttentionConfig,
+    cycles,
+    shapes,
+    shared_bytes,
+)
 from weft.generate.cuda.attention.text import Kernel
 from weft.generate.cuda.gemm.common import tf32
 from weft.generate.cuda.intrinsics.prelude import prelude
@@ -100,7 +109,7 @@ def roles(problem: Problem, schedule: Schedule) -> RoleSource | Declined:
         return p
     p = replace(p, tf32=p.dtype is DType.F32 and schedule.param("template") == TF32)
     split = schedule.param("template") == SPLIT
-    s = Split.of(schedule) if split else Shape.of(schedule)
+    s = SplitAttentionConfig.of(schedule) if split else AttentionConfig.of(schedule)
     blocks = -(-p.m // s.bm) * p.blocks * s.parts
     if blocks >= 1 << 31:
         return Declined("2^31 blocks or more")

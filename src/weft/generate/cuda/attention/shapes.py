@@ -41,7 +41,7 @@ _AT_ONCE = 112 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class AttentionConfig(Parameters):
     """Parameters of the template."""
 
     wr: int
@@ -81,7 +81,7 @@ class Shape(Parameters):
 
 
 @dataclass(frozen=True, slots=True)
-class Split(Shape):
+class SplitAttentionConfig(AttentionConfig):
     """The same with keys shared by the blocks of a cluster, whose results meet in distributed shared memory."""
 
     split: int
@@ -102,7 +102,7 @@ def padded(n: int) -> int:
     return -(-n // 16) * 16
 
 
-def tiles(p: Attention, s: Shape) -> int:
+def tiles(p: Attention, s: AttentionConfig) -> int:
     """Steps of a block over its keys."""
     return -(-p.keys // (s.bn * s.parts))
 
@@ -112,18 +112,18 @@ def row_bytes(p: Attention, width: int) -> int:
     return padded(width) * p.dtype.itemsize + PAD_BYTES
 
 
-def weights_bytes(p: Attention, s: Shape) -> int:
+def weights_bytes(p: Attention, s: AttentionConfig) -> int:
     """Shared memory through which weights reach the second product on CUDA cores."""
     return 4 * s.wr * s.wk * 16 * s.mi * (s.nb + WEIGHTS_PAD) if not p.tensor else 0
 
 
-def pipeline_bytes(p: Attention, s: Shape) -> int:
+def pipeline_bytes(p: Attention, s: AttentionConfig) -> int:
     """Shared memory of q, of all stages of k and v, and of weights."""
     qk, head = row_bytes(p, p.qk), row_bytes(p, p.head)
     return s.bm * qk + s.stages * s.bn * (qk + head) + weights_bytes(p, s)
 
 
-def shared_bytes(p: Attention, s: Shape) -> int:
+def shared_bytes(p: Attention, s: AttentionConfig) -> int:
     """Dynamic shared memory of a block: the sums of its warps take the place of keys and values."""
     sums = 4 * s.wk * s.bm * (padded(p.head) + SUM_PAD + 2)
     sums += 16 * s.bm if s.parts > 1 else 0
@@ -135,19 +135,19 @@ def stays(p: Attention) -> bool:
     return p.tensor and p.qk * p.dtype.itemsize <= 2 * IN_REGISTERS
 
 
-def overlapped(p: Attention, s: Shape) -> bool:
+def overlapped(p: Attention, s: AttentionConfig) -> bool:
     """Whether the products of a tile are under way while the weights of the one before are computed."""
     return 2 < tiles(p, s) <= min(s.stages, _UNROLLED) and p.tensor
 
 
-def registers(p: Attention, s: Shape) -> int:
+def registers(p: Attention, s: AttentionConfig) -> int:
     """Rough number of registers per thread."""
     q = padded(p.qk) * p.dtype.itemsize // 8 if stays(p) else 8
     scores = s.nb if overlapped(p, s) else s.nb // 2
     return s.mi * (q + padded(p.head) // 2 + scores + 4) + (64 if p.tf32 else 48)
 
 
-def shapes(p: Attention, facts: GpuFacts, keep: int = MOST) -> list[Shape]:
+def shapes(p: Attention, facts: GpuFacts, keep: int = MOST) -> list[AttentionConfig]:
     """Best first by the model; few, and unlike each other."""
     ranked = [(c, s) for s in (*_possible(p), *_split(p, facts)) if (c := cycles(p, s, facts)) < math.inf]
     ranked.sort(key=lambda x: (x[0], x[1].threads, x[1].bm, -x[1].nb))
@@ -162,7 +162,7 @@ def shapes(p: Attention, facts: GpuFacts, keep: int = MOST) -> list[Shape]:
     return [s for _, s in keyed[:keep]]
 
 
-def _possible(p: Attention) -> Iterable[Shape]:
+def _possible(p: Attention) -> Iterable[AttentionConfig]:
     """Blocks that are not mostly outside of the rows or keys, among them those that cut both into equal parts."""
     rows = -(-p.m // 16)
     for mi in (1, 2):
@@ -174,10 +174,10 @@ def _possible(p: Attention) -> Iterable[Shape]:
                     continue
                 for nb in sorted({16, 32, 64, 128, *(padded(-(-p.keys // (wk * k))) for k in (1, 2, 3, 4))}):
                     if nb <= 208 and (wk * nb <= 16 or wk * nb < 2 * padded(p.keys)):
-                        yield from _staged(p, Shape(wr, mi, wk, nb, 1))
+                        yield from _staged(p, AttentionConfig(wr, mi, wk, nb, 1))
 
 
-def _split(p: Attention, facts: GpuFacts) -> Iterable[Split]:
+def _split(p: Attention, facts: GpuFacts) -> Iterable[SplitAttentionConfig]:
     """Few rows of many keys: several blocks for the same rows. Sums of 16-bit types, stored in whole chunks."""
     if facts.capability < 90 or not p.tensor or p.tf32 or p.head % 4 or p.keys < _MANY_KEYS:
         return
@@ -190,14 +190,14 @@ def _split(p: Attention, facts: GpuFacts) -> Iterable[Split]:
                 continue
             for wk in (1, 2, 4, 8):
                 for nb in (16, 32, 64):
-                    s = Split(wr, 1, wk, nb, 2, parts)
+                    s = SplitAttentionConfig(wr, 1, wk, nb, 2, parts)
                     if wr * wk > 8 or wr * wk < 4 or tiles(p, s) * s.bn * parts >= 2 * p.keys:
                         continue
                     for staged in _staged(p, s):
-                        yield cast("Split", staged)
+                        yield cast("SplitAttentionConfig", staged)
 
 
-def _staged(p: Attention, s: Shape) -> Iterable[Shape]:
+def _staged(p: Attention, s: AttentionConfig) -> Iterable[AttentionConfig]:
     """All tiles at once where they fit, rings of tiles where there are more."""
     count = tiles(p, s)
     if count == 1 or (count <= 16 and pipeline_bytes(p, replace(s, stages=count)) <= _AT_ONCE):
@@ -208,14 +208,14 @@ def _staged(p: Attention, s: Shape) -> Iterable[Shape]:
         yield replace(s, stages=3)
 
 
-def _through_registers(p: Attention, s: Shape, stages: int) -> float:
+def _through_registers(p: Attention, s: AttentionConfig, stages: int) -> float:
     """Cycles until the first tiles are there, where threads compute them: batches of loads wait for each other."""
     operands = ((p.q, s.bm * padded(p.qk)), (p.k, stages * s.bn * padded(p.qk)), (p.v, stages * s.bn * padded(p.head)))
     chunks = [-(-n * p.dtype.itemsize // 16 // s.threads) for expr, n in operands if expr.kind != "input"]
     return sum(-(-n // 8) * 700.0 for n in chunks)
 
 
-def cycles(p: Attention, s: Shape, facts: GpuFacts) -> float:
+def cycles(p: Attention, s: AttentionConfig, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel; infinite where it does not fit.
 
     Constants: fitted to 132 kernels in f16 on an NVIDIA H200 (mean error 9 %, the first choice 3 % behind the best of

@@ -20,7 +20,7 @@ from weft.generate.cuda.attention.load import (
     value_at,
 )
 from weft.generate.cuda.attention.match import Attention
-from weft.generate.cuda.attention.shapes import SUM_PAD, Shape, overlapped, padded, stays, tiles
+from weft.generate.cuda.attention.shapes import SUM_PAD, AttentionConfig, overlapped, padded, stays, tiles
 from weft.generate.cuda.gemm.common.epilogue import wide_store
 from weft.generate.cuda.intrinsics.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
@@ -34,7 +34,7 @@ _QUAD_SUM = "x += __uint_as_float(w_shfl_word(__float_as_uint(x), {}));"
 class Kernel:
     """One shape of one attention."""
 
-    def __init__(self, p: Attention, s: Shape) -> None:
+    def __init__(self, p: Attention, s: AttentionConfig) -> None:
         self.p, self.s = p, s
         self.count = tiles(p, s)
         self.ring = self.count > s.stages

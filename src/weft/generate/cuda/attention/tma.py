@@ -20,7 +20,16 @@ from weft.generate.cuda.attention.load import constant_arrays
 from weft.generate.cuda.attention.match import Attention, attention
 from weft.generate.cuda.attention.shapes import WIDEST
 from weft.generate.cuda.attention.tma_maps import ROWS, Mapped, mapped
-from weft.generate.cuda.attention.tma_shapes import MOST, TEMPLATE, Shape, cycles, padded, shapes, shared_bytes, tiles
+from weft.generate.cuda.attention.tma_shapes import (
+    MOST,
+    TEMPLATE,
+    AttentionTmaConfig,
+    cycles,
+    padded,
+    shapes,
+    shared_bytes,
+    tiles,
+)
 from weft.generate.cuda.attention.tma_text import Kernel
 from weft.generate.cuda.gemm.tma import kernel as tma
 from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
@@ -61,7 +70,7 @@ W_FN void w_weighted_{kind}(float (&d)[{count}], const u32 (&a)[4], u64 b) {{
 """
 
 
-def operands(p: Attention, s: Shape) -> tuple[Mapped, Mapped, Mapped] | Declined:
+def operands(p: Attention, s: AttentionTmaConfig) -> tuple[Mapped, Mapped, Mapped] | Declined:
     """q, k and v for TMA."""
     q = mapped(p, p.q, p.qk, ROWS, keyed=False)
     k = mapped(p, p.k, p.qk, s.bn, keyed=True)
@@ -79,24 +88,24 @@ def ranked(p: Attention, facts: GpuFacts, keep: int = MOST) -> list[tuple[float,
     """Modelled cycles and schedule of the shapes worth measuring; none where the template does not apply."""
     if facts.capability != 90 or p.dtype not in (DType.F16, DType.BF16) or max(p.qk, p.head) > WIDEST:
         return []
-    if isinstance(operands(p, Shape(1, False, 64, 2, False, 1, 0)), Declined):
+    if isinstance(operands(p, AttentionTmaConfig(1, False, 64, 2, False, 1, 0)), Declined):
         return []
     mask = band(p)
     found = shapes(p, facts, lambda s: Kernel.counts(p, s, mask), keep)
     return [(c, s.schedule()) for c, s in found]
 
 
-def modelled(p: Attention, s: Shape, facts: GpuFacts) -> float:
+def modelled(p: Attention, s: AttentionTmaConfig, facts: GpuFacts) -> float:
     """Cycles of one shape by the model."""
     return cycles(p, s, Kernel.counts(p, s, band(p)), facts)
 
 
 def roles(problem: Problem, schedule: Schedule, exp2: str) -> RoleSource | Declined:
-    """What the kernel of a schedule made by `Shape.schedule` does; `exp2` is the text of its exponential."""
+    """The roles of one schedule made by `AttentionTmaConfig.schedule`; `exp2`: the text of its exponential."""
     p = attention(problem)
     if isinstance(p, Declined):
         return p
-    s = Shape.of(schedule)
+    s = AttentionTmaConfig.of(schedule)
     found = operands(p, s)
     if isinstance(found, Declined):
         return found

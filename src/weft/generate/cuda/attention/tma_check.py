@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from weft.generate.cuda.attention.load import added, block_offset, each, times
 from weft.generate.cuda.attention.match import Attention
-from weft.generate.cuda.attention.tma_shapes import Shape, tiles
+from weft.generate.cuda.attention.tma_shapes import AttentionTmaConfig, tiles
 from weft.ir.types import DType
 
 _WARPS = 3
@@ -23,7 +23,7 @@ class Check:
     """How many tiles of keys the blocks of a problem need, and who looks at their values."""
 
     p: Attention
-    s: Shape
+    s: AttentionTmaConfig
     repeats: int
     high: int
     """Tiles of rows of one copy of the queries."""
@@ -131,7 +131,7 @@ class Check:
         return ["w_together(); if (lane == 0) w_bar_arrive(sb + READ);"]
 
 
-def checked(p: Attention, s: Shape, repeats: int, high: int, shift: int) -> Check | None:
+def checked(p: Attention, s: AttentionTmaConfig, repeats: int, high: int, shift: int) -> Check | None:
     """The check of values that lie in chunks of 16 bytes; None for others."""
     view = p.v.view
     if view is None or p.head % 8 or p.head // 8 > 32:

@@ -20,12 +20,12 @@ from weft.kernels.source import Schedule
 
 TEMPLATE = "attention_tma"
 MOST = 5
-Counted = Callable[["Shape"], list[int]]
+Counted = Callable[["AttentionTmaConfig"], list[int]]
 """Steps of every tile of rows of one pair of keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class AttentionTmaConfig(Parameters):
     """Parameters of the template."""
 
     consumers: int
@@ -89,33 +89,33 @@ def padded(n: int) -> int:
     return -(-n // 16) * 16
 
 
-def q_bytes(p: Attention, s: Shape) -> int:
+def q_bytes(p: Attention, s: AttentionTmaConfig) -> int:
     """Shared memory of q."""
     return s.bm * panels(p.qk) * PANEL * 2
 
 
-def k_bytes(p: Attention, s: Shape) -> int:
+def k_bytes(p: Attention, s: AttentionTmaConfig) -> int:
     """Shared memory of a tile of k."""
     return s.bn * panels(p.qk) * PANEL * 2
 
 
-def v_bytes(p: Attention, s: Shape) -> int:
+def v_bytes(p: Attention, s: AttentionTmaConfig) -> int:
     """Shared memory of a tile of v."""
     return s.bn * panels(p.head) * PANEL * 2
 
 
-def shared_bytes(p: Attention, s: Shape) -> int:
+def shared_bytes(p: Attention, s: AttentionTmaConfig) -> int:
     """Dynamic shared memory of a block: q, tiles, barriers, and the columns that are not finite."""
     meeting = (s.consumers - 1) * 128 * 4 * (padded(p.head) // 2 + 4) if s.split_keys else 0
     return q_bytes(p, s) + s.stages * (k_bytes(p, s) + v_bytes(p, s)) + meeting + 32 * s.stages + 160
 
 
-def tiles(p: Attention, s: Shape) -> int:
+def tiles(p: Attention, s: AttentionTmaConfig) -> int:
     """Steps over all keys."""
     return -(-p.keys // s.bn)
 
 
-def registers(p: Attention, s: Shape) -> int:
+def registers(p: Attention, s: AttentionTmaConfig) -> int:
     """Rough number of registers per thread of a warpgroup that multiplies: result, scores, weights and the rest."""
     other = 64 if not p.scale and band(p) is None else 32 if s.consumers > 2 else 36
     return padded(p.head) // 2 + s.bn // 2 + s.bn // 4 + other
@@ -125,7 +125,7 @@ _BLOCKS = ((1, 1, False), (1, 2, False), (1, 3, False), (2, 1, False), (3, 1, Fa
 """Warpgroups, blocks of a multiprocessor, and whether the warpgroups share keys."""
 
 
-def possible(p: Attention, facts: GpuFacts) -> Iterable[Shape]:
+def possible(p: Attention, facts: GpuFacts) -> Iterable[AttentionTmaConfig]:
     """Shapes that fit."""
     keys = padded(p.keys)
     cuts = {64, 96, 128, 160, 176, *(padded(-(-p.keys // k)) for k in (1, 2, 3, 4))}
@@ -141,12 +141,12 @@ def possible(p: Attention, facts: GpuFacts) -> Iterable[Shape]:
             some = (2 * groups,) if keyed else (1,) if count == 1 else (2, 3) if count > 2 else (2,)
             for stages in some:
                 for pingpong in (False, True) if groups > 1 and count > 1 and not keyed else (False,):
-                    s = Shape(groups, keyed, bn, stages, pingpong, resident, 0)
+                    s = AttentionTmaConfig(groups, keyed, bn, stages, pingpong, resident, 0)
                     if fits(p, s, facts):
                         yield s
 
 
-def fits(p: Attention, s: Shape, facts: GpuFacts) -> bool:
+def fits(p: Attention, s: AttentionTmaConfig, facts: GpuFacts) -> bool:
     """Whether registers and shared memory are enough."""
     shared = shared_bytes(p, s)
     instruction = max(s.bn, padded(p.head)) // 2 + 40
@@ -158,7 +158,7 @@ def fits(p: Attention, s: Shape, facts: GpuFacts) -> bool:
     )
 
 
-def cycles(p: Attention, s: Shape, counts: list[int], facts: GpuFacts) -> float:
+def cycles(p: Attention, s: AttentionTmaConfig, counts: list[int], facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel; `counts` are the steps of every tile of rows of one pair of k and v.
 
     What a step costs beyond its products or its weights: fitted to long attention in f16 on an NVIDIA H200.
@@ -187,7 +187,7 @@ def cycles(p: Attention, s: Shape, counts: list[int], facts: GpuFacts) -> float:
     return rounds * step + begun / s.min_ctas + 2600.0
 
 
-def shapes(p: Attention, facts: GpuFacts, counted: Counted, keep: int = MOST) -> list[tuple[float, Shape]]:
+def shapes(p: Attention, facts: GpuFacts, counted: Counted, keep: int = MOST) -> list[tuple[float, AttentionTmaConfig]]:
     """Modelled cycles and shape, best first; few, and unlike each other."""
     ranked = [(cycles(p, s, counted(s), facts), s) for s in possible(p, facts)]
     ranked.sort(key=lambda x: (x[0], x[1].consumers, -x[1].bn, -x[1].stages, x[1].pingpong))

@@ -22,7 +22,7 @@ from weft.generate.cuda.attention.load import (
 from weft.generate.cuda.attention.match import Attention
 from weft.generate.cuda.attention.tma_check import Check, checked
 from weft.generate.cuda.attention.tma_maps import PANEL, ROWS, Mapped, panels
-from weft.generate.cuda.attention.tma_shapes import Shape, k_bytes, padded, q_bytes, tiles, v_bytes
+from weft.generate.cuda.attention.tma_shapes import AttentionTmaConfig, k_bytes, padded, q_bytes, tiles, v_bytes
 from weft.generate.cuda.gemm.common.epilogue import wide_store
 from weft.generate.cuda.intrinsics.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
@@ -43,7 +43,9 @@ _NEAR_BYTES = 24 << 20
 class Kernel:
     """One shape of one attention."""
 
-    def __init__(self, p: Attention, s: Shape, maps: tuple[Mapped, Mapped, Mapped], band: Band | None) -> None:
+    def __init__(
+        self, p: Attention, s: AttentionTmaConfig, maps: tuple[Mapped, Mapped, Mapped], band: Band | None
+    ) -> None:
         self.p, self.s, self.band = p, s, band
         self.q, self.k, self.v = maps
         self.count = tiles(p, s)
@@ -59,7 +61,7 @@ class Kernel:
         self.factor = literal(float(np.float32(math.log2(math.e) * (scale or 1.0))), DType.F32)
 
     @staticmethod
-    def counts(p: Attention, s: Shape, band: Band | None) -> list[int]:
+    def counts(p: Attention, s: AttentionTmaConfig, band: Band | None) -> list[int]:
         """Steps of every tile of rows of one pair of keys and values."""
         repeats, rows = divided(p, s, band)
         check = _check(p, s, band)
@@ -517,14 +519,14 @@ def _half(dtype: DType, word: str) -> str:
     return f"(e ? w_unpack_{dtype.value}({word}).y : w_unpack_{dtype.value}({word}).x)"
 
 
-def divided(p: Attention, s: Shape, band: Band | None) -> tuple[int, int]:
+def divided(p: Attention, s: AttentionTmaConfig, band: Band | None) -> tuple[int, int]:
     """Copies of the queries among the rows of a pair, and rows of one, where tiles of rows respect them."""
     if band is not None and (band.repeats == 1 or band.queries % s.bm == 0):
         return band.repeats, band.queries
     return 1, p.m
 
 
-def _check(p: Attention, s: Shape, band: Band | None) -> Check | None:
+def _check(p: Attention, s: AttentionTmaConfig, band: Band | None) -> Check | None:
     """What skipping tiles of keys takes; None where none are skipped."""
     repeats, rows = divided(p, s, band)
     high = -(-rows // s.bm)

@@ -11,12 +11,12 @@ from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.normed import MOST_PIECES, Norm
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.mma import choose, cost
-from weft.generate.cuda.gemm.mma.kernel import Shape, shared_of, whole_pieces
+from weft.generate.cuda.gemm.mma.kernel import MmaConfig, shared_of, whole_pieces
 from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.gemm.tma import cost as tma_cost
 from weft.generate.cuda.gemm.tma import normed as tma_normed
 from weft.generate.cuda.gemm.tma.operands import rows_of
-from weft.generate.cuda.gemm.tma.shape import Shape as Warpgroups
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.declined import Declined
 from weft.kernels.source import Schedule
 
@@ -48,7 +48,7 @@ def schedules(p: Product, facts: GpuFacts) -> Sequence[Schedule] | Declined:
     return [s for _, s in kept]
 
 
-def fragments(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
+def fragments(p: Product, facts: GpuFacts) -> list[tuple[float, MmaConfig]]:
     """(modelled cycles, shape) of the template of fragments, best first."""
     width = epilogue.plan(p).width
     found = []
@@ -63,7 +63,7 @@ def fragments(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     return sorted(found, key=lambda x: x[0])[:MOST]
 
 
-def _extra(norm: Norm, p: Product, s: Shape, facts: GpuFacts) -> float:
+def _extra(norm: Norm, p: Product, s: MmaConfig, facts: GpuFacts) -> float:
     """Cycles in which the busiest multiprocessor normalises."""
     blocks = -(-p.m // s.bm) * -(-p.n // s.bn) * s.split
     each = -(-blocks // facts.sms)
@@ -72,7 +72,7 @@ def _extra(norm: Norm, p: Product, s: Shape, facts: GpuFacts) -> float:
     return each * (ISSUE * elements + sums) / 128 + (600.0 if norm.own else 300.0)
 
 
-def warpgroups(p: Product, facts: GpuFacts) -> list[tuple[float, Warpgroups]]:
+def warpgroups(p: Product, facts: GpuFacts) -> list[tuple[float, TmaConfig]]:
     """(modelled cycles, shape) of the tma template, best first."""
     rows, width = rows_of(p), epilogue.plan(p).width
     if isinstance(rows, Declined):
@@ -98,13 +98,13 @@ def warpgroups(p: Product, facts: GpuFacts) -> list[tuple[float, Warpgroups]]:
 def cycles(p: Product, schedule: Schedule, facts: GpuFacts) -> float | None:
     """Modelled cycles of one schedule of either template, the norm's included."""
     if schedule.param("template") != "tma":
-        s = Shape.of(schedule)
+        s = MmaConfig.of(schedule)
         return cost.cycles(cost.sizes_of(p), s, facts) + (_extra(p.norm, p, s, facts) if p.norm is not None else 0.0)
-    case, shape = tma_choose.case_for(p, facts), Warpgroups.of(schedule)
+    case, shape = tma_choose.case_for(p, facts), TmaConfig.of(schedule)
     return None if case is None else tma_cost.cycles(case, shape, facts) + _behind(p, shape, facts)
 
 
-def _behind(p: Product, s: Warpgroups, facts: GpuFacts) -> float:
+def _behind(p: Product, s: TmaConfig, facts: GpuFacts) -> float:
     """Cycles of the norm that products do not hide."""
     if p.norm is None:
         return 0.0

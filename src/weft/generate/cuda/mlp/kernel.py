@@ -20,7 +20,7 @@ from weft.generate.cuda.mlp import pair as mlp_pair
 from weft.generate.cuda.mlp import wide as mlp_wide
 from weft.generate.cuda.mlp.image import Image
 from weft.generate.cuda.mlp.match import chain, padded
-from weft.generate.cuda.mlp.shapes import Shape, shapes, shared_bytes
+from weft.generate.cuda.mlp.shapes import MlpConfig, shapes, shared_bytes
 from weft.generate.cuda.mlp.sums import prepared, sums_header
 from weft.generate.cuda.mlp.text import Kernel, instruction, mlp_header
 from weft.generate.cuda.role.assemble import solo
@@ -59,7 +59,7 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
     p = chain(problem)
     if isinstance(p, Declined):
         return p
-    s = Shape.of(schedule)
+    s = MlpConfig.of(schedule)
     image = prepared(p, s, Image.of(p, group=s.group))
     packing, weights = mlp_image.pack(image, masters)
     widths = sorted({padded(layer.n) for layer in p.layers}) if s.group else []

@@ -19,8 +19,7 @@ from weft.generate.cuda.mlp import image as mlp_image
 from weft.generate.cuda.mlp.beside import each
 from weft.generate.cuda.mlp.image import PANEL, Image
 from weft.generate.cuda.mlp.match import Chain, chain, last_use
-from weft.generate.cuda.mlp.shapes import WIDEST
-from weft.generate.cuda.mlp.shapes import Shape as Inner
+from weft.generate.cuda.mlp.shapes import WIDEST, MlpConfig
 from weft.generate.cuda.mlp.text import Kernel, chosen, halved, instruction, mlp_header
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.parameters import Parameters
@@ -40,7 +39,7 @@ _BARRIERS = 16 * _MOST + 16
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class MlpPairConfig(Parameters):
     """Parameters of the template."""
 
     stages: int
@@ -65,7 +64,7 @@ def schedules(p: Chain, facts: GpuFacts) -> Sequence[Schedule]:
     image = Image.of(p, group=True)
     room = facts.shared_per_sm // 2 - facts.shared_reserved - _shared(p, image, 0)
     stages = min(_MOST, sum(-(-x.depth // PANEL) for x in p.layers), room // _slot(p))
-    return [Shape(stages, 2 * tiles).schedule()] if stages >= _FEWEST else []
+    return [MlpPairConfig(stages, 2 * tiles).schedule()] if stages >= _FEWEST else []
 
 
 def why_not(p: Chain) -> str:
@@ -273,8 +272,8 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
         return p
     if reason := why_not(p):
         return Declined(f"not for two blocks: {reason}")
-    s = Shape.of(schedule)
-    inner = Inner(True, 1, 4, s.stages, 0, 1, s.persistent_ctas)
+    s = MlpPairConfig.of(schedule)
+    inner = MlpConfig(True, 1, 4, s.stages, 0, 1, s.persistent_ctas)
     image = halved(p, inner, Image.of(p, group=True))
     half = replace(p, layers=tuple(replace(x, n=x.n // 2) for x in p.layers))
     packing, weights = mlp_image.pack(image, masters)

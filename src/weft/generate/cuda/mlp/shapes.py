@@ -55,7 +55,7 @@ _STAGES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class MlpConfig(Parameters):
     """Parameters of the template."""
 
     group: bool
@@ -105,13 +105,13 @@ class Shape(Parameters):
         return (64 if self.group else 16) * self.tiles
 
 
-def registers(p: Chain, shape: Shape) -> int:
+def registers(p: Chain, shape: MlpConfig) -> int:
     """Rough number of registers of a thread."""
     ahead = padded(p.width(p.x)) // 4 if prefetched(p, shape) else 0
     return _held(p, shape) + shape.tiles * ahead
 
 
-def _held(p: Chain, shape: Shape) -> int:
+def _held(p: Chain, shape: MlpConfig) -> int:
     """Without those of the next tile of x."""
     uses = last_use(p)
     most = 0
@@ -125,7 +125,7 @@ def _held(p: Chain, shape: Shape) -> int:
     return shape.tiles * most + (36 if shape.group else 48)
 
 
-def prefetched(p: Chain, shape: Shape) -> bool:
+def prefetched(p: Chain, shape: MlpConfig) -> bool:
     """Whether the next tile of x is loaded before this one is multiplied."""
     ahead = shape.tiles * padded(p.width(p.x)) // 4
     most = _MOST_AHEAD_FLOWING if shape.flow and shape.threads <= 256 else _MOST_AHEAD
@@ -133,19 +133,19 @@ def prefetched(p: Chain, shape: Shape) -> bool:
     return p.plain_input and p.width(p.x) % 2 == 0 and fits and _held(p, shape) + ahead <= most
 
 
-def last_asks(shape: Shape) -> bool:
+def last_asks(shape: MlpConfig) -> bool:
     """Whether the last warpgroup asks for panels: with turns, all others have read what it has read."""
     return shape.stages > 0 and shape.pingpong and not shape.flow
 
 
-def panels_ahead(shape: Shape) -> int:
+def panels_ahead(shape: MlpConfig) -> int:
     """Panels that are on their way while one is multiplied; more where no other warpgroup still reads old ones."""
     if last_asks(shape):
         return shape.stages - 2
     return min(4, shape.stages - 2) if shape.owners == 1 else _AHEAD
 
 
-def _tight(p: Chain, shape: Shape) -> bool:
+def _tight(p: Chain, shape: MlpConfig) -> bool:
     """Whether 128 registers do where a few more are counted: between products with special functions they do."""
     return shape.group and shape.threads == 512 and not shape.flow and _all_special(p)
 
@@ -160,7 +160,7 @@ def slot_bytes(image: Image) -> int:
     return 2 * PANEL * max(padded(x.n) for x in image.p.layers)
 
 
-def shared_bytes(image: Image, shape: Shape) -> int:
+def shared_bytes(image: Image, shape: MlpConfig) -> int:
     """Dynamic shared memory of a block."""
     if not shape.stages:
         return image.bytes
@@ -168,14 +168,14 @@ def shared_bytes(image: Image, shape: Shape) -> int:
     return fixed_bytes(image, shape) + shape.stages * slot_bytes(image) + vectors + 16 * shape.stages
 
 
-def fixed_bytes(image: Image, shape: Shape) -> int:
+def fixed_bytes(image: Image, shape: MlpConfig) -> int:
     """Of the layers that stay while others are streamed."""
     return image.layers[shape.fixed] if shape.fixed else 0
 
 
-def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
+def shapes(p: Chain, facts: GpuFacts) -> list[MlpConfig]:
     """The most promising first."""
-    found: list[tuple[float, int, Shape]] = []
+    found: list[tuple[float, int, MlpConfig]] = []
     if max(max(x.n, *x.widths) for x in p.layers) > WIDEST:
         return []
     for shape, image in _candidates(p, facts):
@@ -190,7 +190,7 @@ def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
         found.append((cycles(image, shape, facts), len(found), shape))
     found.sort()
     near = [s for c, _, s in found if c <= _NEAR * found[0][0]]
-    best: list[Shape] = []
+    best: list[MlpConfig] = []
     warps, plain, pingpong, flow = (
         [s for s in near if (s.group, s.pingpong, s.flow > 0) == kind]
         for kind in ((False, False, False), (True, False, False), (True, True, False), (True, False, True))
@@ -206,7 +206,7 @@ def shapes(p: Chain, facts: GpuFacts) -> list[Shape]:
     return [*ranked[:1], *ways, *ranked[1:], *_early(p, ranked)]
 
 
-def _early(p: Chain, ranked: list[Shape]) -> list[Shape]:
+def _early(p: Chain, ranked: list[MlpConfig]) -> list[MlpConfig]:
     """Sums that begin with the bias, where special functions stand between wide products; it is measured.
 
     On an NVIDIA H200: 2 to 9 % at 192 and 256 columns; ReLU's kernels have no registers for that.
@@ -224,7 +224,7 @@ def _stays(p: Chain, facts: GpuFacts) -> bool:
     return p.plain_input and moved > 0.8 * facts.l2_bytes and p.stored_bytes <= 0.75 * facts.l2_bytes
 
 
-def _waits(p: Chain, shape: Shape, facts: GpuFacts) -> bool:
+def _waits(p: Chain, shape: MlpConfig, facts: GpuFacts) -> bool:
     """Whether memory takes longer than products, for a shape of which one more tile can be on its way.
 
     On an NVIDIA H200: 7 to 14 % then, where products begin with the first columns; nothing where data stay near.
@@ -237,45 +237,45 @@ def _waits(p: Chain, shape: Shape, facts: GpuFacts) -> bool:
     return one and moved > product and size > 2 * facts.l2_bytes and pingpong > 3 and prefetched(p, shape)
 
 
-def _unlike(ranked: list[Shape]) -> list[Shape]:
+def _unlike(ranked: list[MlpConfig]) -> list[MlpConfig]:
     """Those that differ from the best first."""
     other = [s for s in ranked[1:] if _at_once(s) != _at_once(ranked[0])]
     return [*ranked[:1], *other, *(s for s in ranked[1:] if s not in other)]
 
 
-def _most_resident(shape: Shape) -> int:
+def _most_resident(shape: MlpConfig) -> int:
     """Blocks of a multiprocessor; beyond four warpgroups, those that multiply and compute at once gain nothing."""
     return max(1, 4 // shape.owners) if shape.flow else 32
 
 
-def _at_once(shape: Shape) -> tuple[int, int]:
+def _at_once(shape: MlpConfig) -> tuple[int, int]:
     """What shapes differ in that are worth measuring both."""
     return shape.tiles, shape.owners * shape.min_ctas
 
 
-def _candidates(p: Chain, facts: GpuFacts) -> list[tuple[Shape, Image]]:
+def _candidates(p: Chain, facts: GpuFacts) -> list[tuple[MlpConfig, Image]]:
     found = []
     fragments = Image.of(p, group=False)
     for warps in (4, 8, 12, 16):
-        found += [(Shape(False, tiles, warps, 0, 0, 1, 1), fragments) for tiles in (1, 2)]
+        found += [(MlpConfig(False, tiles, warps, 0, 0, 1, 1), fragments) for tiles in (1, 2)]
     if facts.capability != 90:
         return found
     panels = Image.of(p, group=True)
     for owners in (1, 2, 3, 4, 6, 8):
         if panels.bytes <= facts.shared_per_block:
-            shape = Shape(True, 1, 4 * owners, 0, 0, 1, 1)
+            shape = MlpConfig(True, 1, 4 * owners, 0, 0, 1, 1)
         else:
             room = facts.shared_per_block - (panels.bytes - panels.weight_bytes) - 256
             stages = min(8, room // slot_bytes(panels))
             fixed = sum(x <= room - _STAGES * slot_bytes(panels) for x in panels.layers[1:])
             if stages < _STAGES:
                 continue
-            shape = Shape(True, 1, 4 * owners, _STAGES if fixed else stages, fixed, 1, 1)
+            shape = MlpConfig(True, 1, 4 * owners, _STAGES if fixed else stages, fixed, 1, 1)
         found += [(s, panels) for s in _overlaps(p, shape)]
     return found
 
 
-def _overlaps(p: Chain, shape: Shape) -> list[Shape]:
+def _overlaps(p: Chain, shape: MlpConfig) -> list[MlpConfig]:
     """The ways in which products and what is between them overlap.
 
     Measured on an NVIDIA H200: ping-pong pays where weights are streamed, and beginning with the first columns where
@@ -296,7 +296,7 @@ def _widest(p: Chain) -> int:
     return max(padded(x.n) for x in p.layers)
 
 
-def resident(image: Image, shape: Shape, facts: GpuFacts) -> int:
+def resident(image: Image, shape: MlpConfig, facts: GpuFacts) -> int:
     """Blocks of one multiprocessor."""
     own = -(-registers(image.p, shape) // 8) * 8 * shape.threads
     by_shared = facts.shared_per_sm // (shared_bytes(image, shape) + facts.shared_reserved)
@@ -311,14 +311,14 @@ def _special(p: Chain, steps: list[Prim]) -> float:
     return sum(_SPECIAL.get(x, 1.0) for x in found)
 
 
-def _apart(p: Chain, shape: Shape) -> float:
+def _apart(p: Chain, shape: MlpConfig) -> float:
     """Share of the shorter of products and what is between them that does not overlap with the longer."""
     if shape.flow:
         return 0.15 if _widest(p) <= PANEL else 0.55
     return 0.3 if shape.pingpong else 0.5 if shape.group else 0.25
 
 
-def cycles(image: Image, shape: Shape, facts: GpuFacts) -> float:
+def cycles(image: Image, shape: MlpConfig, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel."""
     p = image.p
     units = -(-p.rows // shape.rows)

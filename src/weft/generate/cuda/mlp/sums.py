@@ -15,7 +15,7 @@ from pathlib import Path
 from weft.generate.cuda.mlp.image import Image
 from weft.generate.cuda.mlp.match import Chain, last_use
 from weft.generate.cuda.mlp.runs import runs
-from weft.generate.cuda.mlp.shapes import Shape
+from weft.generate.cuda.mlp.shapes import MlpConfig
 from weft.generate.cuda.mlp.text import Kernel, halved
 from weft.generate.expr.ctype import literal
 from weft.ir.types import DType
@@ -32,12 +32,12 @@ def sums_header() -> str:
     return f"#define W_STRETCHED {literal(ADDED, DType.F32)}\n{text}"
 
 
-def prepared(p: Chain, s: Shape, image: Image) -> Image:
+def prepared(p: Chain, s: MlpConfig, image: Image) -> Image:
     """The image with all that saves operations of a sum."""
     return stretched(p, s, halved(p, s, image))
 
 
-def stretched(p: Chain, s: Shape, image: Image) -> Image:
+def stretched(p: Chain, s: MlpConfig, image: Image) -> Image:
     """Results of GELU that only the next layer reads, with GELU too."""
     kernel = Kernel(p, s, image)
     factors = {part: kernel.gelu_factor(part) for part in image.halved}

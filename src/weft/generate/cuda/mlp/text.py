@@ -20,7 +20,7 @@ from weft.generate.cuda.mlp.image import PANEL, Image, layer_bytes
 from weft.generate.cuda.mlp.image import column as column_of
 from weft.generate.cuda.mlp.match import Chain, End, Layer, last_use, padded
 from weft.generate.cuda.mlp.runs import Run, runs
-from weft.generate.cuda.mlp.shapes import Shape, fixed_bytes, last_asks, panels_ahead, prefetched, slot_bytes
+from weft.generate.cuda.mlp.shapes import MlpConfig, fixed_bytes, last_asks, panels_ahead, prefetched, slot_bytes
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
 from weft.ir import attrs as a
@@ -69,7 +69,7 @@ class Kernel:
     """One kernel; `lines` is the body of its entry."""
 
     p: Chain
-    s: Shape
+    s: MlpConfig
     image: Image
 
     def lines(self) -> list[str]:
@@ -908,7 +908,7 @@ def _least(start: str, step: int, first: int, last: int) -> str:
     )
 
 
-def halved(p: Chain, s: Shape, image: Image) -> Image:
+def halved(p: Chain, s: MlpConfig, image: Image) -> Image:
     """The image with halves where that saves a multiplication of each sum; exact: bf16 has the range of f32."""
     every = frozenset(range(1, len(p.layers) + 1))
     trial = Kernel(p, s, replace(image, halved=every))

@@ -16,7 +16,7 @@ from weft.generate.cuda.mlp import beside as mlp_beside
 from weft.generate.cuda.mlp import image as mlp_image
 from weft.generate.cuda.mlp.image import PANEL, Image, pieces
 from weft.generate.cuda.mlp.match import Chain, chain
-from weft.generate.cuda.mlp.shapes import Shape as Inner
+from weft.generate.cuda.mlp.shapes import MlpConfig
 from weft.generate.cuda.mlp.text import instruction, mlp_header
 from weft.generate.cuda.mlp.wide_text import Room, WideKernel, passes
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
@@ -41,7 +41,7 @@ _WARP_RATE = 0.62
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class MlpWideConfig(Parameters):
     """Parameters of the template."""
 
     group: bool
@@ -72,7 +72,7 @@ class Shape(Parameters):
 
 def schedules(p: Chain, facts: GpuFacts) -> Sequence[Schedule] | Declined:
     """A few shapes, the most promising first."""
-    found: list[tuple[float, int, Shape]] = []
+    found: list[tuple[float, int, MlpWideConfig]] = []
     for shape in _candidates(facts):
         kernel = _kernel(p, shape)
         most = min(_MOST_HELD, facts.registers_per_sm // (32 * shape.warps))
@@ -83,35 +83,35 @@ def schedules(p: Chain, facts: GpuFacts) -> Sequence[Schedule] | Declined:
         if shape.stages >= _FEWEST:
             found.append((_cycles(p, shape, facts), len(found), shape))
     found.sort()
-    kept: list[Shape] = []
+    kept: list[MlpWideConfig] = []
     for _, _, shape in found:
         if len(kept) < _MOST and all((x.warps, x.columns) != (shape.warps, shape.columns) for x in kept):
             kept.append(shape)
     return [s.schedule() for s in kept] or Declined("values of a chain do not fit into shared memory and registers")
 
 
-def _candidates(facts: GpuFacts) -> list[Shape]:
+def _candidates(facts: GpuFacts) -> list[MlpWideConfig]:
     group = facts.capability == 90
-    return [Shape(group, w, 3, c, facts.sms) for w in (4, 8, 12) for c in ((128, 64) if group else (64, 128))]
+    return [MlpWideConfig(group, w, 3, c, facts.sms) for w in (4, 8, 12) for c in ((128, 64) if group else (64, 128))]
 
 
-def _in_panels(p: Chain, shape: Shape) -> bool:
+def _in_panels(p: Chain, shape: MlpWideConfig) -> bool:
     """Whether x comes in panels: it does not fit into registers, or would not while it is converted."""
     if not p.plain_input and p.layers[0].depth > _CONVERTED and passes(p):
         return True
     return p.layers[0].depth // 4 + shape.columns // 2 + _OWN[shape.group] > _MOST_HELD
 
 
-def _kernel(p: Chain, shape: Shape) -> WideKernel | Declined:
+def _kernel(p: Chain, shape: MlpWideConfig) -> WideKernel | Declined:
     in_panels = _in_panels(p, shape)
     if in_panels and (not passes(p) or len(p.layers[0].left) > 1):
         return Declined(f"{p.layers[0].k} columns of input that several layers read")
     image = Image.of(p, group=shape.group, columns=shape.columns)
-    inner = Inner(shape.group, 1, shape.warps, shape.stages, 0, 1, shape.persistent_ctas)
+    inner = MlpConfig(shape.group, 1, shape.warps, shape.stages, 0, 1, shape.persistent_ctas)
     return WideKernel(p, inner, image, Room.of(p, shape.columns), shape.columns, in_panels)
 
 
-def registers(p: Chain, shape: Shape, kernel: WideKernel) -> int:
+def registers(p: Chain, shape: MlpWideConfig, kernel: WideKernel) -> int:
     """Rough number of registers of a thread."""
     found = 0
     for at, layer in enumerate(p.layers):
@@ -123,7 +123,7 @@ def registers(p: Chain, shape: Shape, kernel: WideKernel) -> int:
     return found + _OWN[shape.group] + (16 if kernel.panels_of_x else 0) + (_EXACT if exact else 0)
 
 
-def _cycles(p: Chain, shape: Shape, facts: GpuFacts) -> float:
+def _cycles(p: Chain, shape: MlpWideConfig, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel."""
     pingpong = -(-p.rows // (shape.rows * facts.sms))
     matrix = bytes_ = special = 0.0
@@ -143,7 +143,7 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
     p = chain(problem)
     if isinstance(p, Declined):
         return p
-    s = Shape.of(schedule)
+    s = MlpWideConfig.of(schedule)
     kernel = _kernel(p, s)
     if isinstance(kernel, Declined):
         return kernel

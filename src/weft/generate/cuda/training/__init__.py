@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from weft.generate.cuda.training.activation import KINDS, Activation
-from weft.generate.cuda.training.chain import Shape
+from weft.generate.cuda.training.chain import ChainConfig
 from weft.generate.cuda.training.formula import IDENTITY, Formula, formula
 from weft.generate.cuda.training.gradient import Gradient, gradient, shapes
 from weft.generate.cuda.training.network import Added, Network, Place, forward_problem
 from weft.generate.cuda.training.step import Step, gradient_problem, step
 
 __all__ = [
-    "IDENTITY", "KINDS", "Activation", "Added", "Formula", "Gradient", "Network", "Place", "Shape", "Step", "formula",
-    "forward_problem", "gradient", "gradient_problem", "shapes", "step",
+    "IDENTITY",
+    "KINDS",
+    "Activation",
+    "Added",
+    "ChainConfig",
+    "Formula",
+    "Gradient",
+    "Network",
+    "Place",
+    "Step",
+    "formula",
+    "forward_problem",
+    "gradient",
+    "gradient_problem",
+    "shapes",
+    "step",
 ]  # fmt: skip

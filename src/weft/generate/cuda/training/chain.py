@@ -23,7 +23,7 @@ PANEL = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ChainConfig:
     """How `chain` is run."""
 
     tiles: int
@@ -273,7 +273,7 @@ class Chain:
     net: Network
     plan: Plan
     acts: dict[Activation, str]
-    shape: Shape
+    shape: ChainConfig
     inputs: bool
     """Whether the gradient of x is wanted."""
     parameters: bool

@@ -23,7 +23,7 @@ from weft.generate.cuda.intrinsics.prelude import prelude, storage
 from weft.generate.cuda.mlp.text import mlp_header
 from weft.generate.cuda.role.role import DeviceRole
 from weft.generate.cuda.training.activation import Activation
-from weft.generate.cuda.training.chain import Chain, Item, Plan, Shape, items_inside, pack, panel_bytes, table_of
+from weft.generate.cuda.training.chain import Chain, ChainConfig, Item, Plan, items_inside, pack, panel_bytes, table_of
 from weft.generate.cuda.training.entry import Entry, kernels, read, written
 from weft.generate.cuda.training.network import Network
 from weft.generate.cuda.training.skips import DEEPEST, SkipChain
@@ -41,7 +41,7 @@ _MORE = 40
 """Registers for a tile of a network with skips that are not counted otherwise."""
 _SLOTS = 4
 """Panels of weights in shared memory where they are streamed."""
-_INSIDE = tuple(Shape(tiles, warps, 1, 0, inside=True) for tiles, warps in ((1, 16), (2, 8), (1, 12), (1, 8)))
+_INSIDE = tuple(ChainConfig(tiles, warps, 1, 0, inside=True) for tiles, warps in ((1, 16), (2, 8), (1, 12), (1, 8)))
 _ONES = {DType.F16: "0x3c003c00u", DType.BF16: "0x3f803f80u"}
 
 
@@ -100,7 +100,7 @@ def skips_header() -> str:
 
 
 def _chain(
-    net: Network, plan: Plan, acts: dict[Activation, str], shape: Shape, *, inputs: bool, parameters: bool
+    net: Network, plan: Plan, acts: dict[Activation, str], shape: ChainConfig, *, inputs: bool, parameters: bool
 ) -> Chain:
     kind = Chain if net.plain else SkipChain
     return kind(net, plan, acts, shape, inputs=inputs, parameters=parameters)
@@ -134,7 +134,7 @@ def _place_of(net: Network, table: str) -> str:
 def gradient(
     net: Network,
     facts: GpuFacts,
-    shape: Shape | None = None,
+    shape: ChainConfig | None = None,
     *,
     inputs: bool = True,
     parameters: bool = True,
@@ -191,7 +191,7 @@ def gradient(
     )
 
 
-def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Shape]:
+def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[ChainConfig]:
     """Ways to run `chain` that are worth measuring, the most promising first; none where nothing fits."""
     plan = Plan.of(net, parameters=parameters)
     widest = max(net.width(i) for i in range(1 - max(1, len(net.parts)), net.depth + 1))
@@ -208,10 +208,10 @@ def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Sh
             room = facts.registers_per_sm // (32 * warps * resident)
             fits = resident * (plan.image_bytes + facts.shared_reserved) <= facts.shared_per_sm
             if fits and plan.image_bytes <= facts.shared_per_block and min(registers, 255) <= room:
-                found.append(Shape(tiles, warps, resident, 0))
+                found.append(ChainConfig(tiles, warps, resident, 0))
                 break
     if found and found[0].warps < 12 and 48 + widest // 2 + widest // 4 + more <= facts.registers_per_sm // (32 * 12):
-        found.append(Shape(1, 12, 1, 0, early=False))
+        found.append(ChainConfig(1, 12, 1, 0, early=False))
     inside = [x for x in _INSIDE if parameters and _fits_inside(net, plan, x, facts)]
     if found:
         return [*found, *inside[:2]]
@@ -221,11 +221,11 @@ def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Sh
         slots = min(_SLOTS, (facts.shared_per_block - plan.vector_bytes) // _panel_bytes(net))
         few = widest * tiles <= _WIDEST_TILES or tiles == 1
         if slots >= 2 and few and registers <= min(255, facts.registers_per_sm // (32 * warps)):
-            found.append(Shape(tiles, warps, 1, slots))
+            found.append(ChainConfig(tiles, warps, 1, slots))
     return found[:2]
 
 
-def _fits_inside(net: Network, plan: Plan, shape: Shape, facts: GpuFacts) -> bool:
+def _fits_inside(net: Network, plan: Plan, shape: ChainConfig, facts: GpuFacts) -> bool:
     """Whether values of a block's rows fit beside the weights, and its sums into registers."""
     chain = _chain(net, plan, {}, shape, inputs=True, parameters=True)
     widest = max(net.width(i) for i in range(1 - max(1, len(net.parts)), net.depth + 1))

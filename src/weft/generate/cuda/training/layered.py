@@ -32,7 +32,7 @@ import numpy as np
 from weft.generate.cuda.gemm.common.product import product
 from weft.generate.cuda.gemm.tma import kernel as tma
 from weft.generate.cuda.gemm.tma.end import sum_rows
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.intrinsics.prelude import prelude, storage
 from weft.generate.cuda.mlp.text import mlp_header
 from weft.generate.cuda.role.role import DeviceRole, Parameter
@@ -333,7 +333,7 @@ def with_sums(p: Product, schedule: Schedule) -> tuple[CudaSource, int] | Declin
     entry = entry_name(p.problem.key, schedule, "sums")
     matched = replace(matched, column_sums=True)
     source = tma.emit(matched, schedule, entry)
-    return source if isinstance(source, Declined) else (source, sum_rows(matched, Shape.of(schedule)))
+    return source if isinstance(source, Declined) else (source, sum_rows(matched, TmaConfig.of(schedule)))
 
 
 def summed(net: Network, p: Product, source: CudaSource, rows: int) -> tuple[Problem, CudaSource]:

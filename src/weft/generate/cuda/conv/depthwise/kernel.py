@@ -53,7 +53,7 @@ _HELD = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class DepthwiseConfig(Parameters):
     """Parameters of the template; counts."""
 
     th: int
@@ -92,7 +92,7 @@ def normal(p: Product) -> Product | Declined:
     return replace(p, c=turned)
 
 
-def shapes(p: Product, facts: GpuFacts, keep: int = 6) -> list[tuple[float, Shape]]:
+def shapes(p: Product, facts: GpuFacts, keep: int = 6) -> list[tuple[float, DepthwiseConfig]]:
     """(modelled cycles, shape), best first; `p` comes from `normal`."""
     ranked = [(cycles(p, s, facts), s) for s in _candidates(p)]
     ranked.sort(key=lambda x: (x[0], x[1].th * x[1].tw, x[1].threads))
@@ -110,7 +110,7 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 6) -> list[tuple[float, Shap
     return [(modelled, s) for _, modelled, s in keyed[:keep]]
 
 
-def _candidates(p: Product) -> Iterable[Shape]:
+def _candidates(p: Product) -> Iterable[DepthwiseConfig]:
     c = p.c
     last = c.a_walk.channel == 1
     widest = epilogue.plan(p).width if last else 1
@@ -123,10 +123,10 @@ def _candidates(p: Product) -> Iterable[Shape]:
                 work = th * tw * math.prod(c.kernel) * width
                 if th > c.dims[1] or tw > c.dims[2] or (work > _MOST_TEXT and th * tw > 1) or th * tw * width > 32:
                     continue
-                yield from (Shape(th, tw, width, threads) for threads in (64, 128, 256))
+                yield from (DepthwiseConfig(th, tw, width, threads) for threads in (64, 128, 256))
 
 
-def _field(p: Product, s: Shape) -> tuple[int, int]:
+def _field(p: Product, s: DepthwiseConfig) -> tuple[int, int]:
     c = p.c
     return (
         (s.th - 1) * c.strides[0] + (c.kernel[0] - 1) * c.dilations[0] + 1,
@@ -134,12 +134,12 @@ def _field(p: Product, s: Shape) -> tuple[int, int]:
     )
 
 
-def _near(p: Product, s: Shape) -> bool:
+def _near(p: Product, s: DepthwiseConfig) -> bool:
     """True when a thread keeps its weights, read before the wait for predecessors."""
     return math.prod(p.c.kernel) * max(1, s.width * p.dtype.itemsize // 4) <= _HELD
 
 
-def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
+def cycles(p: Product, s: DepthwiseConfig, facts: GpuFacts) -> float:
     """Modelled cycles in a chain of kernels: the largest of five costs, and what it does not hide of the others."""
     c = p.c
     pixels, taps = math.prod(c.dims), math.prod(c.kernel)
@@ -167,7 +167,7 @@ def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
     return gap_us(facts) * facts.clock_ghz * 1e3 + (1 - shown) * max(shares) + shown * sum(shares)
 
 
-def _results(p: Product, s: Shape) -> tuple[float, float]:
+def _results(p: Product, s: DepthwiseConfig) -> tuple[float, float]:
     """Cycles of a thread, and issue slots, for what follows the sum of one result."""
     prims = [step.prim for step in p.c.body if step.source is None and step.prim is not Prim.CAST]
     special = sum(x in TRANSCENDENTAL for x in prims)
@@ -179,13 +179,13 @@ def _results(p: Product, s: Shape) -> tuple[float, float]:
 
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`; `p` comes from `normal`."""
+    """The kernel `entry` of one schedule made by `DepthwiseConfig.schedule`; `p` comes from `normal`."""
     return solo(roles(p, schedule), entry)
 
 
 def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
-    """The roles of one schedule made by `Shape.schedule`; `p` comes from `normal`."""
-    s = Shape.of(schedule)
+    """The roles of one schedule made by `DepthwiseConfig.schedule`; `p` comes from `normal`."""
+    s = DepthwiseConfig.of(schedule)
     c = p.c
     args = epilogue.arguments(p, True, False, False)
     kind = storage(p.dtype)
@@ -245,7 +245,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     return packed_by(source, [packing])
 
 
-def _sums(p: Product, s: Shape, high: int, broad: int, row_step: int, col_step: int, near: bool) -> list[str]:
+def _sums(p: Product, s: DepthwiseConfig, high: int, broad: int, row_step: int, col_step: int, near: bool) -> list[str]:
     """The unrolled sum: every vector of the field once, into all pixels that see it.
 
     Vectors of several rows are asked for before the first of them is used: none waits for another.
@@ -285,7 +285,7 @@ def _sums(p: Product, s: Shape, high: int, broad: int, row_step: int, col_step: 
     return lines
 
 
-def _inside(p: Product, s: Shape, axis: int, at: int) -> str:
+def _inside(p: Product, s: DepthwiseConfig, axis: int, at: int) -> str:
     """Condition: row or column `at` of the field is one of the image."""
     c = p.c
     start = "yx"[axis] + "0"
@@ -297,12 +297,12 @@ def _inside(p: Product, s: Shape, axis: int, at: int) -> str:
     return f"{start} + {at} < {size}"
 
 
-def _kind(p: Product, s: Shape) -> str:
+def _kind(p: Product, s: DepthwiseConfig) -> str:
     """C type of a vector of memory."""
     return {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}[s.width * p.dtype.itemsize]
 
 
-def _unpacked(p: Product, name: str, to: str, s: Shape) -> list[str]:
+def _unpacked(p: Product, name: str, to: str, s: DepthwiseConfig) -> list[str]:
     """Statements: a vector of memory as floats into the array `to`."""
     kind = _kind(p, s)
     words = [f"{name}.{f}" for f in "xyzw"[: {"uint4": 4, "uint2": 2}[kind]]] if kind in ("uint4", "uint2") else [name]
@@ -317,7 +317,7 @@ def _unpacked(p: Product, name: str, to: str, s: Shape) -> list[str]:
     ]
 
 
-def _multiply(p: Product, s: Shape, pixel: int, tap: int, near: bool) -> list[str]:
+def _multiply(p: Product, s: DepthwiseConfig, pixel: int, tap: int, near: bool) -> list[str]:
     """Statements: `v` times the weights of a tap, added to a pixel's sums."""
     kind = _kind(p, s)
     read = [] if near else [f"{kind} k{tap}; w_read_if(k{tap}, w + {tap * s.width}, live);"]
@@ -331,7 +331,7 @@ def _multiply(p: Product, s: Shape, pixel: int, tap: int, near: bool) -> list[st
     ]
 
 
-def _outputs(p: Product, s: Shape, args: epilogue.Arguments) -> list[str]:
+def _outputs(p: Product, s: DepthwiseConfig, args: epilogue.Arguments) -> list[str]:
     """Every pixel of the tile through the epilogue."""
     c = p.c
     rows, cols = c.dims[1], c.dims[2]

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import gap_us
-from weft.generate.cuda.conv.halo.kernel import FEW, Geometry, Shape, Window, refuse, window, work
+from weft.generate.cuda.conv.halo.kernel import FEW, Geometry, HaloConfig, Window, refuse, window, work
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
 from weft.ir.declined import Declined
@@ -74,7 +74,7 @@ def end_of(p: Product) -> End:
     return End(operands, plain, special, clipped, others + 3 * divided, epilogue.plan(p).by_row)
 
 
-def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
+def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, HaloConfig]]:
     """(modelled cycles, shape), best first; none for products that the template does not take."""
     w = window(p)
     if isinstance(w, Declined) or (w.kernel[0] <= w.strides[0] and w.kernel[1] <= w.strides[1]):
@@ -83,7 +83,7 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shap
     return list(_ranked(w, cluster, end_of(p), facts, keep))
 
 
-def modelled(p: Product, s: Shape, facts: GpuFacts) -> float | None:
+def modelled(p: Product, s: HaloConfig, facts: GpuFacts) -> float | None:
     """Cycles of one shape; None for products that the template does not take."""
     w = window(p)
     if isinstance(w, Declined):
@@ -92,7 +92,7 @@ def modelled(p: Product, s: Shape, facts: GpuFacts) -> float | None:
 
 
 @lru_cache(maxsize=1024)
-def _ranked(w: Window, cluster: bool, end: End, facts: GpuFacts, keep: int) -> tuple[tuple[float, Shape], ...]:
+def _ranked(w: Window, cluster: bool, end: End, facts: GpuFacts, keep: int) -> tuple[tuple[float, HaloConfig], ...]:
     ranked = [(cycles(Geometry(w, s), facts, end), s) for s in _candidates(w, cluster, facts)]
     ranked = sorted((x for x in ranked if x[0] < math.inf), key=lambda x: (x[0], x[1].wk, x[1].stages))
     seen: dict[tuple[int, ...], int] = {}
@@ -118,7 +118,7 @@ def _tiles(w: Window, wide: bool) -> Sequence[tuple[int, int]]:
     best: dict[int, tuple[float, tuple[int, int]]] = {}
     for th in sides(w.rows, 32):
         for tw in sides(w.cols, 64, min(w.cols, 4)):
-            g = Geometry(w, Shape(th, tw, 16, 16, 16, 16, 1, 1, 1, False, wide))
+            g = Geometry(w, HaloConfig(th, tw, 16, 16, 16, 16, 1, 1, 1, False, wide))
             if not 16 <= g.bm <= 512 or (g.bm > 256 and not wide) or th * g.across < 0.7 * g.bm:
                 continue
             high, broad = g.field
@@ -147,7 +147,7 @@ def _depths(w: Window) -> list[int]:
     return sorted(x for x in found if x <= 128 and (x >= 32 or sixteens < 3 or math.prod(w.kernel) > 16))
 
 
-def _candidates(w: Window, cluster: bool, facts: GpuFacts) -> Iterable[Shape]:
+def _candidates(w: Window, cluster: bool, facts: GpuFacts) -> Iterable[HaloConfig]:
     wide = w.oc * w.kernel[1] <= 64 and w.oc <= 8 and w.strides[1] == 1 and w.groups == 1 and w.ic > FEW
     for is_wide in (False, True) if wide else (False,):
         columns = w.oc * (w.kernel[1] if is_wide else 1)
@@ -156,11 +156,11 @@ def _candidates(w: Window, cluster: bool, facts: GpuFacts) -> Iterable[Shape]:
             for bn in widths:
                 for bc in _depths(w):
                     yield from _blocks(
-                        Geometry(w, Shape(th, tw, bn, bc, 16, 16, 1, 1, 1, False, is_wide)), cluster, facts
+                        Geometry(w, HaloConfig(th, tw, bn, bc, 16, 16, 1, 1, 1, False, is_wide)), cluster, facts
                     )
 
 
-def _blocks(base: Geometry, cluster: bool, facts: GpuFacts) -> Iterable[Shape]:
+def _blocks(base: Geometry, cluster: bool, facts: GpuFacts) -> Iterable[HaloConfig]:
     """Splits of the sum and warps of one tile."""
     s, w = base.s, base.w
     for split in (1, 2, 4, 8):
@@ -178,7 +178,7 @@ def _blocks(base: Geometry, cluster: bool, facts: GpuFacts) -> Iterable[Shape]:
                     continue
                 for wk in (1, 2, 4):
                     g = Geometry(
-                        w, Shape(s.th, s.tw, s.bn, s.bc, wm, wn, wk, stages, split, split > 1 and cluster, s.wide)
+                        w, HaloConfig(s.th, s.tw, s.bn, s.bc, wm, wn, wk, stages, split, split > 1 and cluster, s.wide)
                     )
                     most = 256 if wk > 1 else 384 if wm * wn > 1024 else 512  # more would spill
                     if 64 <= g.threads <= most and refuse(g) is None:

@@ -37,7 +37,7 @@ _KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class HaloConfig(Parameters):
     """Parameters of the template; counts."""
 
     th: int
@@ -104,7 +104,7 @@ class Geometry:
     """Sizes that follow from a window and a shape."""
 
     w: Window
-    s: Shape
+    s: HaloConfig
 
     @property
     def few(self) -> bool:
@@ -223,16 +223,16 @@ def refuse(g: Geometry) -> Declined | None:
 
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    """The kernel `entry` of one schedule made by `HaloConfig.schedule`."""
     return solo(roles(p, schedule), entry)
 
 
 def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
-    """The roles of one schedule made by `Shape.schedule`."""
+    """The roles of one schedule made by `HaloConfig.schedule`."""
     w = window(p)
     if isinstance(w, Declined):
         return w
-    s = Shape.of(schedule)
+    s = HaloConfig.of(schedule)
     g = Geometry(w, s)
     end = epilogue.plan(p)
     refused = refuse(g)
@@ -245,7 +245,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     nt, (tall, broad) = -(-g.columns // s.bn), g.tiles
     tiles = w.images * tall * broad * nt
     places, before, _ = tables(p, g.threads) if p.c.pack is not None and p.borders is None else ("", "", 0)
-    core = mma.Shape(g.bm, s.bn, 16, s.wm, s.wn, s.wk, s.stages, s.split, s.cluster)
+    core = mma.MmaConfig(g.bm, s.bn, 16, s.wm, s.wn, s.wk, s.stages, s.split, s.cluster)
     taps, taps_text = tap_table(g)
     lines = [
         *opening(g),

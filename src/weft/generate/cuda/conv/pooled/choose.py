@@ -10,7 +10,7 @@ from weft.device.cuda.model import gap_us, memory_us
 from weft.generate.cuda.conv.halo import choose as halo_choose
 from weft.generate.cuda.conv.halo import kernel as halo
 from weft.generate.cuda.conv.halo.kernel import FEW
-from weft.generate.cuda.conv.pooled.kernel import Geometry, Shape
+from weft.generate.cuda.conv.pooled.kernel import Geometry, PooledConfig
 from weft.generate.cuda.conv.pooled.match import Pooled
 from weft.generate.cuda.gemm.common import epilogue
 from weft.ir.declined import Declined
@@ -24,7 +24,7 @@ PLACE, PASS = 2.2, 260.0
 """Issue slots of a place of a window for a result, and cycles until windows begin: guesses, not fitted."""
 
 
-def shapes(p: Pooled, facts: GpuFacts, keep: int = 6) -> list[tuple[float, Shape]] | Declined:
+def shapes(p: Pooled, facts: GpuFacts, keep: int = 6) -> list[tuple[float, PooledConfig]] | Declined:
     """(modelled cycles, shape), best first; declined where every tile computes too much that a neighbour computes."""
     if facts.capability < 80:
         return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
@@ -49,7 +49,7 @@ def shapes(p: Pooled, facts: GpuFacts, keep: int = 6) -> list[tuple[float, Shape
     return [(modelled, s) for _, modelled, s in keyed[:keep]]
 
 
-def cycles(p: Pooled, s: Shape, facts: GpuFacts, end: halo_choose.End | None = None) -> float:
+def cycles(p: Pooled, s: PooledConfig, facts: GpuFacts, end: halo_choose.End | None = None) -> float:
     """Modelled cycles in a chain of kernels: the convolution's tiles, and the windows behind them."""
     g = Geometry.of(p, s)
     found = halo_choose.cycles(g, facts, end or halo_choose.end_of(p.first))
@@ -67,7 +67,7 @@ def apart(p: Pooled, convolution: float, facts: GpuFacts) -> float:
 
 
 def _geometry(p: Pooled, ph: int, pw: int) -> Geometry:
-    return Geometry.of(p, Shape(ph, pw, 16, FEW if p.window.ic <= FEW else 16, 16, 16, 1, 1, 1, True))
+    return Geometry.of(p, PooledConfig(ph, pw, 16, FEW if p.window.ic <= FEW else 16, 16, 16, 1, 1, 1, True))
 
 
 def _rectangles(p: Pooled) -> list[tuple[int, int]]:
@@ -109,16 +109,16 @@ def _depths(w: halo.Window) -> list[int]:
     return sorted(x for x in found if x <= 128 and (x >= 32 or sixteens < 3 or math.prod(w.kernel) > 16))
 
 
-def _candidates(p: Pooled, tiles: list[tuple[int, int]], facts: GpuFacts) -> Iterable[Shape]:
+def _candidates(p: Pooled, tiles: list[tuple[int, int]], facts: GpuFacts) -> Iterable[PooledConfig]:
     together = epilogue.plan(p.second).width % 4 == 0 and facts.capability >= 90
     for ph, pw in tiles:
         for bn in _widths(p.first.n):
             for bc in _depths(p.window):
                 for split in (1, 2, 4, 8) if together else (1,):
-                    yield from _blocks(p, Shape(ph, pw, bn, bc, 16, 16, 1, 1, split, False), facts)
+                    yield from _blocks(p, PooledConfig(ph, pw, bn, bc, 16, 16, 1, 1, split, False), facts)
 
 
-def _blocks(p: Pooled, s: Shape, facts: GpuFacts) -> Iterable[Shape]:
+def _blocks(p: Pooled, s: PooledConfig, facts: GpuFacts) -> Iterable[PooledConfig]:
     """Stages and warps of one tile."""
     base, w = Geometry.of(p, s), p.window
     if s.split > base.blocks or (s.split > 1 and halo.work(base)[0] > 600):
@@ -134,7 +134,7 @@ def _blocks(p: Pooled, s: Shape, facts: GpuFacts) -> Iterable[Shape]:
                 continue
             for wk in (1, 2, 4):
                 for early in (True, False) if wk == s.split == 1 else (False,):
-                    shape = Shape(s.ph, s.pw, s.bn, s.bc, wm, wn, wk, stages, s.split, early)
+                    shape = PooledConfig(s.ph, s.pw, s.bn, s.bc, wm, wn, wk, stages, s.split, early)
                     g = Geometry.of(p, shape)
                     most = 256 if wk > 1 else 384 if early or wm * wn > 1024 else 512  # more would spill
                     fits = 0.7 * g.bm <= g.s.th * g.s.tw or g.bm <= 16

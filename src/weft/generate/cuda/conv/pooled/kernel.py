@@ -35,7 +35,7 @@ _UNROLLED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class PooledConfig(Parameters):
     """Parameters of the template; counts."""
 
     ph: int
@@ -43,7 +43,7 @@ class Shape(Parameters):
     pw: int
     bn: int
     bc: int
-    """Channels of a block of the sum; see `halo.Shape`."""
+    """Channels of a block of the sum; see `halo.HaloConfig`."""
     wm: int
     wn: int
     wk: int
@@ -64,14 +64,14 @@ class Geometry(halo.Geometry):
     """Sizes of a block: those of the convolution's tile that its windows see."""
 
     pool: Pool
-    shape: Shape
+    shape: PooledConfig
     item: int
     """Bytes of a result between convolution and window."""
 
     @staticmethod
-    def of(p: Pooled, s: Shape) -> Geometry:
+    def of(p: Pooled, s: PooledConfig) -> Geometry:
         """The sizes of a shape."""
-        tile = halo.Shape(
+        tile = halo.HaloConfig(
             p.pool.reach(s.ph, 0), p.pool.reach(s.pw, 1), s.bn, s.bc, s.wm, s.wn, s.wk, s.stages, s.split,
             s.split > 1, False,
         )  # fmt: skip
@@ -106,13 +106,13 @@ class Geometry(halo.Geometry):
 
 
 def emit(p: Pooled, schedule: Schedule, entry: str) -> CudaSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    """The kernel `entry` of one schedule made by `PooledConfig.schedule`."""
     return solo(roles(p, schedule), entry)
 
 
 def roles(p: Pooled, schedule: Schedule) -> RoleSource | Declined:
-    """The roles of one schedule made by `Shape.schedule`."""
-    s = Shape.of(schedule)
+    """The roles of one schedule made by `PooledConfig.schedule`."""
+    s = PooledConfig.of(schedule)
     g = Geometry.of(p, s)
     one, two = p.first, p.second
     end = epilogue.plan(two)
@@ -233,7 +233,7 @@ def _keep_sums(g: Geometry) -> list[str]:
     """Statements: all sums into shared memory."""
     s = g.s
     lines = ["float* const sums = (float*)sm;"]
-    lines.append(mma.to_shared(mma.Shape(g.bm, s.bn, 16, s.wm, s.wn, s.wk, s.stages, s.split, s.cluster)))
+    lines.append(mma.to_shared(mma.MmaConfig(g.bm, s.bn, 16, s.wm, s.wn, s.wk, s.stages, s.split, s.cluster)))
     if s.cluster:
         return [*lines, *mma.fold_warps(_sums(g), s.bn + mma.PAD), "w_cluster_sync();"]
     return [*lines, "role.sync();"]

@@ -33,7 +33,7 @@ _LAUNCH = 1500.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class SeparableConfig(Parameters):
     """Parameters of the template; counts."""
 
     bm: int
@@ -54,29 +54,29 @@ class Shape(Parameters):
         return self.named("cuda", template="separable")
 
 
-def _geometry(p: Separable, s: Shape) -> halo.Geometry:
+def _geometry(p: Separable, s: SeparableConfig) -> halo.Geometry:
     """The second product as a convolution of one tap on a row of pixels."""
     w = halo.Window(1, p.second.m, 1, 1, p.second.k, p.second.n, (1, 1), (1, 1), (1, 1), True, 0)
-    return halo.Geometry(w, halo.Shape(1, s.bm, s.bn, s.bc, s.wm, s.wn, s.wk, 1, s.split, s.cluster, False))
+    return halo.Geometry(w, halo.HaloConfig(1, s.bm, s.bn, s.bc, s.wm, s.wn, s.wk, 1, s.split, s.cluster, False))
 
 
-def shared_bytes(p: Separable, s: Shape) -> int:
+def shared_bytes(p: Separable, s: SeparableConfig) -> int:
     """Dynamic shared memory of a block: as of one stage, and the depthwise weights."""
     return _geometry(p, s).shared + _vector_bytes(p, s)
 
 
-def _vector_bytes(p: Separable, s: Shape) -> int:
+def _vector_bytes(p: Separable, s: SeparableConfig) -> int:
     return math.prod(p.first.c.kernel) * s.bc * 2
 
 
 def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    """The kernel `entry` of one schedule made by `SeparableConfig.schedule`."""
     return solo(roles(p, schedule), entry)
 
 
 def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
-    """The roles of one schedule made by `Shape.schedule`."""
-    s = Shape.of(schedule)
+    """The roles of one schedule made by `SeparableConfig.schedule`."""
+    s = SeparableConfig.of(schedule)
     g = _geometry(p, s)
     one, two = p.first, p.second
     end = epilogue.plan(two)
@@ -114,7 +114,7 @@ def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
         f"multiply(0, {g.a_bytes});",
         "role.sync();",
         "float* const sums = (float*)sm;",
-        mma.to_shared(mma.Shape(g.bm, s.bn, 16, s.wm, s.wn, s.wk, 1, s.split, s.cluster)),
+        mma.to_shared(mma.MmaConfig(g.bm, s.bn, 16, s.wm, s.wn, s.wk, 1, s.split, s.cluster)),
     ]
     inside = [f"r < {s.bm}"] if g.bm > s.bm else []
     inside += [f"m < {two.m}"] if two.m % s.bm else []
@@ -145,7 +145,7 @@ def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
     return packed_by(source, packings)
 
 
-def _vector_copy(p: Separable, s: Shape) -> str:
+def _vector_copy(p: Separable, s: SeparableConfig) -> str:
     """Statement: chunk x of the block's depthwise weights, of which the last block has fewer."""
     left = p.first.n * math.prod(p.first.c.kernel) * 2
     copy = "w_copy16(sb + VECTORS + x * 16, from + x * 16);"
@@ -193,7 +193,7 @@ def placed(packing: Packing, inputs: tuple[int, ...], number: int) -> Packing:
     return replace(packing, role=role, replaces=tuple(inputs[i] for i in packing.replaces))
 
 
-def _depthwise(p: Separable, s: Shape, g: halo.Geometry, names: Mapping[Source, str]) -> str:
+def _depthwise(p: Separable, s: SeparableConfig, g: halo.Geometry, names: Mapping[Source, str]) -> str:
     """Statements: the block's pixels and channels of the first product, rounded, into shared memory."""
     one = p.first
     c = one.c
@@ -250,7 +250,7 @@ def _depthwise(p: Separable, s: Shape, g: halo.Geometry, names: Mapping[Source, 
     return f"for (int x = t; x < {count}; x += {g.threads}) {{\n" + "\n".join(lines) + "\n}"
 
 
-def shapes(p: Separable, facts: GpuFacts, keep: int = 3) -> list[tuple[float, Shape]]:
+def shapes(p: Separable, facts: GpuFacts, keep: int = 3) -> list[tuple[float, SeparableConfig]]:
     """(modelled cycles, shape), best first."""
     ranked = [(cycles(p, s, facts), s) for s in _candidates(p, facts)]
     ranked = sorted((x for x in ranked if x[0] < math.inf), key=lambda x: (x[0], x[1].wk, x[1].bm))
@@ -264,7 +264,7 @@ def shapes(p: Separable, facts: GpuFacts, keep: int = 3) -> list[tuple[float, Sh
     return [(modelled, s) for _, modelled, s in keyed[:keep]]
 
 
-def _candidates(p: Separable, facts: GpuFacts) -> Iterable[Shape]:
+def _candidates(p: Separable, facts: GpuFacts) -> Iterable[SeparableConfig]:
     n, k, m = p.second.n, p.second.k, p.second.m
     together = facts.capability >= 90 and epilogue.plan(p.second).width % 4 == 0
     whole = -(-n // 16) * 16
@@ -282,14 +282,14 @@ def _candidates(p: Separable, facts: GpuFacts) -> Iterable[Shape]:
                 for wm in (16, 32):
                     for wn in (16, 32, 64):
                         for wk in (1, 2, 4):
-                            s = Shape(bm, bn, bc, wm, wn, wk, split, split > 1)
+                            s = SeparableConfig(bm, bn, bc, wm, wn, wk, split, split > 1)
                             warps = bm // wm * (bn // wn) * wk
                             fits = bm % wm == 0 and bn % wn == 0 and bc // 16 % wk == 0
                             if fits and 4 <= warps <= 8 and wm * wn <= 2048:
                                 yield s
 
 
-def cycles(p: Separable, s: Shape, facts: GpuFacts) -> float:
+def cycles(p: Separable, s: SeparableConfig, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel; infinite where it does not fit."""
     g = _geometry(p, s)
     shared = shared_bytes(p, s) + 1024

@@ -42,14 +42,14 @@ _START, _STORED = 700.0, 110.0
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class StackedConfig(Parameters):
     """Parameters of the template; counts."""
 
     th: int
     """Rows of pixels of a block."""
     tw: int
     bc: int
-    """Channels of a block of the first sum; see `halo.Shape`."""
+    """Channels of a block of the first sum; see `halo.HaloConfig`."""
     wm: int
     wn: int
     stages: int
@@ -74,12 +74,12 @@ class Geometry(halo.Geometry):
     ring: int
 
     @staticmethod
-    def of(p: Separable, w: halo.Window, s: Shape) -> Geometry:
+    def of(p: Separable, w: halo.Window, s: StackedConfig) -> Geometry:
         """The sizes of a shape; `w` is the first convolution's window."""
         pixels, k = s.th * s.tw, p.second.k
         row = halo.Window(1, pixels, 1, 1, k, p.second.n, (1, 1), (1, 1), (1, 1), True, 0)
-        second = halo.Geometry(row, halo.Shape(1, pixels, s.bn, k, s.vm, s.vn, 1, 1, 1, False, False))
-        first = halo.Shape(s.th, s.tw, p.first.n, s.bc, s.wm, s.wn, 1, s.stages, 1, False, False)
+        second = halo.Geometry(row, halo.HaloConfig(1, pixels, s.bn, k, s.vm, s.vn, 1, 1, 1, False, False))
+        first = halo.HaloConfig(s.th, s.tw, p.first.n, s.bc, s.wm, s.wn, 1, s.stages, 1, False, False)
         return Geometry(w, first, second, s.ring)
 
     @property
@@ -119,17 +119,17 @@ def refuse(p: Separable, g: Geometry) -> Declined | None:
 
 
 def emit(p: Separable, schedule: Schedule, entry: str) -> CudaSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    """The kernel `entry` of one schedule made by `StackedConfig.schedule`."""
     return solo(roles(p, schedule), entry)
 
 
 def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
-    """The roles of one schedule made by `Shape.schedule`."""
+    """The roles of one schedule made by `StackedConfig.schedule`."""
     one, two = p.first, p.second
     w = halo.window(one)
     if isinstance(w, Declined):
         return w
-    g = Geometry.of(p, w, Shape.of(schedule))
+    g = Geometry.of(p, w, StackedConfig.of(schedule))
     refused = refuse(p, g)
     if refused is not None:
         return refused
@@ -163,7 +163,7 @@ def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
         f"w_arrived<{g.ring - 1}>(); role.sync();" if g.parts > g.ring else "",
         f"multiply(0, {g.weights} + part % {g.ring} * {v.w_bytes});",
         f"float* const sums = (float*)(sm + {g.tile_bytes});",
-        mma.to_shared(mma.Shape(v.bm, v.s.bn, 16, v.s.wm, v.s.wn, 1, 1, 1, False)),
+        mma.to_shared(mma.MmaConfig(v.bm, v.s.bn, 16, v.s.wm, v.s.wn, 1, 1, 1, False)),
         *mma.finish(two, block, end, tiles, row=pixel, inside=" && ".join(inside) or "true", names=names2),
         "role.sync();" if g.parts > 1 else "",
         f"if (part + {g.ring} < {g.parts}) fill_second(part + {g.ring}); w_commit();" if g.parts > g.ring else "",
@@ -196,7 +196,7 @@ def _prefetch(p: Separable, *names: Mapping[Source, str]) -> list[str]:
     return [x for q, n in zip((p.first, p.second), names, strict=True) for x in epilogue.prefetch(q, n, q.n)]
 
 
-def shapes(p: Separable, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]] | Declined:
+def shapes(p: Separable, facts: GpuFacts, keep: int = 4) -> list[tuple[float, StackedConfig]] | Declined:
     """(modelled cycles, shape), best first; declined where nothing fits."""
     w = halo.window(p.first)
     if isinstance(w, Declined):
@@ -220,7 +220,7 @@ def shapes(p: Separable, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Sh
     return [(modelled, s) for _, modelled, s in keyed[:keep]]
 
 
-def cycles(p: Separable, s: Shape, facts: GpuFacts) -> float:
+def cycles(p: Separable, s: StackedConfig, facts: GpuFacts) -> float:
     """Modelled cycles in a chain of kernels: the first convolution, and the second product's parts behind it."""
     w = halo.window(p.first)
     if isinstance(w, Declined):
@@ -243,7 +243,7 @@ def _tiles(w: halo.Window) -> list[tuple[int, int]]:
     best: dict[int, tuple[float, tuple[int, int]]] = {}
     for th in halo_choose.sides(w.rows, 16):
         for tw in halo_choose.sides(w.cols, 32):
-            g = halo.Geometry(w, halo.Shape(th, tw, 16, FEW if w.ic <= FEW else 16, 16, 16, 1, 1, 1, False, False))
+            g = halo.Geometry(w, halo.HaloConfig(th, tw, 16, FEW if w.ic <= FEW else 16, 16, 16, 1, 1, 1, False, False))
             if not 16 <= g.bm <= 256 or th * tw < 0.7 * g.bm:
                 continue
             score = math.prod(g.tiles) * (math.prod(g.field) + 0.5 * g.bm)
@@ -260,7 +260,7 @@ def _depths(w: halo.Window) -> list[int]:
     return sorted(x for x in found if x <= 128)
 
 
-def _candidates(p: Separable, w: halo.Window, facts: GpuFacts) -> Iterable[Shape]:
+def _candidates(p: Separable, w: halo.Window, facts: GpuFacts) -> Iterable[StackedConfig]:
     whole = -(-p.second.n // 16) * 16
     widths = sorted({n for n in (32, 64, 128, 256) if n <= whole and -(-whole // n) * n <= 1.25 * whole} or {whole})
     for th, tw in _tiles(w):
@@ -270,11 +270,11 @@ def _candidates(p: Separable, w: halo.Window, facts: GpuFacts) -> Iterable[Shape
                     if p.first.n % wn or wm * wn > 2048:
                         continue
                     for bn in widths:
-                        base = Shape(th, tw, bc, wm, wn, 1, bn, wm, wn, 1)
+                        base = StackedConfig(th, tw, bc, wm, wn, 1, bn, wm, wn, 1)
                         yield from _second(p, w, base, facts)
 
 
-def _second(p: Separable, w: halo.Window, s: Shape, facts: GpuFacts) -> Iterable[Shape]:
+def _second(p: Separable, w: halo.Window, s: StackedConfig, facts: GpuFacts) -> Iterable[StackedConfig]:
     """Stages, and warps of the second product of one tile."""
     g = Geometry.of(p, w, s)
     most = 384 if s.wm * s.wn >= 1024 else 512  # more would spill
@@ -289,7 +289,7 @@ def _second(p: Separable, w: halo.Window, s: Shape, facts: GpuFacts) -> Iterable
             for ring in sorted({g.parts, min(g.parts, _RING)}):
                 for deep in sorted({stages, min(stages, 2)}):
                     if deep >= (min(g.deepest, 2) if w.chunks else g.deepest):
-                        found = Shape(s.th, s.tw, s.bc, s.wm, s.wn, deep, s.bn, vm, vn, ring)
+                        found = StackedConfig(s.th, s.tw, s.bc, s.wm, s.wn, deep, s.bn, vm, vn, ring)
                         fits = Geometry.of(p, w, found)
                         if fits.shared <= facts.shared_per_block and refuse(p, fits) is None:
                             yield found

@@ -52,7 +52,7 @@ W_DOT(f16) W_DOT(bf16)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class GemvConfig(Parameters):
     """Parameters of the template; counts."""
 
     cols: int
@@ -92,22 +92,22 @@ def _in_place(p: Product) -> bool:
     return p.c.kernel == (1, 1) and p.c.w_k == 1 and all(x % p.chunk == 0 for x in steps)
 
 
-def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
+def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, GemvConfig]]:
     """(modelled cycles, shape), best first."""
     ranked = [(cycles(p, s, facts), s) for s in _candidates(p)]
     return sorted(ranked, key=lambda x: (x[0], x[1].threads))[:keep]
 
 
-def _candidates(p: Product) -> Iterable[Shape]:
+def _candidates(p: Product) -> Iterable[GemvConfig]:
     for cols, slices, warps, unroll in combinations((1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8), (2, 4, 8)):
         if not 2 <= slices * warps <= 16 or cols * unroll * (1 + p.m) > 40 or cols * p.m > 16:
             continue
         if slices > 1 and p.k < slices * unroll * p.chunk * 32:
             continue
-        yield Shape(cols, slices, warps, unroll)
+        yield GemvConfig(cols, slices, warps, unroll)
 
 
-def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
+def cycles(p: Product, s: GemvConfig, facts: GpuFacts) -> float:
     """Modelled cycles in a chain of kernels: bytes at the rate that so many bytes in flight sustain, plus latencies."""
     size = p.dtype.itemsize
     blocks = -(-p.n // (s.cols * s.warps)) * p.z
@@ -124,16 +124,16 @@ def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
 
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    """The kernel `entry` of one schedule made by `GemvConfig.schedule`."""
     return solo(roles(p, schedule), entry)
 
 
 def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
-    """The roles of one schedule made by `Shape.schedule`."""
+    """The roles of one schedule made by `GemvConfig.schedule`."""
     refused = applies(p)
     if refused is not None:
         return refused
-    s = Shape.of(schedule)
+    s = GemvConfig.of(schedule)
     c = p.c
     packed = p.w_load == "packed" and not _in_place(p)
     constant = p.w_load == "packed"

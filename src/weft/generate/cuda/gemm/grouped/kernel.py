@@ -38,8 +38,8 @@ _USUAL = ((32, 32, 16, 32), (32, 64, 32, 32), (64, 32, 32, 32), (64, 64, 32, 32)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
-    """Parameters of the template; as those of `mma.Shape`, with a split for each member."""
+class GroupedConfig(Parameters):
+    """Parameters of the template; as those of `mma.MmaConfig`, with a split for each member."""
 
     bm: int
     bn: int
@@ -58,11 +58,13 @@ class Shape(Parameters):
         """As a schedule of the cuda generator."""
         return self.named("cuda", template=TEMPLATES[0 if tensor else 1])
 
-    def of_member(self, number: int) -> mma.Shape:
+    def of_member(self, number: int) -> mma.MmaConfig:
         """The shape of one member's blocks."""
         split = self.splits[number]
         shared = self.cluster > 1 and split > 1
-        return mma.Shape(self.bm, self.bn, self.bk, self.wm, self.wn, self.wk, self.stages, split, shared, self.group)
+        return mma.MmaConfig(
+            self.bm, self.bn, self.bk, self.wm, self.wn, self.wk, self.stages, split, shared, self.group
+        )
 
 
 @lru_cache(maxsize=8)
@@ -74,13 +76,13 @@ def matched(problem: Problem, *, tf32: bool) -> tuple[Member, ...] | Declined:
 # ---- which shapes
 
 
-def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]]:
+def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, GroupedConfig]]:
     """(modelled cycles, shape), best first."""
     sizes = [cost.sizes_of(m.product) for m in found]
     clusters = [1]
     if facts.capability >= 90 and all(epilogue.plan(m.product).width % 4 == 0 for m in found):
         clusters += _CLUSTERS
-    ranked: list[tuple[float, Shape]] = []
+    ranked: list[tuple[float, GroupedConfig]] = []
     for base in _bases(found, facts):
         blocks = [cost.block(p, base, facts) for p in sizes]
         if not all(b.fit for b in blocks):
@@ -92,13 +94,15 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]
             if (own, splits) in tried:
                 continue
             tried.add((own, splits))
-            shape = Shape(base.bm, base.bn, base.bk, base.wm, base.wn, base.wk, base.stages, splits, own, base.group)
+            shape = GroupedConfig(
+                base.bm, base.bn, base.bk, base.wm, base.wn, base.wk, base.stages, splits, own, base.group
+            )
             ranked.append((together(blocks, splits, own), shape))
     ranked.sort(key=lambda x: (x[0], x[1].stages))
     return _different(ranked)
 
 
-def _different(ranked: list[tuple[float, Shape]]) -> list[tuple[float, Shape]]:
+def _different(ranked: list[tuple[float, GroupedConfig]]) -> list[tuple[float, GroupedConfig]]:
     """The best of each tile first."""
     seen: dict[tuple[int, ...], int] = {}
     keyed = []
@@ -111,22 +115,22 @@ def _different(ranked: list[tuple[float, Shape]]) -> list[tuple[float, Shape]]:
     return [(cycles, s) for _, cycles, s in keyed[:KEPT]]
 
 
-def _bases(found: Sequence[Member], facts: GpuFacts) -> list[mma.Shape]:
+def _bases(found: Sequence[Member], facts: GpuFacts) -> list[mma.MmaConfig]:
     """Shapes that are good for a member alone, and usual ones; only those that every member takes."""
     every = [m.product for m in found]
     tensor, size = every[0].tensor, every[0].dtype.itemsize
-    bases: dict[mma.Shape, None] = {}
+    bases: dict[mma.MmaConfig, None] = {}
     for p in every:
         for _, s in choose.shapes(p, facts):
             bases.setdefault(replace(s, split=1, cluster=False))
     for bm, bn, wm, wn in _USUAL:
         if tensor or wm * wn <= 1024:
             for bk in (64 // size, 128 // size):
-                bases.setdefault(mma.Shape(bm, bn, bk, wm, wn, 1, 4, 1, False))
+                bases.setdefault(mma.MmaConfig(bm, bn, bk, wm, wn, 1, 4, 1, False))
     return [s for s in bases if all(_takes(m, s) is None for m in every)]
 
 
-def _takes(p: Product, s: mma.Shape) -> Declined | None:
+def _takes(p: Product, s: mma.MmaConfig) -> Declined | None:
     """Why a product has no kernel of this shape."""
     if s.group and (p.a_load == "columns" or p.w_load == "kn" or p.dtype.itemsize != 2):
         return Declined("warpgroup products of operands that do not lie along the sum")
@@ -143,7 +147,7 @@ def _split(steps: int, most: int, cluster: int) -> int:
     return max((s for s in _SPLITS if s <= wanted and (s == 1 or steps >= 2 * s)), default=1)
 
 
-def cycles(found: Sequence[Member], s: Shape, facts: GpuFacts) -> float:
+def cycles(found: Sequence[Member], s: GroupedConfig, facts: GpuFacts) -> float:
     """Modelled cycles of one shape."""
     every = [cost.sizes_of(m.product) for m in found]
     blocks = [cost.block(p, s.of_member(i), facts) for i, p in enumerate(every)]
@@ -151,8 +155,8 @@ def cycles(found: Sequence[Member], s: Shape, facts: GpuFacts) -> float:
 
 
 def emit(problem: Problem, schedule: Schedule, entry: str) -> CudaSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
-    s = Shape.of(schedule)
+    """The kernel `entry` of one schedule made by `GroupedConfig.schedule`."""
+    s = GroupedConfig.of(schedule)
     found = matched(problem, tf32=schedule.param("template") == TEMPLATES[0])
     if isinstance(found, Declined):
         return found

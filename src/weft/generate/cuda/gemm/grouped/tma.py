@@ -18,7 +18,7 @@ from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.gemm.tma import cost as tma_cost
 from weft.generate.cuda.gemm.tma import kernel as tma
 from weft.generate.cuda.gemm.tma.cost import Case
-from weft.generate.cuda.gemm.tma.shape import Shape as One
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.role import beside
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Schedule, ScheduleParam
@@ -33,22 +33,22 @@ _BOX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class GroupedTmaConfig:
     """A shape of `tma` for each member."""
 
-    members: tuple[One, ...]
+    members: tuple[TmaConfig, ...]
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator: of each parameter the members' values, where one is not the default."""
         params: dict[str, ScheduleParam] = {"template": TEMPLATE}
-        for f in fields(One):
+        for f in fields(TmaConfig):
             values = [getattr(m, f.name) for m in self.members]
             if f.default is MISSING or any(v != f.default for v in values):
                 params[f.name] = tuple(int(x) for v in values for x in (v if isinstance(v, tuple) else (v,)))
         return Schedule("cuda", tuple(sorted(params.items())))
 
     @staticmethod
-    def of(schedule: Schedule) -> Shape:
+    def of(schedule: Schedule) -> GroupedTmaConfig:
         """Read back.
 
         Raises:
@@ -59,42 +59,42 @@ class Shape:
         found = []
         for i in range(count):
             own: dict[str, object] = {}
-            for f in fields(One):
+            for f in fields(TmaConfig):
                 if f.name in given:
                     values = _tuple(given[f.name])
                     value = values[i] if len(values) == count else values[_BOX * i : _BOX * (i + 1)]
                     own[f.name] = bool(value) if f.type == "bool" else value
-            found.append(One(**own))  # type: ignore[arg-type]
-        return Shape(tuple(found))
+            found.append(TmaConfig(**own))  # type: ignore[arg-type]
+        return GroupedTmaConfig(tuple(found))
 
 
 def _tuple(value: ScheduleParam) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else ()
 
 
-def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]]:
+def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, GroupedTmaConfig]]:
     """(modelled cycles, shape), best first; none where a member is not for the template."""
     cases: list[Case] = []
-    options: list[dict[tuple[int, int, bool], list[One]]] = []
+    options: list[dict[tuple[int, int, bool], list[TmaConfig]]] = []
     for m in found:
         case = tma_choose.case_for(m.product, facts)
         if case is None or case.copied:
             return []
         cases.append(case)
-        by_kind: dict[tuple[int, int, bool], list[One]] = {}
+        by_kind: dict[tuple[int, int, bool], list[TmaConfig]] = {}
         for _, s in tma_choose.shapes(m.product, facts, _TRIED):
             if not s.multicast and not s.stream_k and not s.store:
                 for resident in {s.min_ctas, 1}:
                     one = replace(s, min_ctas=resident)
                     by_kind.setdefault((one.threads, resident, one.pingpong), []).append(one)
         options.append(by_kind)
-    ranked: list[tuple[float, Shape]] = []
+    ranked: list[tuple[float, GroupedTmaConfig]] = []
     for kind in options[0]:
         every = [o.get(kind, []) for o in options]
         for cluster in sorted({s.split for own in every for s in own}):
             allowed = [[s for s in own if s.split in (1, cluster)] for own in every]
             ranked.append(_divided(cases, allowed, cluster, facts))
-    unlike: dict[object, tuple[float, Shape]] = {}
+    unlike: dict[object, tuple[float, GroupedTmaConfig]] = {}
     for cycles, shape in sorted(ranked, key=lambda x: x[0]):
         if cycles < math.inf:
             tiles = tuple((s.bm, s.bn, s.split, s.halo_stages, s.pingpong) for s in shape.members)
@@ -103,8 +103,8 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Shape]
 
 
 def _divided(
-    cases: Sequence[Case], options: Sequence[Sequence[One]], cluster: int, facts: GpuFacts
-) -> tuple[float, Shape]:
+    cases: Sequence[Case], options: Sequence[Sequence[TmaConfig]], cluster: int, facts: GpuFacts
+) -> tuple[float, GroupedTmaConfig]:
     """The best shape of each member and its multiprocessors, so that all are done as early as possible."""
     room = int(facts.sms * tma_cost.CLUSTERED.get(cluster, 1.0))
     points = []
@@ -116,7 +116,7 @@ def _divided(
             own += [(n, _busy(case, s, n, facts), s) for n in counts if n <= room]
         points.append(sorted(own, key=lambda x: x[1]))
     if not all(points):
-        return math.inf, Shape(())
+        return math.inf, GroupedTmaConfig(())
     times = sorted({t for own in points for _, t, _ in own})
     low, high = 0, len(times) - 1
     best = None
@@ -128,7 +128,7 @@ def _divided(
         else:
             low = middle + 1
     if best is None:
-        return math.inf, Shape(())
+        return math.inf, GroupedTmaConfig(())
     members = []
     for (n, _, s), case in zip(best, cases, strict=True):
         tiles = tma_cost.units(case, s)
@@ -138,16 +138,16 @@ def _divided(
     memory = sum(tma_cost.moved(case, facts) for case in cases)
     inside = max(t for _, t, _ in best)
     gap = gap_us(facts) * facts.clock_ghz * 1e3 + tma_cost.START
-    return gap + max(inside, memory) + tma_cost.EXPOSED * min(inside, memory), Shape(tuple(members))
+    return gap + max(inside, memory) + tma_cost.EXPOSED * min(inside, memory), GroupedTmaConfig(tuple(members))
 
 
-def _busy(case: Case, s: One, multiprocessors: int, facts: GpuFacts) -> float:
+def _busy(case: Case, s: TmaConfig, multiprocessors: int, facts: GpuFacts) -> float:
     """Cycles of a member that has so many multiprocessors to itself, in clusters as many as hold its blocks."""
     share = tma_cost.CLUSTERED.get(s.split, 1.0)
     return tma_cost.busy(case, s, replace(facts, sms=max(1, math.ceil(multiprocessors / share))))
 
 
-def cycles(found: Sequence[Member], s: Shape, facts: GpuFacts) -> float | None:
+def cycles(found: Sequence[Member], s: GroupedTmaConfig, facts: GpuFacts) -> float | None:
     """Modelled cycles of one shape; None for members that the template does not take."""
     cases = [tma_choose.case_for(m.product, facts) for m in found]
     counts = []
@@ -166,8 +166,8 @@ def cycles(found: Sequence[Member], s: Shape, facts: GpuFacts) -> float | None:
 
 
 def emit(found: Sequence[Member], schedule: Schedule, entry: str) -> CudaSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
-    s = Shape.of(schedule)
+    """The kernel `entry` of one schedule made by `GroupedTmaConfig.schedule`."""
+    s = GroupedTmaConfig.of(schedule)
     if len(s.members) != len(found):
         return Declined(f"{len(s.members)} shapes for {len(found)} products")
     cluster = max(one.cluster for one in s.members)

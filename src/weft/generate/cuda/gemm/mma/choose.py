@@ -10,13 +10,13 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.mma.cost import Sizes, block, sizes_of
-from weft.generate.cuda.gemm.mma.kernel import Shape
+from weft.generate.cuda.gemm.mma.kernel import MmaConfig
 
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @cache
-def _blocks(size: int, tensor: bool) -> tuple[Shape, ...]:
+def _blocks(size: int, tensor: bool) -> tuple[MmaConfig, ...]:
     """Tiles, warps and stages that make sense for some product of elements of so many bytes."""
     found = []
     for bm in (16, 32, 64, 128):
@@ -36,7 +36,7 @@ def _blocks(size: int, tensor: bool) -> tuple[Shape, ...]:
                         if wm * wn > 2048 and warps > 4 and tensor and bm * bn < 128 * 128:
                             continue
                         found += [
-                            Shape(bm, bn, bk, wm, wn, wk, stages, 1, False)
+                            MmaConfig(bm, bn, bk, wm, wn, wk, stages, 1, False)
                             for bk in (64 // size, 128 // size)
                             for stages in (3, 4, 5)
                             if bk * size // 32 // wk >= 1
@@ -45,29 +45,29 @@ def _blocks(size: int, tensor: bool) -> tuple[Shape, ...]:
 
 
 @cache
-def _groups() -> tuple[Shape, ...]:
+def _groups() -> tuple[MmaConfig, ...]:
     """The same for warpgroup products."""
     tiles = [(64, n, 64, n) for n in (16, 32, 64, 96, 128, 192)] + [(64, 256, 64, 128)]
     tiles += [(128, n, 64, n) for n in (16, 32, 64, 96, 128, 192, 256)] + [(128, 256, 128, 128)]
     tiles += [(256, 32, 64, 32), (256, 64, 64, 64), (256, 96, 128, 96), (256, 128, 128, 128), (256, 128, 64, 128)]
-    return tuple(Shape(bm, bn, 64, wm, wn, 1, n, 1, False, True) for bm, bn, wm, wn in tiles for n in (4, 5, 6))
+    return tuple(MmaConfig(bm, bn, 64, wm, wn, 1, n, 1, False, True) for bm, bn, wm, wn in tiles for n in (4, 5, 6))
 
 
-def shapes(p: Product, facts: GpuFacts, keep: int = 10) -> list[tuple[float, Shape]]:
+def shapes(p: Product, facts: GpuFacts, keep: int = 10) -> list[tuple[float, MmaConfig]]:
     """(modelled cycles, shape), best first (alike shapes later than their number says); one of each kind at least."""
     cluster = epilogue.plan(p).width % 4 == 0 and facts.capability >= 90
     return list(_ranked(sizes_of(p), cluster, facts, keep))
 
 
-def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
+def every(p: Product, facts: GpuFacts) -> list[tuple[float, MmaConfig]]:
     """(modelled cycles, shape) of everything that fits, in no order."""
     sizes = sizes_of(p)
     cluster = epilogue.plan(p).width % 4 == 0 and facts.capability >= 90
     return _modelled(sizes, cluster, facts)
 
 
-def _modelled(p: Sizes, cluster: bool, facts: GpuFacts) -> list[tuple[float, Shape]]:
-    found: list[tuple[float, Shape]] = []
+def _modelled(p: Sizes, cluster: bool, facts: GpuFacts) -> list[tuple[float, MmaConfig]]:
+    found: list[tuple[float, MmaConfig]] = []
     for base in _fitting(p, facts):
         model = block(p, base, facts)
         if model.fit:
@@ -76,7 +76,7 @@ def _modelled(p: Sizes, cluster: bool, facts: GpuFacts) -> list[tuple[float, Sha
 
 
 @lru_cache(maxsize=1024)
-def _ranked(p: Sizes, cluster: bool, facts: GpuFacts, keep: int) -> tuple[tuple[float, Shape], ...]:
+def _ranked(p: Sizes, cluster: bool, facts: GpuFacts, keep: int) -> tuple[tuple[float, MmaConfig], ...]:
     """`shapes` of all products of these sizes: a network has the same one before many epilogues."""
     ranked = _modelled(p, cluster, facts)
     ranked.sort(key=lambda x: (x[0], -x[1].stages, x[1].threads))
@@ -95,7 +95,7 @@ def _ranked(p: Sizes, cluster: bool, facts: GpuFacts, keep: int) -> tuple[tuple[
     return tuple(kept)
 
 
-def _fitting(p: Sizes, facts: GpuFacts) -> Iterable[Shape]:
+def _fitting(p: Sizes, facts: GpuFacts) -> Iterable[MmaConfig]:
     """Blocks whose tile is not mostly outside the product."""
     group = facts.capability == 90 and p.dtype.itemsize == 2 and p.a_load != "columns" and p.w_load != "kn"
     for s in (*_blocks(p.dtype.itemsize, p.tensor), *(_groups() if group else ())):
@@ -110,7 +110,7 @@ def _fitting(p: Sizes, facts: GpuFacts) -> Iterable[Shape]:
         yield s
 
 
-def _split(p: Sizes, s: Shape, cluster: bool) -> Iterable[Shape]:
+def _split(p: Sizes, s: MmaConfig, cluster: bool) -> Iterable[MmaConfig]:
     kt = -(-p.k // s.bk)
     blocks = -(-p.m // s.bm) * -(-p.n // s.bn) * p.z
     for alone, together in _variants(s):
@@ -122,6 +122,6 @@ def _split(p: Sizes, s: Shape, cluster: bool) -> Iterable[Shape]:
 
 
 @cache
-def _variants(s: Shape) -> tuple[tuple[Shape, Shape | None], ...]:
+def _variants(s: MmaConfig) -> tuple[tuple[MmaConfig, MmaConfig | None], ...]:
     """A shape with each split, and that as a cluster."""
     return tuple((replace(s, split=n), replace(s, split=n, cluster=True) if n in (2, 4, 8) else None) for n in _SPLITS)

@@ -6,7 +6,7 @@ from weft.device.cuda.blocks import EXPOSED, PLAIN, RESULT, SPECIAL, Block, Size
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
-from weft.generate.cuda.gemm.mma.kernel import Shape, shared_of, table_bytes
+from weft.generate.cuda.gemm.mma.kernel import MmaConfig, shared_of, table_bytes
 from weft.ir.prims import CATEGORY, Category
 from weft.ir.work import TRANSCENDENTAL
 
@@ -36,7 +36,7 @@ def sizes_of(p: Product) -> Sizes:
     )
 
 
-def registers(s: Shape, *, tensor: bool = True) -> int:
+def registers(s: MmaConfig, *, tensor: bool = True) -> int:
     """Rough number of registers per thread: its sums, its part of a step of both operands, and others."""
     if s.group:
         return s.wm * s.wn // 128 + 56
@@ -45,7 +45,7 @@ def registers(s: Shape, *, tensor: bool = True) -> int:
     return s.wm * s.wn // 32 + (s.wm + s.wn) // 16 * 4 + 44
 
 
-def resident(p: Sizes, s: Shape, facts: GpuFacts) -> int:
+def resident(p: Sizes, s: MmaConfig, facts: GpuFacts) -> int:
     """Blocks that fit on one multiprocessor."""
     shared = shared_of(s, p.dtype.itemsize, p.tables) + 1024
     if shared > facts.shared_per_block:
@@ -54,11 +54,11 @@ def resident(p: Sizes, s: Shape, facts: GpuFacts) -> int:
     return min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // s.threads, facts.blocks_per_sm)
 
 
-def block(p: Sizes, s: Shape, facts: GpuFacts) -> Block:
+def block(p: Sizes, s: MmaConfig, facts: GpuFacts) -> Block:
     """The model of a shape, apart from how its sum is divided."""
     return Block(p, s, facts, resident(p, s, facts))
 
 
-def cycles(p: Sizes, s: Shape, facts: GpuFacts) -> float:
+def cycles(p: Sizes, s: MmaConfig, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel in a chain of kernels; infinite where it does not fit."""
     return block(p, s, facts).cycles(s.split, s.cluster)

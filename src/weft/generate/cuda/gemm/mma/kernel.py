@@ -40,7 +40,7 @@ PAD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class MmaConfig(Parameters):
     """Parameters of the template; sizes in elements."""
 
     bm: int
@@ -88,7 +88,7 @@ class Shape(Parameters):
         return self.wk * self.bm * (self.bn + PAD) * 4
 
 
-def shared_bytes(p: Product, s: Shape) -> int:
+def shared_bytes(p: Product, s: MmaConfig) -> int:
     """Dynamic shared memory of a block."""
     return shared_of(s, p.dtype.itemsize, table_bytes(p))
 
@@ -100,7 +100,7 @@ def table_bytes(p: Product) -> int:
     return 0 if p.c.pack is None or p.borders is not None else 4 * (len(p.c.pack.rows) + len(p.c.pack.cols))
 
 
-def shared_of(s: Shape, size: int, tables: int) -> int:
+def shared_of(s: MmaConfig, size: int, tables: int) -> int:
     """The same for elements of `size` bytes, by numbers alone."""
     return _round(max(s.pipeline_bytes(size), s.sums_bytes), 16) + _round(tables, 16) + 16
 
@@ -110,13 +110,13 @@ def _round(n: int, to: int) -> int:
 
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    """The kernel `entry` of one schedule made by `MmaConfig.schedule`."""
     return solo(roles(p, schedule), entry)
 
 
 def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
-    """The roles of one schedule made by `Shape.schedule`."""
-    s = Shape.of(schedule)
+    """The roles of one schedule made by `MmaConfig.schedule`."""
+    s = MmaConfig.of(schedule)
     end = epilogue.plan(p)
     if s.cluster and end.width % 4:
         return Declined("a cluster adds up four neighbouring results at once")
@@ -216,7 +216,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     return packed_by(source, packings)
 
 
-def _loop(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:
+def _loop(s: MmaConfig, a_bytes: int, stage: int, slot: str) -> list[str]:
     """The sum over k-blocks; one barrier each."""
     begin = ["#pragma unroll 1"] if s.group else []
     begin += ["for (int i = 0; i < last - first; ++i) {", f"w_arrived<{s.ahead - 1}>();"]
@@ -239,7 +239,7 @@ def _loop(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:
     return [*begin, *body, *end, *last, "w_arrived<0>(); role.sync();"]
 
 
-def whole_pieces(s: Shape, width: int) -> bool:
+def whole_pieces(s: MmaConfig, width: int) -> bool:
     """Whether neighbouring lanes finish a piece of a row, and all of them at once."""
     count = s.bm * s.bn // max(1, width)
     if s.cluster and width == 8 and s.bm * s.bn < 8 * s.split * s.threads:
@@ -257,7 +257,7 @@ class Fixed:
     after: list[str]
 
 
-def normed_rows(p: Product, s: Shape, names: Mapping[Source, str]) -> Fixed:
+def normed_rows(p: Product, s: MmaConfig, names: Mapping[Source, str]) -> Fixed:
     """Values of rows in registers, vectors along the sum in shared memory, and the lambda `fix(kb, to)`."""
     norm = p.norm
     assert norm is not None
@@ -308,7 +308,7 @@ def normed_rows(p: Product, s: Shape, names: Mapping[Source, str]) -> Fixed:
     return Fixed(before, setup, after)
 
 
-def _loop_normed(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:
+def _loop_normed(s: MmaConfig, a_bytes: int, stage: int, slot: str) -> list[str]:
     """As `_loop`: while a k-block is multiplied, the left operand of the next one is normalised where it lies."""
     then = slot.replace("(i %", "((i + 1) %")
     fill = [
@@ -336,7 +336,7 @@ def _loop_normed(s: Shape, a_bytes: int, stage: int, slot: str) -> list[str]:
     ]
 
 
-def _fragments(p: Product, s: Shape, tensor: bool) -> str:
+def _fragments(p: Product, s: MmaConfig, tensor: bool) -> str:
     """The warp's sums, and the lambda `multiply(a, w)` that adds one k-block to them."""
     if s.group:
         return wgmma.fragments(p.dtype, s.bn, s.wm, s.wn)
@@ -348,7 +348,7 @@ def _fragments(p: Product, s: Shape, tensor: bool) -> str:
     return place + (_tensor_cores(p, s) if tensor else _cuda_cores(p, s))
 
 
-def _tensor_cores(p: Product, s: Shape) -> str:
+def _tensor_cores(p: Product, s: MmaConfig) -> str:
     mi, ni = s.wm // 16, s.wn // 16
     chunks = s.bk // p.chunk
     steps = s.bk // (2 * p.chunk) // s.wk
@@ -399,7 +399,7 @@ for (int j = 0; j < {ni}; ++j) {{
 }};"""
 
 
-def _cuda_cores(p: Product, s: Shape) -> str:
+def _cuda_cores(p: Product, s: MmaConfig) -> str:
     """A warp reads 4 rows and 8 columns at once, a chunk of 4 along the sum of each.
 
     Chunks lie within rows as `swizzle` says. What of their places depends on the thread is computed once: rows 4 apart
@@ -485,12 +485,12 @@ const float{v} r = *(const float{v}*)({tile} + at_{name} + (q * 4 + e) * {4 * li
 {fields} }}"""
 
 
-def _columns_at_once(s: Shape) -> int:
+def _columns_at_once(s: MmaConfig) -> int:
     """Neighbouring columns that a thread of the CUDA cores' products reads at once."""
     return min(4, s.wn // 8)
 
 
-def cores_to_shared(p: Product, s: Shape) -> str:
+def cores_to_shared(p: Product, s: MmaConfig) -> str:
     """`to_shared` for sums that CUDA cores have made."""
     pitch, v = s.bn + PAD, _columns_at_once(s)
     row = "i / 4 * 16 + (lane >> 3) * 4 + i % 4" if p.a_lines else "i * 4 + (lane >> 3)"
@@ -510,7 +510,7 @@ def cores_to_shared(p: Product, s: Shape) -> str:
     )
 
 
-def to_shared(s: Shape) -> str:
+def to_shared(s: MmaConfig) -> str:
     """The warp's sums into its own copy of the tile in shared memory."""
     row = s.bn + PAD
     to = f"float* const mine = sums + wk * {s.bm * row};\n"
@@ -525,7 +525,7 @@ def to_shared(s: Shape) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """A block whose sums meet in shared memory, `wk` copies of `bm` rows by `bn` columns; see `Shape`."""
+    """A block whose sums meet in shared memory, `wk` copies of `bm` rows by `bn` columns; see `MmaConfig`."""
 
     bm: int
     bn: int

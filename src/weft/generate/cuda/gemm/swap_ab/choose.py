@@ -17,7 +17,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import gap_us
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.swap_ab import kernel as swap
-from weft.generate.cuda.gemm.swap_ab.kernel import Shape
+from weft.generate.cuda.gemm.swap_ab.kernel import SwapAbConfig
 from weft.generate.cuda.gemm.tma.cost import AGAIN, BUSY, CLUSTERED, LATE, LATENCY, PORT, SHARED, START, STORE, WITHIN
 from weft.generate.cuda.gemm.tma.operands import STEP, rows_of, stages_of_sum
 from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES
@@ -53,7 +53,7 @@ MATES = {1: 0.0, 2: 1700.0, 4: 1400.0, 8: 1400.0}
 """Cycles in which blocks of a cluster start and leave together."""
 
 
-def shapes(p: Product, facts: GpuFacts, keep: int = 3) -> list[tuple[float, Shape]]:
+def shapes(p: Product, facts: GpuFacts, keep: int = 3) -> list[tuple[float, SwapAbConfig]]:
     """(modelled cycles, shape), best first; none for what the template does not take, or has too many rows."""
     seen: set[tuple[int, int, int]] = set()
     kept = []
@@ -64,13 +64,13 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 3) -> list[tuple[float, Shap
     return kept[:keep]
 
 
-def _order(x: tuple[float, Shape]) -> tuple[float, int, int]:
+def _order(x: tuple[float, SwapAbConfig]) -> tuple[float, int, int]:
     """Where the model sees no difference, fewer stages are better for many blocks by themselves, more for clusters."""
     modelled, s = x
     return modelled, s.threads, s.stages if s.split == 1 else -s.stages
 
 
-def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
+def every(p: Product, facts: GpuFacts) -> list[tuple[float, SwapAbConfig]]:
     """(modelled cycles, shape) of everything that fits, in no order."""
     if facts.capability != 90 or swap.applies(p) is not None:
         return []
@@ -79,7 +79,7 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     return [(cycles(p, s, facts), s) for s in _candidates(p, facts) if not isinstance(swap.operands(p, s), Declined)]
 
 
-def _candidates(p: Product, facts: GpuFacts) -> Iterable[Shape]:
+def _candidates(p: Product, facts: GpuFacts) -> Iterable[SwapAbConfig]:
     bm, kt = -(-p.m // 8) * 8, stages_of_sum(p, STEP)
     for bn in (64, 128):
         if bn > 64 and bn >= 2 * p.n:
@@ -89,12 +89,12 @@ def _candidates(p: Product, facts: GpuFacts) -> Iterable[Shape]:
             if split > 1 and (kt < 4 * split or tiles * split > 2 * facts.sms):
                 continue
             for stages in sorted({max(2, min(n, kt // split)) for n in _STAGES}):
-                s = Shape(bm, bn, stages, split)
+                s = SwapAbConfig(bm, bn, stages, split)
                 if s.shared_bytes <= facts.shared_per_block:
                     yield s
 
 
-def _of_many(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
+def _of_many(p: Product, facts: GpuFacts) -> list[tuple[float, SwapAbConfig]]:
     """(modelled cycles, shape) for many rows: the lowest tiles of which all run at once, in no order."""
     found = []
     if p.w_load != "kn" or p.z > 1 or p.m < 2 * _FEWEST:
@@ -110,13 +110,13 @@ def _of_many(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
             if bm > most or bn >= 2 * p.n or p.m <= bm * cluster_m // 2:
                 continue
             stages = min(_MOST_STAGES, (facts.shared_per_block - 16) // ((bm + bn) * STEP * 2 + 16))
-            s = Shape(bm, bn, min(stages, max(2, stages_of_sum(p, STEP))), 1, multicast)
+            s = SwapAbConfig(bm, bn, min(stages, max(2, stages_of_sum(p, STEP))), 1, multicast)
             if stages >= _LEAST_STAGES and swap.refused(p, s) is None and not isinstance(swap.operands(p, s), Declined):
                 found.append((_cycles_of_many(p, s, facts), s))
     return found
 
 
-def _cycles_of_many(p: Product, s: Shape, facts: GpuFacts) -> float:
+def _cycles_of_many(p: Product, s: SwapAbConfig, facts: GpuFacts) -> float:
     """As of the tma template: a tile's steps, each bound by what is slowest, and its end."""
     cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
     loaded = s.stage_bytes
@@ -133,7 +133,7 @@ def _cycles_of_many(p: Product, s: Shape, facts: GpuFacts) -> float:
     return start + stages_of_sum(p, STEP) * step + end
 
 
-def cycles(p: Product, s: Shape, facts: GpuFacts) -> float:
+def cycles(p: Product, s: SwapAbConfig, facts: GpuFacts) -> float:
     """Modelled cycles in a chain of kernels."""
     if p.m > MOST:
         return _cycles_of_many(p, s, facts)

@@ -37,7 +37,7 @@ _PAD = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class SwapAbConfig(Parameters):
     """Parameters of the template; rows and columns in elements."""
 
     bm: int
@@ -99,7 +99,7 @@ def applies(p: Product) -> Declined | None:
     return None
 
 
-def operands(p: Product, s: Shape) -> tuple[Operand, Operand] | Declined:
+def operands(p: Product, s: SwapAbConfig) -> tuple[Operand, Operand] | Declined:
     """The left operand and the right one, as they are copied."""
     rows = rows_of(p)
     if isinstance(rows, Declined):
@@ -113,7 +113,7 @@ def operands(p: Product, s: Shape) -> tuple[Operand, Operand] | Declined:
     return w if isinstance(w, Declined) else (a, w)
 
 
-def refused(p: Product, s: Shape) -> Declined | None:
+def refused(p: Product, s: SwapAbConfig) -> Declined | None:
     """Why a product has no kernel of this shape."""
     kt = stages_of_sum(p, STEP)
     if s.bm % 8 or not 8 <= s.bm <= MOST_ROWS or s.bn % _GROUP or s.stages < 2:
@@ -128,13 +128,13 @@ def refused(p: Product, s: Shape) -> Declined | None:
 
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    """The kernel `entry` of one schedule made by `SwapAbConfig.schedule`."""
     return solo(roles(p, schedule), entry)
 
 
 def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
-    """The roles of one schedule made by `Shape.schedule`."""
-    s = Shape.of(schedule)
+    """The roles of one schedule made by `SwapAbConfig.schedule`."""
+    s = SwapAbConfig.of(schedule)
     found = applies(p) or refused(p, s) or operands(p, s)
     if isinstance(found, Declined):
         return found
@@ -191,7 +191,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     return packed_by(source, packings)
 
 
-def _places(s: Shape, mt: int, nt: int, kt: int) -> list[str]:
+def _places(s: SwapAbConfig, mt: int, nt: int, kt: int) -> list[str]:
     """Declares which steps of the sum of which tile a block has; tiles of the same columns are neighbours."""
     if not s.multicast:
         return [
@@ -213,7 +213,7 @@ def _places(s: Shape, mt: int, nt: int, kt: int) -> list[str]:
     ]
 
 
-def _tile_of_weights(p: Product, s: Shape, nt: int) -> str:
+def _tile_of_weights(p: Product, s: SwapAbConfig, nt: int) -> str:
     kind, size = storage(p.dtype), stages_of_sum(p, STEP) * s.bn * STEP
     return f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + tn) * {size};"
 
@@ -224,7 +224,7 @@ def _walk(stages: int) -> str:
     return f"#pragma unroll 1\nfor (u32 it = 0, slot = 0, lap = 0; it < (u32)(last - first); ++it, {again}) {{"
 
 
-def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
+def _copies(s: SwapAbConfig, a: Operand, w: Operand) -> list[str]:
     """The warp that copies."""
     packed = w.map is None
     cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
@@ -253,7 +253,7 @@ def _copies(s: Shape, a: Operand, w: Operand) -> list[str]:
     return lines
 
 
-def _products(p: Product, s: Shape, w: Operand) -> list[str]:
+def _products(p: Product, s: SwapAbConfig, w: Operand) -> list[str]:
     """The warpgroups that multiply 64 columns each."""
     of_w = f"at + (u32)(warp >> 2) * {_GROUP * STEP * 2}" if s.consumers > 1 else "at"
     if w.turned:
@@ -276,7 +276,7 @@ def _products(p: Product, s: Shape, w: Operand) -> list[str]:
     ]
 
 
-def _given(s: Shape, slot: str) -> str:
+def _given(s: SwapAbConfig, slot: str) -> str:
     """Which lanes give a stage back, and how: to every block that copies into this one, or for which it copies."""
     cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
     at = f"sb + EMPTY + 8 * ({slot})"
@@ -287,19 +287,19 @@ def _given(s: Shape, slot: str) -> str:
     return f"lane < {cluster_m + cluster_n - 1}) w_bar_arrive_at({at}, {who});"
 
 
-def _vectors(p: Product, s: Shape) -> int:
+def _vectors(p: Product, s: SwapAbConfig) -> int:
     """Of 8 neighbours, of a tile."""
     return min(p.m, s.bm) * s.bn // 8
 
 
-def _early(p: Product, s: Shape) -> list[int]:
+def _early(p: Product, s: SwapAbConfig) -> list[int]:
     """Slots of operands that are read beside the products, where a thread finishes one vector at most."""
     if _vectors(p, s) > s.split * 128 * s.consumers:
         return []
     return [slot for by_row in (False, True) for slot in epilogue.streamed(p, by_row=by_row)]
 
 
-def _beside(p: Product, s: Shape, names: Mapping[Source, str]) -> list[str]:
+def _beside(p: Product, s: SwapAbConfig, names: Mapping[Source, str]) -> list[str]:
     """Reads what the end adds to a thread's vector, on its way while the products are made."""
     slots = _early(p, s)
     if not slots:
@@ -313,7 +313,7 @@ def _beside(p: Product, s: Shape, names: Mapping[Source, str]) -> list[str]:
     ]
 
 
-def _end(p: Product, s: Shape, w: Operand, names: Mapping[Source, str]) -> list[str]:
+def _end(p: Product, s: SwapAbConfig, w: Operand, names: Mapping[Source, str]) -> list[str]:
     """Sums change their order in shared memory; each block of a cluster finishes its share of the vectors."""
     width, threads, pitch = epilogue.plan(p).width, 128 * s.consumers, s.bn + _PAD
     row = "(warp >> 2) * 64 + (warp & 3) * 16 + (lane >> 2) + 8 * h"

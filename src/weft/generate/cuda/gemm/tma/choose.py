@@ -28,8 +28,8 @@ from weft.generate.cuda.gemm.tma.shape import (
     CLUSTER_SHAPES,
     MOST_SHARES,
     MOST_TWO_LEVEL,
-    Shape,
     StreamK,
+    TmaConfig,
     two_level_registers,
 )
 from weft.ir.declined import Declined
@@ -70,13 +70,13 @@ _BETWEEN: tuple[tuple[int, int, int, bool, int], ...] = (
 """Tiles whose columns are no whole pieces of 32: of halves that are no constants, where memory runs along the sum."""
 
 
-def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, Shape]]:
+def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, TmaConfig]]:
     """(modelled cycles, shape), best first; none for what the template does not take."""
     case = case_for(p, facts)
     if case is None:
         return []
     p = _copied(p)
-    found: list[tuple[float, Shape]] = []
+    found: list[tuple[float, TmaConfig]] = []
     most = {0: (keep + 1) // 2, 1: keep // 4, case.across: keep // 4} if any(case.reach) else {0: keep}
     for modelled, s in _ranked(case, facts):
         # taps one by one, and pixels once for all taps by both sizes of stages: which is best the model cannot tell
@@ -102,7 +102,7 @@ def case_for(p: Product, facts: GpuFacts) -> Case | None:
     return None if case is None else replace(case, copied=moved.bytes)
 
 
-def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
+def every(p: Product, facts: GpuFacts) -> list[tuple[float, TmaConfig]]:
     """(modelled cycles, shape) of everything that fits, in no order.
 
     Also with fewer stages, and with a block for each tile where `shapes` has blocks go on to further ones.
@@ -111,7 +111,7 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     if case is None:
         return []
     p = _copied(p)
-    found: dict[Shape, float] = {}
+    found: dict[TmaConfig, float] = {}
     for base in _candidates(case, facts):
         if not _possible(p, case, base):
             continue
@@ -123,7 +123,7 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, Shape]]:
     return [(modelled, s) for s, modelled in found.items() if modelled < math.inf]
 
 
-def _possible(p: Product, case: Case, s: Shape) -> bool:
+def _possible(p: Product, case: Case, s: TmaConfig) -> bool:
     """Whether there are tensor maps for both operands."""
     if s.halo_stages:
         a = halo_tile(p, case.rows, s.box, s.panel)
@@ -177,7 +177,7 @@ def _panels(channels: int, taps: bool) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
+def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, TmaConfig], ...]:
     found = [(cycles(case, s, facts), s) for s in _candidates(case, facts)]
     found = [x for x in found if x[0] < math.inf]
     found.sort(key=lambda x: (x[0], x[1].bm * x[1].bn, x[1].threads))
@@ -201,7 +201,7 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, Shape], ...]:
     return tuple(kept)
 
 
-def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
+def _candidates(case: Case, facts: GpuFacts) -> Iterable[TmaConfig]:
     p = case.sizes
     tiles_ = (*_TILES, *(_BETWEEN if p.w_load == "nk" and p.dtype.itemsize == 2 else ()))
     for bm, bn, consumers, pingpong, min_ctas in tiles_:
@@ -220,7 +220,7 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
         box = (1, 1, bm) if case.rows.linear or case.columns else best_box(case.rows.sizes, bm, case.stride)
         shared = min(facts.shared_per_block, facts.shared_per_sm // min_ctas - facts.shared_reserved)
         for panel, kt in case.stages:
-            base = Shape(
+            base = TmaConfig(
                 bm,
                 bn,
                 panel,
@@ -260,7 +260,7 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[Shape]:
                     yield s
 
 
-def _cooperating(case: Case, usual: Shape, facts: GpuFacts) -> Iterable[Shape]:
+def _cooperating(case: Case, usual: TmaConfig, facts: GpuFacts) -> Iterable[TmaConfig]:
     """The same tile with cluster multicast, or stream-K for the tiles that do not fill the grid, or both."""
     p = case.sizes
     if usual.min_ctas > 1:
@@ -307,7 +307,7 @@ def _clusters_fit(case: Case, counts: int, columns: int, multicast: int) -> bool
     return cluster_n == 1 or (linear and case.rows.sizes[2] > 1 and not (case.packed and columns % cluster_n))
 
 
-def _with_halo(case: Case, base: Shape, shared: int, facts: GpuFacts) -> Iterable[Shape]:
+def _with_halo(case: Case, base: TmaConfig, shared: int, facts: GpuFacts) -> Iterable[TmaConfig]:
     """The same tile of 8 columns of pixels, read once for all taps."""
     images, tall, _ = case.rows.sizes
     lines = base.bm // 8

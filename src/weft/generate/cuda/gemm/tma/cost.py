@@ -17,7 +17,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.model import gap_us
 from weft.generate.cuda.gemm.mma.cost import Sizes
 from weft.generate.cuda.gemm.tma.operands import STEP, Rows, Three
-from weft.generate.cuda.gemm.tma.shape import Shape, StreamK
+from weft.generate.cuda.gemm.tma.shape import StreamK, TmaConfig
 
 PORT = 56.0
 """Bytes per cycle and multiprocessor from the L2 cache while all load."""
@@ -129,13 +129,13 @@ def halo_bytes(case: Case, box: Three, panel: int) -> int:
     return -(-box[0] * (box[1] + case.reach[0]) * (box[2] + case.reach[1]) * 2 * panel // 1024) * 1024
 
 
-def units(case: Case, s: Shape) -> int:
+def units(case: Case, s: TmaConfig) -> int:
     """Tiles, or clusters of them."""
     high, wide = math.prod(case.rows.tiles(s.box)), -(-case.sizes.n // s.bn)
     return -(-high // s.cluster_m) * -(-wide // s.cluster_n) * case.sizes.z
 
 
-def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
+def cycles(case: Case, s: TmaConfig, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel in a chain of kernels."""
     inside = busy(case, s, facts)
     memory = moved(case, facts)
@@ -146,7 +146,7 @@ def cycles(case: Case, s: Shape, facts: GpuFacts) -> float:
     return gap + START + max(inside, memory) + hidden
 
 
-def busy(case: Case, s: Shape, facts: GpuFacts) -> float:
+def busy(case: Case, s: TmaConfig, facts: GpuFacts) -> float:
     """Cycles of the busiest multiprocessor."""
     blocks = -(-case.sizes.k // case.taps // s.panel)
     k_tiles = (
@@ -182,7 +182,7 @@ def busy(case: Case, s: Shape, facts: GpuFacts) -> float:
     return inside + (FIELD + halo_bytes(case, s.box, s.panel) / PORT if s.halo_stages else 0.0)
 
 
-def at_once(case: Case, s: Shape, facts: GpuFacts) -> int:
+def at_once(case: Case, s: TmaConfig, facts: GpuFacts) -> int:
     """Units that all multiprocessors begin at once, one each, or as many as clusters find room for."""
     if s.split == 1:
         return int(CLUSTERED.get(s.multicast_ctas, 1.0) * facts.sms) // s.multicast_ctas
@@ -192,7 +192,7 @@ def at_once(case: Case, s: Shape, facts: GpuFacts) -> int:
     return max(1, int(CLUSTERED[s.split] * facts.sms) // s.split * max(1, fit))
 
 
-def _step(case: Case, s: Shape, k_tiles: int) -> tuple[float, float]:
+def _step(case: Case, s: TmaConfig, k_tiles: int) -> tuple[float, float]:
     """Cycles of a k-block that a multiprocessor is busy with, and those of one tile that is alone."""
     part, high = s.step / STEP, s.bm // 64
     loaded = (s.bm + s.bn + s.overfetch) * 2.0 * STEP
@@ -209,14 +209,14 @@ def _step(case: Case, s: Shape, k_tiles: int) -> tuple[float, float]:
     return flow, max(flow, LATENCY / s.stages, own)
 
 
-def ported(case: Case, s: Shape) -> float:
+def ported(case: Case, s: TmaConfig) -> float:
     """Bytes of a stage that come through the port, where rows begin within sectors as if they were longer."""
     by_left, by_right = (WITHIN if x else 1.0 for x in case.within)
     left, right = s.bm * by_left, (s.bn + s.overfetch) * by_right
     return (left / s.cluster_n + right / s.cluster_m) * 2.0 * s.step
 
 
-def _end(case: Case, s: Shape) -> tuple[float, float]:
+def _end(case: Case, s: TmaConfig) -> tuple[float, float]:
     """Cycles from the last product of a tile to its last result: of waiting threads, and of the multiprocessor."""
     p, area = case.sizes, s.bm * s.bn
     each = VECTOR * (1 + case.residuals) + STEPS * p.plain + SPECIALS * p.special
@@ -230,7 +230,7 @@ def _end(case: Case, s: Shape) -> tuple[float, float]:
     return waited, shared
 
 
-def _stored(case: Case, s: Shape) -> float:
+def _stored(case: Case, s: TmaConfig) -> float:
     """Bytes that stores of one result cost, by how they fill sectors."""
     p = case.sizes
     element = case.stored[0] if p.dtype.is_integer else p.dtype.itemsize

@@ -9,7 +9,7 @@ from weft.generate.cuda.gemm.common.normed_text import joined_text
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma import store as tma_store
 from weft.generate.cuda.gemm.tma.operands import Operand, Rows
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.intrinsics.prelude import storage
 
 _OTHERS = 48
@@ -20,7 +20,7 @@ _STEP = 4
 """And for each step of what follows the sum beyond the third."""
 
 
-def _row(rows: Rows, s: Shape, at: str) -> str:
+def _row(rows: Rows, s: TmaConfig, at: str) -> str:
     """Declares the row `m` of the product at row `at` of the tile; -1: none."""
     n2, n1, n0 = rows.sizes
     b2, b1, b0 = s.box
@@ -37,7 +37,7 @@ def _row(rows: Rows, s: Shape, at: str) -> str:
 
 
 def finish(
-    p: Product, rows: Rows, s: Shape, w: Operand, width: int, to: tma_store.Stored | None = None, sharers: int = 1
+    p: Product, rows: Rows, s: TmaConfig, w: Operand, width: int, to: tma_store.Stored | None = None, sharers: int = 1
 ) -> tuple[list[str], list[str]]:
     """From the sums in registers to the outputs: a thread has 8 of a row at a time.
 
@@ -140,7 +140,7 @@ def finish(
 
 
 def _as_words(
-    p: Product, w: Operand, s: Shape, take: list[str], parts: list[str], *, boxes: bool
+    p: Product, w: Operand, s: TmaConfig, take: list[str], parts: list[str], *, boxes: bool
 ) -> tuple[list[str], list[str]]:
     """Where nothing follows the sum, halves are rounded before lanes exchange them: a word is two of them.
 
@@ -179,7 +179,7 @@ def _as_words(
     return words, [text]
 
 
-def _chunk(s: Shape) -> str:
+def _chunk(s: TmaConfig) -> str:
     """C text: which 8 columns of the tile a thread's pair `c` of step `j` is of; one of them where there are none."""
     return f"(4 * j + c < {s.bn // 8} ? 4 * j + c : 0)" if s.bn % 32 else "(4 * j + c)"
 
@@ -204,7 +204,7 @@ def _pieces(p: Product, w: Operand) -> list[str]:
     return ["n8", f"n8 + {_column(p, w, 4)}"] if p.by_fours else ["n8"]
 
 
-def _ahead(p: Product, s: Shape) -> tuple[list[int], int]:
+def _ahead(p: Product, s: TmaConfig) -> tuple[list[int], int]:
     """Biases that are read before the products of a tile, and vectors of each residual: what registers are left for."""
     if s.split > 1:
         return [], 0
@@ -247,17 +247,17 @@ W_FN void w_put_sums_of_columns(const float (&v)[8], float* to, int first, int e
 """
 
 
-def sum_rows(p: Product, s: Shape) -> int:
+def sum_rows(p: Product, s: TmaConfig) -> int:
     """Rows of the output of sums over rows."""
     return -(-p.m // s.bm) * _warps(s)
 
 
-def _warps(s: Shape) -> int:
+def _warps(s: TmaConfig) -> int:
     """That share the rows of a tile."""
     return 4 if s.pingpong else 4 * s.consumers
 
 
-def _summed(p: Product, rows: Rows, s: Shape) -> list[str]:
+def _summed(p: Product, rows: Rows, s: TmaConfig) -> list[str]:
     """Of 32 columns of a warp's rows of a tile."""
     last, warps = 2 * (s.rows // 64) - 1, _warps(s)
     at = f"(i0 / {s.bm} * {warps} + {'(warp & 3)' if s.pingpong else 'warp'})"
@@ -267,14 +267,16 @@ def _summed(p: Product, rows: Rows, s: Shape) -> list[str]:
     ]
 
 
-def _clipped(rows: Rows, s: Shape) -> bool:
+def _clipped(rows: Rows, s: TmaConfig) -> bool:
     """True where a tile can have rows that do not exist."""
     if rows.linear and s.cluster_m > 1 and rows.sizes[2] % (s.cluster_m * s.bm):
         return True
     return math.prod(s.box) < s.bm or any(n % b for n, b in zip(rows.sizes, s.box, strict=True))
 
 
-def _shared_sum(p: Product, rows: Rows, s: Shape, take: list[str], row: str, parts: list[str], first: str) -> list[str]:
+def _shared_sum(
+    p: Product, rows: Rows, s: TmaConfig, take: list[str], row: str, parts: list[str], first: str
+) -> list[str]:
     """The blocks of the cluster put their sums into shared memory, and each finishes its share of the pieces."""
     high, wide, threads = s.rows // 64, s.bn // 32, 128 * s.consumers
     piece = f"sb + (u32)(o * {32 * threads} + t * 16)"

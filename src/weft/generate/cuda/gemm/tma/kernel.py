@@ -40,8 +40,8 @@ from weft.generate.cuda.gemm.tma.pack import pack_panels
 from weft.generate.cuda.gemm.tma.shape import (
     MOST_SHARES,
     MOST_TWO_LEVEL,
-    Shape,
     StreamK,
+    TmaConfig,
     clusters_of,
     stream_k_of,
     tiles_of,
@@ -93,13 +93,13 @@ W_FN void w_product_{kind}_{int(turned_a)}{int(turned_b)}(float (&d)[{count}], u
 
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
-    """The kernel `entry` of one schedule made by `Shape.schedule`."""
+    """The kernel `entry` of one schedule made by `TmaConfig.schedule`."""
     return solo(roles(p, schedule), entry)
 
 
 def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
-    """The roles of one schedule made by `Shape.schedule`."""
-    s = Shape.of(schedule)
+    """The roles of one schedule made by `TmaConfig.schedule`."""
+    s = TmaConfig.of(schedule)
     moved = aligned(p)
     p = moved.product if isinstance(moved, Aligned) else p
     rows = rows_of(p)
@@ -228,21 +228,21 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     return packed_by(source, packings)
 
 
-def _workspace(p: Product, rows: Rows, s: Shape) -> int:
+def _workspace(p: Product, rows: Rows, s: TmaConfig) -> int:
     """Bytes for partial sums of stream-K."""
     if not s.stream_k:
         return 0
     return stream_k_of(p, rows, s, _k_tiles(p, s)).units * s.cluster * s.bm * s.bn * 4
 
 
-def _state(p: Product, rows: Rows, s: Shape, grid: int) -> int:
+def _state(p: Product, rows: Rows, s: TmaConfig, grid: int) -> int:
     """Bytes of flags: one for each warp, and for each CTA that reads what it leaves."""
     if not s.stream_k:
         return 0
     return grid * 4 * s.consumers * 4 * (stream_k_of(p, rows, s, _k_tiles(p, s)).sharers if s.coop_fixup else 1)
 
 
-def _no_multicast(p: Product, rows: Rows, s: Shape) -> Declined | None:
+def _no_multicast(p: Product, rows: Rows, s: TmaConfig) -> Declined | None:
     """Why CTAs of a cluster cannot share operands by multicast."""
     counts, columns = tiles_of(p, rows, s)
     if not s.multicast:
@@ -258,7 +258,7 @@ def _no_multicast(p: Product, rows: Rows, s: Shape) -> Declined | None:
     return None
 
 
-def _no_stream_k(p: Product, rows: Rows, s: Shape) -> Declined | None:
+def _no_stream_k(p: Product, rows: Rows, s: TmaConfig) -> Declined | None:
     """Why this cannot be a stream-K kernel."""
     if not s.stream_k:
         return Declined("a cooperative fix-up without stream-K") if s.coop_fixup else None
@@ -278,19 +278,19 @@ def _no_stream_k(p: Product, rows: Rows, s: Shape) -> Declined | None:
     return None
 
 
-def _k_tiles(p: Product, s: Shape) -> int:
+def _k_tiles(p: Product, s: TmaConfig) -> int:
     """K-tiles of the whole sum: a stage of the pipeline each."""
     if s.halo_stages:
         return _rounds(p, s) * blocks_of_channels(p, s.panel)
     return stages_of_sum(p, s.panel)
 
 
-def _rounds(p: Product, s: Shape) -> int:
+def _rounds(p: Product, s: TmaConfig) -> int:
     """Stages that go through all taps of a halo tile; 1 without."""
     return math.prod(p.c.kernel) // s.taps_per_stage if s.halo_stages else 1
 
 
-def _range(p: Product, rows: Rows, s: Shape) -> str:
+def _range(p: Product, rows: Rows, s: TmaConfig) -> str:
     """Declares the k-tiles of this CTA and its rank in the cluster."""
     kt = _k_tiles(p, s)
     if s.stream_k:
@@ -308,7 +308,7 @@ def _range(p: Product, rows: Rows, s: Shape) -> str:
     )
 
 
-def _tile(p: Product, rows: Rows, s: Shape) -> str:
+def _tile(p: Product, rows: Rows, s: TmaConfig) -> str:
     """Declares where `tile` begins: group, batch, column, and the coordinates of its box of rows."""
     counts, _ = tiles_of(p, rows, s)
     (mt, nt), batches = clusters_of(p, rows, s), p.z // p.c.groups
@@ -338,7 +338,7 @@ def _tile(p: Product, rows: Rows, s: Shape) -> str:
     )
 
 
-def _loop(p: Product, rows: Rows, s: Shape, begin: str, step: str) -> str:
+def _loop(p: Product, rows: Rows, s: TmaConfig, begin: str, step: str) -> str:
     tiles = math.prod(clusters_of(p, rows, s)) * p.z
     if s.stream_k:
         e = stream_k_of(p, rows, s, _k_tiles(p, s))
@@ -379,7 +379,7 @@ def _walk(stages: int) -> _Walk:
     return _Walk(before, head, "", "lap", f"slot == 0 ? {stages - 1} : slot - 1")
 
 
-def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[str]:
+def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> list[str]:
     """The producer warp. Constant weights do not wait for the predecessors."""
     packed = w.map is None
     kt, nt = stages_of_sum(p, s.panel), -(-p.n // s.bn)
@@ -437,7 +437,7 @@ def _copies(p: Product, rows: Rows, s: Shape, a: Operand, w: Operand) -> list[st
     return lines
 
 
-def _load_halo(p: Product, s: Shape, a: Operand) -> str:
+def _load_halo(p: Product, s: TmaConfig, a: Operand) -> str:
     """Before the first tap of a block of channels."""
     taps = _rounds(p, s)
     return (
@@ -457,7 +457,7 @@ def _descriptor(at: str, step: str, o: Operand, rows: int, panel: int) -> str:
     return f"w_operand_at({at} + (u32)({offset}), 16, {16 * panel}, {_MODE[panel]})"
 
 
-def _in_halo(p: Product, s: Shape) -> str:
+def _in_halo(p: Product, s: TmaConfig) -> str:
     """64 pixels of a tap: 8 neighbours of a row lie together, the next row of the tile is the next row of the field."""
     c, (_, tall, _) = p.c, s.box
     high, wide = halo_size(p, s.box)
@@ -472,7 +472,7 @@ def _in_halo(p: Product, s: Shape) -> str:
     return f"w_operand_at(there + (u32)(({place}) * {row} + q * 32), 16, {row * wide}, {_MODE[s.panel]})"
 
 
-def _fix_up(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
+def _fix_up(p: Product, rows: Rows, s: TmaConfig, end: list[str]) -> list[str]:
     """A tile's last CTA adds what the CTAs before it have left, and has the epilogue; the others leave their sums."""
     e = stream_k_of(p, rows, s, _k_tiles(p, s))
     high, warps, threads = s.rows // 64, 4 * s.consumers, 128 * s.consumers
@@ -512,7 +512,7 @@ def _fix_up(p: Product, rows: Rows, s: Shape, end: list[str]) -> list[str]:
     ]
 
 
-def _cooperative_fix_up(s: Shape, e: StreamK, mine: Callable[[str], str], put: str, add: str) -> list[str]:
+def _cooperative_fix_up(s: TmaConfig, e: StreamK, mine: Callable[[str], str], put: str, add: str) -> list[str]:
     """Each CTA of a tile leaves its sums of what others finish, and adds those of what it finishes, in order.
 
     Fragments are 64 rows by 32 columns, dealt round robin. CTAs of a tile are neighbours in the grid: all but one tile
@@ -542,7 +542,7 @@ def _cooperative_fix_up(s: Shape, e: StreamK, mine: Callable[[str], str], put: s
     return lines
 
 
-def _two_level_stages(s: Shape, product: str, free: str) -> list[str]:
+def _two_level_stages(s: TmaConfig, product: str, free: str) -> list[str]:
     """The main loop of a tile with two-level accumulation."""
     if s.two_level == 2:
         return [two_level.clear(s), *two_level.promoted_overlapped(s, product, free)]
@@ -557,7 +557,7 @@ def _two_level_stages(s: Shape, product: str, free: str) -> list[str]:
 
 
 def _products(
-    p: Product, rows: Rows, s: Shape, a: Operand, w: Operand, width: int, to: tma_store.Stored | None
+    p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand, width: int, to: tma_store.Stored | None
 ) -> list[str]:
     """The consumer warpgroups."""
     high = s.rows // 64

@@ -19,7 +19,7 @@ from weft.generate.cuda.gemm.common.normed_text import (
 )
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma.operands import STEP, Rows
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.declined import Declined
 
 BARRIER, FIRST = 2, 3
@@ -31,7 +31,7 @@ MOST_SUMS, MOST_OF_THREE = 128, 80
 """Registers of sums of a thread that leave room for two stages of fragments: of one or two warpgroups, and of three."""
 
 
-def declined(p: Product, rows: Rows, s: Shape, width: int) -> Declined | None:
+def declined(p: Product, rows: Rows, s: TmaConfig, width: int) -> Declined | None:
     """Why a shape cannot normalise its left operand, or leave partial sums of its results."""
     if p.parts is not None and (width != 8 or p.words != 1 or not rows.linear or s.store or s.bn % PIECE):
         return Declined("partial sums of results that are not written 8 at a time, by threads")
@@ -53,14 +53,14 @@ def bytes_of(p: Product) -> int:
     return column_bytes(p.norm, STEP) + 16 if p.norm is not None else 0
 
 
-def barriers(p: Product, s: Shape) -> int:
+def barriers(p: Product, s: TmaConfig) -> int:
     """Named barriers that a role needs for its normalised operand."""
     if p.norm is None:
         return 0
     return FIRST + s.consumers if in_order(s) else BARRIER + 1
 
 
-def place(p: Product, s: Shape) -> str:
+def place(p: Product, s: TmaConfig) -> str:
     """A further constant: where the vectors lie."""
     if p.norm is None:
         return ""
@@ -86,7 +86,7 @@ W_FN void w_product_{kind}_r{int(turned_b)}(float (&d)[{count}], const u32 (&a)[
 """
 
 
-def vectors(p: Product, s: Shape) -> list[str]:
+def vectors(p: Product, s: TmaConfig) -> list[str]:
     """Before the wait: the vectors along the sum, which are weights, to shared memory."""
     if p.norm is None:
         return []
@@ -99,21 +99,21 @@ def vectors(p: Product, s: Shape) -> list[str]:
     return lines
 
 
-def in_order(s: Shape) -> bool:
+def in_order(s: TmaConfig) -> bool:
     """Whether warpgroups issue the products of a stage one after the other."""
     return s.consumers > 1 and not s.pingpong and s.bn >= WIDE
 
 
-def left_over(p: Product, s: Shape) -> str:
+def left_over(p: Product, s: TmaConfig) -> str:
     """At the end of a kernel: the arrival that no warpgroup has waited for."""
     return f"if (warp < 4) role.named_barrier({FIRST}, w_threads<256>());" if p.norm is not None and in_order(s) else ""
 
 
-def _high(s: Shape) -> int:
+def _high(s: TmaConfig) -> int:
     return s.rows // 64
 
 
-def values(p: Product, rows: Rows, s: Shape) -> list[str]:
+def values(p: Product, rows: Rows, s: TmaConfig) -> list[str]:
     """In front of a tile's products: what the thread's rows are normalised by; four lanes share a row."""
     if p.norm is None or p.norm.own:
         return []
@@ -121,7 +121,7 @@ def values(p: Product, rows: Rows, s: Shape) -> list[str]:
     return _of_rows(p, s, f"({at} < {rows.sizes[2]} ? {at} : {rows.sizes[2] - 1})")
 
 
-def _of_rows(p: Product, s: Shape, row: str, words: str = "") -> list[str]:
+def _of_rows(p: Product, s: TmaConfig, row: str, words: str = "") -> list[str]:
     """What each row `o` of a thread is normalised by; `row` and `words` as for `rows_text`."""
     norm, count = p.norm, 2 * _high(s)
     assert norm is not None
@@ -134,7 +134,7 @@ def _of_rows(p: Product, s: Shape, row: str, words: str = "") -> list[str]:
     ]
 
 
-def _fragments(p: Product, s: Shape, to: str) -> list[str]:
+def _fragments(p: Product, s: TmaConfig, to: str) -> list[str]:
     """Statements: the warp's rows of the stage at `at` into the registers `to`, normalised."""
     norm = p.norm
     assert norm is not None
@@ -176,7 +176,7 @@ def _fragments(p: Product, s: Shape, to: str) -> list[str]:
 
 
 def stages(
-    p: Product, s: Shape, head: str, before: str, slot: str, parity: str, of_w: str, release: str,
+    p: Product, s: TmaConfig, head: str, before: str, slot: str, parity: str, of_w: str, release: str,
     *, turned: bool,
 ) -> list[str]:  # fmt: skip
     """The sum of a tile, two stages in turn: registers of one are free when the products of the other have begun."""

@@ -21,7 +21,7 @@ _MANY_SUMS = {2: 112, 3: 64}
 CLUSTER_SHAPES: Mapping[int, tuple[int, int]] = {
     0: (1, 1), 1: (2, 1), 2: (1, 2), 3: (2, 2), 4: (4, 1), 5: (1, 4), 6: (4, 2), 7: (2, 4), 8: (8, 1),
 }  # fmt: skip
-"""CTAs of a cluster along M and N that share operands by TMA multicast, by `Shape.multicast`."""
+"""CTAs of a cluster along M and N that share operands by TMA multicast, by `TmaConfig.multicast`."""
 
 
 STORED_ROWS = 16
@@ -38,7 +38,7 @@ def two_level_registers(rows: int, columns: int, sets: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(Parameters):
+class TmaConfig(Parameters):
     """Parameters of the template; rows and columns in elements, the sum in words of 16 bits."""
 
     bm: int
@@ -189,12 +189,12 @@ class Shape(Parameters):
         return 4 * self.consumers * 2 * STORED_ROWS * self.store * 2
 
 
-def tiles_of(p: Product, rows: Rows, s: Shape) -> tuple[Three, int]:
+def tiles_of(p: Product, rows: Rows, s: TmaConfig) -> tuple[Three, int]:
     """Boxes of rows along each dimension, and tiles of columns."""
     return rows.tiles(s.box), -(-p.n // s.bn)
 
 
-def clusters_of(p: Product, rows: Rows, s: Shape) -> tuple[int, int]:
+def clusters_of(p: Product, rows: Rows, s: TmaConfig) -> tuple[int, int]:
     """Rows and columns of what a cluster takes at a time: tiles, or as many as it has CTAs that share operands."""
     counts, columns = tiles_of(p, rows, s)
     high = math.prod(counts)
@@ -228,6 +228,6 @@ class StreamK:
         return f"({unit}) * {self.shared * self.k_tiles} / {self.units}"
 
 
-def stream_k_of(p: Product, rows: Rows, s: Shape, k_tiles: int) -> StreamK:
+def stream_k_of(p: Product, rows: Rows, s: TmaConfig, k_tiles: int) -> StreamK:
     """The division of a stream-K configuration."""
     return StreamK(math.prod(clusters_of(p, rows, s)) * p.z, max(1, s.persistent_ctas // s.multicast_ctas), k_tiles)

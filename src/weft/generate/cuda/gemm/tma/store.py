@@ -17,7 +17,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma.operands import Dim, Rows, box_map, joined, outer, rows_of
-from weft.generate.cuda.gemm.tma.shape import STORED_ROWS, Shape
+from weft.generate.cuda.gemm.tma.shape import STORED_ROWS, TmaConfig
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import Pointer, TensorMap
@@ -43,7 +43,7 @@ def header() -> str:
     return (Path(__file__).parent / "weft_cuda_store.h").read_text(encoding="utf-8")
 
 
-def stored(p: Product, rows: Rows, s: Shape) -> Stored | Declined:
+def stored(p: Product, rows: Rows, s: TmaConfig) -> Stored | Declined:
     """The map of the result; Declined where it is no matrix of halves whose rows are multiples of 16 bytes."""
     if s.store not in (32, 64) or s.bn % s.store or s.split > 1 or p.column_sums or p.parts is not None:
         return Declined("boxes of 32 or 64 columns of whole sums")
@@ -70,7 +70,7 @@ def stored(p: Product, rows: Rows, s: Shape) -> Stored | Declined:
     return Stored(map_, f"w_tma_store(&my, box, {', '.join(d.at for d in dims)});")
 
 
-def offered(p: Product, ranked: Sequence[tuple[float, Shape]], facts: GpuFacts) -> list[tuple[float, Shape]]:
+def offered(p: Product, ranked: Sequence[tuple[float, TmaConfig]], facts: GpuFacts) -> list[tuple[float, TmaConfig]]:
     """(modelled cycles, shape): the best of some shapes that may gain by boxes, with them; [] where none was seen to.
 
     These are plain products with short sums and large results, by ping-pong consumers.
@@ -89,7 +89,7 @@ def offered(p: Product, ranked: Sequence[tuple[float, Shape]], facts: GpuFacts) 
     return []
 
 
-def order(s: Shape) -> str:
+def order(s: TmaConfig) -> str:
     """Declares half, rows and columns of step `o` of the end of a tile, box by box."""
     per, high = s.store // 32, s.rows // 64
     if per == 1:
@@ -97,7 +97,7 @@ def order(s: Shape) -> str:
     return f"const int h = o % 2, i = o / {2 * per} % {high}, j = o / {2 * per * high} * {per} + o / 2 % {per};"
 
 
-def into_box(s: Shape, text: str) -> str:
+def into_box(s: TmaConfig, text: str) -> str:
     """The end of a tile's step, with 8 neighbours of a thread put into the box."""
     chunk = "(lane >> 2)" if s.store == 64 else "(lane >> 3)"
     of = f"(o / 2 % {s.store // 32} * 4 + (lane & 3))" if s.store == 64 else "(lane & 3)"
@@ -107,7 +107,7 @@ def into_box(s: Shape, text: str) -> str:
     return found
 
 
-def fragments(s: Shape) -> str:
+def fragments(s: TmaConfig) -> str:
     """Statement: the words `x` of four fragments of 8 columns into the box."""
     at = "(lane & 7)" if s.store == 64 else "(lane >> 1 & 3)"
     of = f"(o / 2 % {s.store // 32} * 4 + (lane >> 3))" if s.store == 64 else "(lane >> 3)"
@@ -115,7 +115,7 @@ def fragments(s: Shape) -> str:
     return f"w_matrices_store(sb + staged + {place}, x);"
 
 
-def boxed(s: Shape, ring: str, to: Stored, step: list[str]) -> list[str]:
+def boxed(s: TmaConfig, ring: str, to: Stored, step: list[str]) -> list[str]:
     """Steps of the end of a tile between those that begin and end a box. `ring`: C text, where the stages end."""
     per = s.store // 16
     size = STORED_ROWS * s.store * 2

@@ -7,16 +7,16 @@ added; `promoted_overlapped`: two sets of registers, so that the next 64 rows ar
 from __future__ import annotations
 
 from weft.generate.cuda.gemm.tma.operands import STEP
-from weft.generate.cuda.gemm.tma.shape import Shape
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 
 
-def clear(s: Shape) -> str:
+def clear(s: TmaConfig) -> str:
     """The tile's sums begin at zero."""
     per = s.bn // 2
     return f"#pragma unroll\nfor (int i = 0; i < {s.rows // 64 * per}; ++i) acc[i / {per}][i % {per}] = 0.0f;"
 
 
-def promoted(s: Shape, product: str, free: str) -> list[str]:
+def promoted(s: TmaConfig, product: str, free: str) -> list[str]:
     """A stage in `slot`; `product` adds 32 bytes `q` of rows `i` to `part`, `free` gives the stage back."""
     high = s.rows // 64
     return [
@@ -30,7 +30,7 @@ def promoted(s: Shape, product: str, free: str) -> list[str]:
     ]
 
 
-def promoted_overlapped(s: Shape, product: str, free: str) -> list[str]:
+def promoted_overlapped(s: TmaConfig, product: str, free: str) -> list[str]:
     """All stages of a tile, from `first` to before `last`, the first of them number `it` of the block."""
     per, high = s.bn // 2, s.rows // 64
     lines = [
