@@ -51,7 +51,7 @@ SUITES = {
     "pytorch-operator": "conformance-onnx-pytorch-operator",
     "pytorch-converted": "conformance-onnx-pytorch-converted",
 }
-HELD = {"bfloat16": DType.BF16, "float8_e4m3fn": DType.F8E4M3, "float8_e5m2": DType.F8E5M2}
+EMULATED = {"bfloat16": DType.BF16, "float8_e4m3fn": DType.F8E4M3, "float8_e5m2": DType.F8E5M2}
 """What NumPy lacks, by the names that ONNX's package gives it."""
 PROGRESS = Path("build/conformance")
 CACHE = PROGRESS / "cache"
@@ -115,12 +115,12 @@ def as_array(value: Any) -> tuple[DType, Array]:
         if dtype is None:
             raise RefusedError(f"element type {onnx.TensorProto.DataType.Name(value.data_type)}")
         array = numpy_helper.to_array(value)
-        return dtype, np.asarray(array.astype(np.float32) if dtype.is_held else array)
+        return dtype, np.asarray(array.astype(np.float32) if dtype.is_emulated else array)
     if not isinstance(value, (np.ndarray, np.generic)):
         raise RefusedError(f"value of kind {type(value).__name__}")
     array = np.asarray(value)
-    if array.dtype.name in HELD:
-        return HELD[array.dtype.name], array.astype(np.float32)
+    if array.dtype.name in EMULATED:
+        return EMULATED[array.dtype.name], array.astype(np.float32)
     try:
         return DType.from_numpy(array.dtype), array
     except KeyError:
@@ -182,7 +182,7 @@ def more_exact(
         if not z.size:
             continue
         mine, theirs = (np.abs(np.asarray(v, np.float64) - np.asarray(e, np.float64)) for v in (y, z))
-        eps = 2 * TOLERANCES[dtype].unit if dtype.is_held else float(np.finfo(cast("Any", z.dtype)).eps)
+        eps = 2 * TOLERANCES[dtype].unit if dtype.is_emulated else float(np.finfo(cast("Any", z.dtype)).eps)
         # one unit of slack: both are rounded to their own type
         if not (theirs <= 8 * eps * np.abs(e).max()).all() or not (mine <= theirs + eps * np.abs(e)).all():
             return False

@@ -195,7 +195,7 @@ def sources(facts: GpuFacts, only: Sequence[str] = (), most: int = 4) -> Iterato
 
 def values(t: TensorType, chance: np.random.Generator) -> bytes:
     """Random content; integers are small enough to be indices."""
-    if t.dtype.is_held:
+    if t.dtype.is_emulated:
         return to_bits(chance.normal(size=t.shape).astype(np.float32), t.dtype).tobytes()
     if t.dtype.is_float:
         return chance.normal(size=t.shape).astype(t.dtype.numpy).tobytes()

@@ -17,7 +17,7 @@ class Recorder:
     prepared: list[tuple[str, int, tuple[int, int, int]]] = field(default_factory=list)
     launched: list[tuple[str, tuple[int | bytes, ...], bool, int]] = field(default_factory=list)
     encoded: list[tuple[object, ...]] = field(default_factory=list)
-    at_once: list[tuple[object, ...]] = field(default_factory=list)
+    co_resident: list[tuple[object, ...]] = field(default_factory=list)
 
     @property
     def driver(self) -> CudaDriver:
@@ -39,8 +39,8 @@ class _Function:
     def prepare(self, shared_bytes, cluster) -> None:
         self.owner.prepared.append((self.entry, shared_bytes, cluster))
 
-    def make_sure(self, blocks, block, shared_bytes) -> None:
-        self.owner.at_once.append((self.entry, blocks, block, shared_bytes))
+    def require_co_resident(self, blocks, block, shared_bytes) -> None:
+        self.owner.co_resident.append((self.entry, blocks, block, shared_bytes))
 
     def bind(self, grid, block, arguments, *, shared_bytes, cluster, dependent) -> _Launch:
         assert len(grid) == len(block) == len(cluster) == 3
@@ -98,10 +98,10 @@ def test_each_entry_is_prepared_once_for_its_largest_launch() -> None:
 
 
 def test_blocks_that_wait_for_each_other_are_made_sure_of() -> None:
-    launch = replace(SOURCE.launches[0], at_once=8)
+    launch = replace(SOURCE.launches[0], co_resident=8)
     _, seen = bound(replace(SOURCE, launches=(launch, *SOURCE.launches[1:])))
-    assert seen.at_once == [("k0", 8, BLOCK, 1024)]
-    assert bound()[1].at_once == []
+    assert seen.co_resident == [("k0", 8, BLOCK, 1024)]
+    assert bound()[1].co_resident == []
 
 
 def test_maps_are_encoded_once_per_set_of_addresses() -> None:

@@ -91,7 +91,7 @@ def _widened(dtype: DType, wide: DType) -> Graph:
 
 def test_bytes_in_memory_and_the_type_of_sums() -> None:
     for dtype in (E4, E5):
-        assert (dtype.itemsize, dtype.accumulator, dtype.is_float, dtype.is_held) == (1, F32, True, True)
+        assert (dtype.itemsize, dtype.accumulator, dtype.is_float, dtype.is_emulated) == (1, F32, True, True)
         assert TensorType(dtype, (3, 5)).nbytes == 15
 
 

@@ -120,7 +120,7 @@ class Function:
     def prepare(self, shared_bytes: int, cluster: Any) -> None:
         pass
 
-    def make_sure(self, blocks: int, block: Any, shared_bytes: int) -> None:
+    def require_co_resident(self, blocks: int, block: Any, shared_bytes: int) -> None:
         pass
 
     def bind(

@@ -33,7 +33,7 @@ from weft.cli.repro import repro_command
 from weft.cli.show import Screen, memory, microseconds, plain, print_pairs, summary, visible
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
-from weft.frontends.torch.dtypes import HELD
+from weft.frontends.torch.dtypes import EMULATED
 from weft.generate.written import written_in
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.record import CompileRecord
@@ -239,7 +239,7 @@ def run_command(
     outputs = [x.cpu() for x in ([result] if isinstance(result, torch.Tensor) else result)]
     if output is not None:
         with _writing(output), output.open("wb") as file:  # a file object: `savez` appends a suffix to names
-            np.savez(file, *[(x.float() if x.dtype in HELD else x).numpy() for x in outputs])
+            np.savez(file, *[(x.float() if x.dtype in EMULATED else x).numpy() for x in outputs])
     rows = [_statistics(x) for x in outputs]
     if screen.json:
         screen.data(rows)

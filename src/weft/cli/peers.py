@@ -15,7 +15,7 @@ from weft.errors import OptionError, UnsupportedError
 from weft.frontends.imported import Imported
 from weft.frontends.onnx.limits import Limits
 from weft.frontends.onnx.whole import onnxruntime_model
-from weft.frontends.torch.dtypes import FROM_TORCH, HELD
+from weft.frontends.torch.dtypes import EMULATED, FROM_TORCH
 from weft.ir.declined import Declined
 from weft.ir.types import TensorType
 from weft.options import Options
@@ -123,4 +123,4 @@ def disagreement(got: Tensors, want: Tensors) -> str:
 
 
 def _wide(tensor: torch.Tensor) -> Any:
-    return (tensor.float() if tensor.dtype in HELD else tensor).detach().cpu().numpy()
+    return (tensor.float() if tensor.dtype in EMULATED else tensor).detach().cpu().numpy()

@@ -17,7 +17,7 @@ from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.shapes import broadcast_shapes
-from weft.ir.types import Array, DType, round_held
+from weft.ir.types import Array, DType, round_emulated
 
 Result = NodeId | tuple[NodeId, ...] | Declined
 Rule = Callable[..., Result]
@@ -119,7 +119,7 @@ def full(b: GraphBuilder, value: float, dtype: DType, shape: Sequence[int] = ())
 def table(b: GraphBuilder, data: Array, dtype: DType) -> NodeId:
     """A constant computed in f64 or integers and rounded once to `dtype`."""
     out = np.asarray(data).astype(dtype.numpy)
-    return b.constant(round_held(out, dtype), dtype)
+    return b.constant(round_emulated(out, dtype), dtype)
 
 
 def common_shape(b: GraphBuilder, *operands: NodeId) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ class CudaFunction(Protocol):
         """Allow so much dynamic shared memory and such a cluster."""
         ...
 
-    def make_sure(self, blocks: int, block: Dim3, shared_bytes: int) -> None:
+    def require_co_resident(self, blocks: int, block: Dim3, shared_bytes: int) -> None:
         """DeviceError: there may be no room for so many blocks at once."""
         ...
 
@@ -133,8 +133,8 @@ class BoundCuda:
             self._functions[entry] = self._module.function(entry)
             self._functions[entry].prepare(shared, cluster)
         for launch in source.launches:
-            if launch.at_once > 1:
-                self._functions[launch.entry].make_sure(launch.at_once, launch.block, launch.shared_bytes)
+            if launch.co_resident > 1:
+                self._functions[launch.entry].require_co_resident(launch.co_resident, launch.block, launch.shared_bytes)
 
     def prepare(self, addresses: Addresses, *, dependent: bool = True) -> Prepared:
         """Resolve the arguments of the run launches for one set of addresses.

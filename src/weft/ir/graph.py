@@ -18,7 +18,7 @@ from weft.ir import attrs as a
 from weft.ir.large import hash_all, row_major
 from weft.ir.prims import Prim
 from weft.ir.shapes import ShapeError, broadcast_shapes, infer
-from weft.ir.types import Array, DType, TensorType, round_held
+from weft.ir.types import Array, DType, TensorType, round_emulated
 
 NodeId = int
 """Position of a node in its graph."""
@@ -190,7 +190,7 @@ class GraphBuilder:
         """A rank-0 constant, rounded once to `dtype`."""
         with np.errstate(over="ignore"):
             data: Array = np.asarray(value).astype(dtype.numpy)
-        return self.constant(round_held(data, dtype), dtype)
+        return self.constant(round_emulated(data, dtype), dtype)
 
     def add(self, prim: Prim, *inputs: NodeId, attrs: a.Attrs = a.NO_ATTRS) -> NodeId:
         """Add one primitive, or find the equal one.

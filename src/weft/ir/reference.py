@@ -19,7 +19,7 @@ from weft.errors import InvalidGraphError, UnsupportedError
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Node
 from weft.ir.prims import CATEGORY, Category, Prim
-from weft.ir.types import Array, DType, TensorType, round_held
+from weft.ir.types import Array, DType, TensorType, round_emulated
 
 Numbers = npt.NDArray[Any]
 """NumPy's own functions give arrays of this type: which element type it is depends on the values."""
@@ -403,8 +403,8 @@ def _widen(prim: Prim, xs: Operands, dtype: DType) -> Operands:
 
 
 def round_to(x: Array, dtype: DType) -> Array:
-    """Round to an element type: floats to nearest even, held ones in float32; integers and bool are only checked in."""
-    return round_held(x, dtype) if dtype.is_held else x.astype(dtype.numpy, copy=False)
+    """Round to an element type: floats to nearest even (emulated ones in float32); others are only checked."""
+    return round_emulated(x, dtype) if dtype.is_emulated else x.astype(dtype.numpy, copy=False)
 
 
 def apply(node: Node, xs: Sequence[Array], operand_types: Sequence[TensorType], *, precise: bool = False) -> Array:

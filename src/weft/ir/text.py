@@ -29,7 +29,7 @@ from weft.ir import attrs as a
 from weft.ir.graph import Graph, Node, NodeId, Origin, OriginParam, digest_of, digests_of
 from weft.ir.prims import Prim
 from weft.ir.shapes import ShapeError, infer
-from weft.ir.types import Array, DType, TensorType, round_held
+from weft.ir.types import Array, DType, TensorType, round_emulated
 from weft.ir.verify import verify_graph
 
 FORMAT = 1
@@ -198,7 +198,7 @@ def _read_values(texts: list[str], type: TensorType) -> Array:
             raise _MalformedError(f"a value does not fit {dtype.value}") from None
     with np.errstate(over="ignore"):
         data = np.array([_read_float(t) for t in texts], np.float64).astype(dtype.numpy).reshape(type.shape)
-    return round_held(data, dtype)
+    return round_emulated(data, dtype)
 
 
 def _inline_values(digest: str, type: TensorType, data: Array | None) -> str | None:

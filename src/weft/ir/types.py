@@ -49,7 +49,7 @@ class DType(Enum):
         return self in _FLOAT8
 
     @property
-    def is_held(self) -> bool:
+    def is_emulated(self) -> bool:
         """True for the types that NumPy lacks: float32 stands in for them."""
         return self is DType.BF16 or self in _FLOAT8
 
@@ -65,12 +65,12 @@ class DType(Enum):
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
-        """The NumPy type that holds the values; float32 stands in where NumPy has none (`is_held`)."""
+        """The NumPy type that holds the values; float32 stands in where NumPy has none (`is_emulated`)."""
         return _NUMPY[self]
 
     @staticmethod
     def from_numpy(dtype: np.dtype[np.generic]) -> DType:
-        """The element type of a NumPy array; KeyError for one outside the set (never a held one)."""
+        """The element type of a NumPy array; KeyError for one outside the set (never an emulated one)."""
         return _FROM_NUMPY[np.dtype(dtype)]
 
 
@@ -104,7 +104,7 @@ _NUMPY: dict[DType, np.dtype[np.generic]] = {
     DType.U8: np.dtype(np.uint8),
     DType.BOOL: np.dtype(np.bool_),
 }
-_FROM_NUMPY = {dtype: d for d, dtype in _NUMPY.items() if not d.is_held}
+_FROM_NUMPY = {dtype: d for d, dtype in _NUMPY.items() if not d.is_emulated}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ def f8_values(dtype: DType) -> npt.NDArray[np.float32]:
     return np.where(byte & 0x80, -values, values).astype(np.float32)
 
 
-def round_held(x: Array, dtype: DType) -> Array:
+def round_emulated(x: Array, dtype: DType) -> Array:
     """Values in float32 rounded to a type that NumPy lacks; anything else as it is."""
     if dtype is DType.BF16:
         return round_bf16(x.astype(np.float32, copy=False))
@@ -194,8 +194,8 @@ def round_held(x: Array, dtype: DType) -> Array:
 
 
 def to_bits(x: Array, dtype: DType) -> Array:
-    """The little-endian words of 16 or 8 bits that a held type has in memory; `x` is exact in it, or is rounded."""
-    held = round_held(x, dtype).astype(np.float32, copy=False)
+    """The little-endian words of 16 or 8 bits of an emulated type in memory; `x` is exact in it, or is rounded."""
+    held = round_emulated(x, dtype).astype(np.float32, copy=False)
     if dtype is DType.BF16:
         return (np.ascontiguousarray(held).view(np.uint32) >> np.uint32(16)).astype("<u2").reshape(x.shape)
     line = f8_values(dtype)[:0x7F]

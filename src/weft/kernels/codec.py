@@ -153,7 +153,7 @@ def _launch_to_json(launch: Launch) -> Json:
         "shared_bytes": launch.shared_bytes,
         "cluster": list(launch.cluster),
         "dependent": launch.dependent,
-        **({"at_once": launch.at_once} if launch.at_once > 1 else {}),
+        **({"at_once": launch.co_resident} if launch.co_resident > 1 else {}),
     }
 
 
@@ -170,7 +170,7 @@ def _launch_from_json(data: Json) -> Launch:
         shared_bytes=int(cast("int", record["shared_bytes"])),
         cluster=(cluster[0], cluster[1], cluster[2]),
         dependent=bool(record["dependent"]),
-        at_once=int(cast("int", record.get("at_once", 1))),
+        co_resident=int(cast("int", record.get("at_once", 1))),
     )
 
 

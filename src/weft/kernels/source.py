@@ -182,8 +182,8 @@ class Launch:
     dependent: bool = True
     """The kernel waits for its predecessors itself (griddepcontrol.wait, in every thread, before it touches memory
     that another kernel may write or read), so it may be launched while they still run."""
-    at_once: int = 1
-    """Neighbours in the grid that wait for each other, so that all of them have to find room at once."""
+    co_resident: int = 1
+    """CTAs, neighbours in the grid, that spin on each other and so must be co-resident."""
 
     @property
     def parameter_bytes(self) -> int:

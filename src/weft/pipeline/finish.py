@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from weft.errors import ArtifactError, DeviceError, OptionError
-from weft.frontends.torch.dtypes import HELD
+from weft.frontends.torch.dtypes import EMULATED
 from weft.ir.graph import Graph
 from weft.ir.types import Array, DType
 from weft.kernels.interval import median_interval
@@ -208,7 +208,7 @@ def as_good(dtype: DType, got: Array, plain: Array, exact: Array) -> bool:
 
 def as_array(tensor: torch.Tensor) -> Array:
     """Values as NumPy has them; bf16 widens to float32."""
-    return (tensor.float() if tensor.dtype in HELD else tensor).detach().cpu().numpy()
+    return (tensor.float() if tensor.dtype in EMULATED else tensor).detach().cpu().numpy()
 
 
 WALK_S = 0.5

@@ -30,7 +30,7 @@ from weft.frontends.torch.dtypes import from_numpy, to_numpy
 from weft.ir.attrs import ConstantAttrs
 from weft.ir.graph import Graph, digest_of
 from weft.ir.text import parse_graph, print_graph
-from weft.ir.types import Array, DType, round_held
+from weft.ir.types import Array, DType, round_emulated
 from weft.kernels.codec import Json
 from weft.kernels.plan import Plan
 from weft.kernels.source import CudaSource, KernelSource
@@ -264,7 +264,7 @@ def _drawn(digest: str, dtype: DType, shape: tuple[int, ...]) -> tuple[str, Arra
     """Data of a type and shape, the same for the same digest: small numbers around zero, or 0 and 1."""
     chance = np.random.default_rng(int(digest[:16], 16))
     small = chance.standard_normal(shape) * 0.1 if dtype.is_float else chance.integers(0, 2, shape)
-    data: Array = round_held(np.asarray(small).astype(dtype.numpy), dtype)
+    data: Array = round_emulated(np.asarray(small).astype(dtype.numpy), dtype)
     return digest_of(dtype, data), data
 
 

@@ -89,7 +89,7 @@ def to_torch(data: Array, dtype: DType, *, aligned: bool = True) -> torch.Tensor
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the array is read-only: no kernel writes a constant
         tensor = torch.from_numpy(np.ascontiguousarray(data).reshape(data.shape))
-    if dtype.is_held:
+    if dtype.is_emulated:
         return tensor.to(TORCH_DTYPE[dtype])
     return tensor.clone() if aligned and tensor.data_ptr() % ALIGNMENT else tensor
 

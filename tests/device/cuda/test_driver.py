@@ -93,10 +93,10 @@ def test_before_hopper_nothing_is_dependent(gpu: FakeGpu, tmp_path: Path) -> Non
 
 def test_blocks_that_wait_for_each_other_need_room_for_twice_as_many(gpu: FakeGpu, function: Function) -> None:
     """A share of a GPU has fewer multiprocessors: there they might wait for ever."""
-    function.make_sure(32, (1024, 1, 1), 0)
+    function.require_co_resident(32, (1024, 1, 1), 0)
     gpu.attributes[16] = 31
-    with pytest.raises(DeviceError, match="32 blocks that wait for each other on 31 multiprocessors"):
-        function.make_sure(32, (1024, 1, 1), 0)  # two fit into each, one of them twice
+    with pytest.raises(DeviceError, match="32 CTAs must be co-resident on 31 multiprocessors"):
+        function.require_co_resident(32, (1024, 1, 1), 0)  # two fit into each, one of them twice
 
 
 def test_large_shared_memory_opts_in_once(gpu: FakeGpu, function: Function) -> None:

@@ -70,7 +70,7 @@ def build(batch: Sequence[Trial]) -> dict[str, NativeKernel]:
 def to_memory(x: Array, type: TensorType, fmt: Format) -> np.ndarray:
     """Bytes of a value as a kernel sees them."""
     x = np.asarray(x)
-    if type.dtype.is_held:
+    if type.dtype.is_emulated:
         x = to_bits(x, type.dtype).reshape(type.shape)
     return np.ascontiguousarray(np.transpose(x, fmt.order(type.rank))).reshape(-1).view(np.uint8)
 
@@ -80,7 +80,7 @@ def from_memory(data: np.ndarray, type: TensorType, fmt: Format) -> Array:
     order = fmt.order(type.rank)
     stored = {DType.BF16: np.uint16, DType.F8E4M3: np.uint8, DType.F8E5M2: np.uint8}.get(type.dtype, type.dtype.numpy)
     x = np.transpose(data.view(stored).reshape([type.shape[k] for k in order]), np.argsort(order) if order else ())
-    if type.dtype.is_held:
+    if type.dtype.is_emulated:
         x = from_bits(np.ascontiguousarray(x), type.dtype).reshape(type.shape)
     return x
 

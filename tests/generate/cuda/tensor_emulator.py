@@ -31,13 +31,13 @@ S = TypeVar("S")
 def to_memory(x: np.ndarray, dtype: DType, format: Format) -> np.ndarray:
     """Bytes as they lie on the device."""
     flat = np.ascontiguousarray(x.transpose(format.order(x.ndim))).reshape(-1)
-    if dtype.is_held:
+    if dtype.is_emulated:
         return to_bits(flat, dtype).view(np.uint8)
     return flat.astype(dtype.numpy).view(np.uint8)
 
 
 def from_memory(raw: np.ndarray, dtype: DType, shape: tuple[int, ...], format: Format) -> np.ndarray:
-    if dtype.is_held:
+    if dtype.is_emulated:
         flat = from_bits(raw.view(np.uint16 if dtype is DType.BF16 else np.uint8), dtype)
     else:
         flat = raw.view(dtype.numpy)

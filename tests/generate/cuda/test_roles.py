@@ -65,7 +65,7 @@ def test_a_kernel_of_one_role() -> None:
     )
     (launch,) = made.launches
     assert (launch.entry, launch.grid, launch.block, launch.shared_bytes) == ("k0", (3, 2, 1), (32, 1, 1), 2048)
-    assert (launch.cluster, launch.at_once, launch.dependent) == ((1, 2, 1), 2, False)
+    assert (launch.cluster, launch.co_resident, launch.dependent) == ((1, 2, 1), 2, False)
     assert launch.arguments == (Pointer("in", 0), Pointer("out", 0))
 
 

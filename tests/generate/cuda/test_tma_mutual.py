@@ -110,9 +110,9 @@ def test_every_block_writes_and_reads_its_share_of_a_tile(sources: dict[str, Cud
 @pytest.mark.parametrize(("name", "count"), [("two", 2), ("four", 4), ("pairs below", 4), ("two by two, nn", 8)])
 def test_the_launch_says_how_many_wait_for_each_other(name: str, count: int) -> None:
     source = made(*CASES[name], "k")
-    assert source.launches[0].at_once == count
+    assert source.launches[0].co_resident == count
     assert kernel_from_json(kernel_to_json(source)) == source
-    assert made(CASES[name][0], linear(64, 64), "k").launches[0].at_once == 1
+    assert made(CASES[name][0], linear(64, 64), "k").launches[0].co_resident == 1
 
 
 def test_a_small_part_of_a_gpu_has_room_for_twice_what_waits() -> None:
@@ -123,7 +123,7 @@ def test_a_small_part_of_a_gpu_has_room_for_twice_what_waits() -> None:
     assert found
     for source in found:
         assert isinstance(source, CudaSource)
-        assert 2 * source.launches[0].at_once <= 16
+        assert 2 * source.launches[0].co_resident <= 16
 
 
 def test_they_compile_without_spills() -> None:

@@ -143,18 +143,18 @@ class Function:
         call(api.cuFuncSetAttribute, self._handle, size, shared_bytes, detail=self.entry)
         self._allowed = shared_bytes
 
-    def make_sure(self, blocks: int, block: Dim3, shared_bytes: int) -> None:
-        """Refuse blocks that wait for each other where they might wait for ever.
+    def require_co_resident(self, blocks: int, block: Dim3, shared_bytes: int) -> None:
+        """Refuse CTAs that spin on each other where they might spin for ever.
 
         The multiprocessors that this process may use (a part of a GPU, or a share of its services, has fewer) must have
-        room for twice as many: clusters leave gaps, and other such kernels may wait there, too.
+        room for twice as many: clusters leave gaps, and other such kernels may be resident there, too.
 
         Raises:
             DeviceError: they have not [W301].
         """
         own = _device_attribute(self._api, 16)
         if 2 * blocks > own * self.occupancy(block, shared_bytes):
-            raise self._refused(f"{blocks} blocks that wait for each other on {own} multiprocessors: compile it there")
+            raise self._refused(f"{blocks} CTAs must be co-resident on {own} multiprocessors: compile it there")
 
     def bind(
         self,

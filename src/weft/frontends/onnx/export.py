@@ -470,7 +470,7 @@ def export_onnx(graph: Graph, *, keep: Keep = to_proto) -> bytes:
     """
     w = _Writer(graph, keep)
     for n in graph.nodes:
-        if n.type.dtype.is_held:
+        if n.type.dtype.is_emulated:
             reason = f"{n.type.dtype.value} is not exported: runtimes lack its kernels"
             raise UnsupportedError(op=n.prim.value, reason=reason)
     inside = sum(v.nbytes for v in graph.constants.values() if keep is to_proto or v.nbytes < EXTERNAL_BYTES)

@@ -44,7 +44,7 @@ from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder, Node, NodeId, Origin
 from weft.ir.prims import FREE, Prim
 from weft.ir.reference import evaluate
-from weft.ir.types import Array, DType, TensorType, round_held
+from weft.ir.types import Array, DType, TensorType, round_emulated
 
 _OPAQUE_BIT = 1
 _VALUE_LIMIT = 1 << 22
@@ -405,7 +405,7 @@ class Importer:
                 problem=f"the model has {dtype.value} of shape {tuple(t.dims)}, given is {data.dtype} of {data.shape}",
                 remedy="give data of the initializer's own type and shape",
             )
-        return self.b.constant(round_held(contiguous(data), dtype), dtype)
+        return self.b.constant(round_emulated(contiguous(data), dtype), dtype)
 
     def _initialiser(self, t: onnx.TensorProto) -> Value:
         if t.data_type not in FOREIGN:
@@ -587,7 +587,11 @@ class Importer:
         t = info.type.tensor_type
         dtype = dtype_of(t.elem_type, "the input", where)
         example = self.examples[index] if self.examples is not None else None
-        if example is not None and example.dtype is not dtype and not (dtype.is_held and example.dtype is DType.F32):
+        if (
+            example is not None
+            and example.dtype is not dtype
+            and not (dtype.is_emulated and example.dtype is DType.F32)
+        ):
             raise BindingError(
                 where=where,
                 problem=f"the example is {example.dtype.value}, the model says {dtype.value}",

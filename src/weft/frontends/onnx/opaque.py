@@ -217,7 +217,7 @@ class _Piece:
             return name
         self.operands.append(v)
         # The runtime is fed NumPy arrays, and NumPy has no such type: the value crosses as exact float32.
-        if t.dtype.is_held:
+        if t.dtype.is_emulated:
             outside = f"{name}.f32"
             self.before.append(helper.make_node("Cast", [outside], [name], to=ONNX_TYPES[t.dtype]))
             self.inputs.append(helper.make_value_info(outside, type_proto(TensorType(DType.F32, t.shape))))
@@ -551,7 +551,7 @@ def _both(reason: str, more: str) -> str:
 
 
 def _are(values: Sequence[Array], types: Sequence[TensorType]) -> bool:
-    held = [np.dtype(np.float32) if t.dtype.is_held else t.dtype.numpy for t in types]
+    held = [np.dtype(np.float32) if t.dtype.is_emulated else t.dtype.numpy for t in types]
     return all(v.shape == t.shape and v.dtype == d for v, t, d in zip(values, types, held, strict=True))
 
 
@@ -561,7 +561,7 @@ def _model(piece: _Piece, places: Sequence[int], types: Sequence[TensorType | DT
     piece.after = []
     for k, t in zip(places, types, strict=True):
         name, dtype = f"{_OUT}{k}", t.dtype if isinstance(t, TensorType) else t
-        if dtype.is_held:  # as the operands
+        if dtype.is_emulated:  # as the operands
             piece.after.append(helper.make_node("Cast", [name], [f"{name}.f32"], to=onnx.TensorProto.FLOAT))
             name, dtype = f"{name}.f32", DType.F32
         shape = t.shape if isinstance(t, TensorType) else None

@@ -112,7 +112,7 @@ def _drawn(t: TensorType, k: int, chance: np.random.Generator) -> Array:
         values: Array = np.zeros(t.shape) if k == 1 else chance.standard_normal(t.shape)
     else:
         values = np.full(t.shape, k) if k < 2 else chance.integers(0, 2, t.shape)
-    return values.astype(np.float32 if t.dtype.is_held else t.dtype.numpy)
+    return values.astype(np.float32 if t.dtype.is_emulated else t.dtype.numpy)
 
 
 def said(error: BaseException) -> str:

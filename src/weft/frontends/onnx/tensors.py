@@ -209,7 +209,7 @@ class TensorReader:
             assert part is not None
             raw = self._files.read(part, where)
             values = _from_raw(raw, dtype)
-            if values.size and dtype is not DType.BOOL and not dtype.is_held:
+            if values.size and dtype is not DType.BOOL and not dtype.is_emulated:
                 self.external[values.__array_interface__["data"][0]] = part
         elif has_raw:
             if len(t.raw_data) != size * dtype.itemsize:
@@ -236,7 +236,7 @@ class TensorReader:
 
 def _from_raw(raw: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
     values: np.ndarray[Any, Any]
-    if dtype.is_held:
+    if dtype.is_emulated:
         return from_bits(raw.view("<u2") if dtype is DType.BF16 else raw, dtype)
     if dtype is DType.BOOL:
         values = raw != 0
@@ -248,7 +248,7 @@ def _from_list(listed: Sequence[Any], dtype: DType, where: str) -> np.ndarray[An
     if dtype in (DType.F64, DType.F32, DType.I64):
         return np.array(listed, dtype.numpy)
     wide = np.array(listed, np.int64)
-    if dtype is DType.F16 or dtype.is_held:
+    if dtype is DType.F16 or dtype.is_emulated:
         if wide.min() < 0 or wide.max() >= 1 << 8 * dtype.itemsize:
             raise BadTensorError(where=where, problem=f"{dtype.value} bits out of range", remedy="export it again")
         if dtype is DType.F16:
@@ -270,7 +270,7 @@ def to_proto(value: Array, dtype: DType, name: str = "") -> onnx.TensorProto:
 
 def stored(value: Array, dtype: DType) -> Array:
     """The array as ONNX stores it: row-major, and types that NumPy lacks as their bits."""
-    return to_bits(value, dtype) if dtype.is_held else np.asarray(value, order="C")
+    return to_bits(value, dtype) if dtype.is_emulated else np.asarray(value, order="C")
 
 
 def type_proto(type: TensorType) -> onnx.TypeProto:

@@ -71,7 +71,7 @@ def onnxruntime_model(
     """
     if importlib.util.find_spec("onnxruntime") is None:
         return Declined("onnxruntime is not installed")
-    if odd := next((t for t in types if t.dtype.is_held), None):
+    if odd := next((t for t in types if t.dtype.is_emulated), None):
         return Declined(f"NumPy has no {odd.dtype.value}")
     inlined = os.memfd_create("inlined", os.MFD_CLOEXEC)
     model = -1

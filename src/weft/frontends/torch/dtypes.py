@@ -24,7 +24,7 @@ FROM_TORCH: Mapping[torch.dtype, DType] = {
     torch.uint8: DType.U8,
     torch.bool: DType.BOOL,
 }
-HELD = frozenset(t for t, d in FROM_TORCH.items() if d.is_held)
+EMULATED = frozenset(t for t, d in FROM_TORCH.items() if d.is_emulated)
 """What NumPy lacks: float32 stands in."""
 TO_TORCH: Mapping[DType, torch.dtype] = {d: t for t, d in FROM_TORCH.items()}
 
@@ -56,7 +56,7 @@ def to_numpy(tensor: torch.Tensor) -> tuple[Array, DType]:
     """Data of a tensor, without a copy where it is contiguous on the CPU; types that NumPy lacks as exact float32."""
     dtype = FROM_TORCH[tensor.dtype]
     dense = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
-    return (dense.float() if dtype.is_held else dense).numpy(), dtype
+    return (dense.float() if dtype.is_emulated else dense).numpy(), dtype
 
 
 def from_numpy(data: Array, dtype: DType) -> torch.Tensor:

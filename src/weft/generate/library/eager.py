@@ -82,7 +82,7 @@ def eager_model(graph: Graph) -> EagerModel:
 def _weight(graph: Graph, node: NodeId) -> torch.Tensor:
     data, dtype = graph.constant(node), graph.type_of(node).dtype
     tensor = torch.from_numpy(np.array(data, copy=True).reshape(data.shape))
-    return tensor.to(TORCH_DTYPE[dtype]) if dtype.is_held else tensor
+    return tensor.to(TORCH_DTYPE[dtype]) if dtype.is_emulated else tensor
 
 
 def _bind(program: Program, origin: Origin) -> None:

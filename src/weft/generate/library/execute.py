@@ -33,7 +33,7 @@ TORCH_DTYPE: Mapping[DType, torch.dtype] = {
     DType.U8: torch.uint8,
     DType.BOOL: torch.bool,
 }
-_HELD = frozenset(t for d, t in TORCH_DTYPE.items() if d.is_held)
+_HELD = frozenset(t for d, t in TORCH_DTYPE.items() if d.is_emulated)
 _FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 

@@ -396,7 +396,7 @@ def _flat_pads(lo: Sequence[int], hi: Sequence[int]) -> tuple[int, ...]:
 def _opaque(p: Program, _: NodeId, n: Node) -> Ref:
     at = cast("a.OpaqueAttrs", n.attrs)
     found = p.call(f"weft.opaque_{at.framework}", at.payload, at.result, *(p.value(i) for i in n.inputs), live=True)
-    if at.framework == "onnx" and n.type.dtype.is_held:
+    if at.framework == "onnx" and n.type.dtype.is_emulated:
         return p.call("aten._to_copy.default", found, dtype=f"dtype:{n.type.dtype.value}")  # it crosses NumPy as f32
     return found
 

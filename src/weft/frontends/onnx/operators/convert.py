@@ -14,7 +14,7 @@ from weft.frontends.onnx.tensors import dtype_of
 from weft.ir.declined import Declined
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
-from weft.ir.types import FLOAT8, DType, round_held
+from weft.ir.types import FLOAT8, DType, round_emulated
 
 
 def _constant(c: Call) -> Result:
@@ -204,7 +204,7 @@ def _bit_cast(c: Call) -> Result:
         return c.x(0)
     if (source, target) == (DType.BOOL, DType.U8):
         return c.b.cast(c.x(0), target)  # a bool is one byte that is 0 or 1
-    if c.im.depends(c.x(0)) or source.is_held or target.is_held or target.itemsize != source.itemsize:
+    if c.im.depends(c.x(0)) or source.is_emulated or target.is_emulated or target.itemsize != source.itemsize:
         return Declined("BitCast of a run-time value")
     return c.b.constant(np.asarray(c.value(0), order="C").view(target.numpy), target)
 
@@ -233,7 +233,7 @@ def _range(c: Call) -> Result:
     wide: Any = np.int64 if dtype.is_integer else np.float64
     data: Any = np.arange(n, dtype=wide) * wide(delta) + wide(start)
     out = data.astype(dtype.numpy)
-    return c.b.constant(round_held(out, dtype), dtype)
+    return c.b.constant(round_emulated(out, dtype), dtype)
 
 
 def _eye_like(c: Call) -> Result:

@@ -155,7 +155,7 @@ class CudaText:
         """A constant as its bytes: the compiler takes no infinity in a table."""
         dtype = self.graph.type_of(node).dtype
         data = np.ascontiguousarray(self.graph.constant(node))
-        if dtype.is_held:
+        if dtype.is_emulated:
             data = to_bits(data, dtype)
         raw = data.tobytes()
         words = np.frombuffer(raw + b"\0" * (-len(raw) % 16), np.uint32)

@@ -123,7 +123,7 @@ def constant_array(c: Contraction, node: int, prefix: str = "kc") -> str:
     assert c.graph is not None
     dtype = c.graph.type_of(node).dtype
     data = np.ravel(np.asarray(constants_of(c)[node]))
-    if dtype.is_held:
+    if dtype.is_emulated:
         body = ",".join(map(str, to_bits(data, dtype).tolist()))
     elif dtype is DType.F16:
         body = ",".join(map(str, data.view(np.uint16).tolist()))

@@ -12,7 +12,7 @@ from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.gemm.tma.align import aligned
-from weft.generate.cuda.gemm.tma.cost import CLUSTERED, PORT, Case, at_once, cycles, halo_bytes, ported, units
+from weft.generate.cuda.gemm.tma.cost import CLUSTERED, PORT, Case, active_clusters, cycles, halo_bytes, ported, units
 from weft.generate.cuda.gemm.tma.operands import (
     INTERLEAVED,
     STEP,
@@ -279,10 +279,10 @@ def _cooperating(case: Case, usual: TmaConfig, facts: GpuFacts) -> Iterable[TmaC
             plain, multicast=multicast, interleaved=plain.interleaved and plain.bn % (cluster_m * INTERLEAVED) == 0
         )
         tiles, multicast_ctas = units(case, usual), usual.multicast_ctas
-        count = at_once(case, usual, facts)
+        count = active_clusters(case, usual, facts)
         if multicast:
             yield replace(usual, persistent_ctas=count * multicast_ctas if tiles > count else 0)
-        # twice as many find room, see `Function.make_sure`
+        # twice as many find room, see `Function.require_co_resident`
         sharers = min(count // tiles, usual.rows // 64 * (usual.bn // INTERLEAVED), facts.sms // (2 * multicast_ctas))
         large = case.rows.linear and usual.bm * usual.bn >= _LEAST_TOGETHER and usual.bn % INTERLEAVED == 0
         if large and not usual.pingpong and sharers >= 2 and k_tiles >= _STEPS_TOGETHER * sharers:

@@ -155,7 +155,7 @@ def busy(case: Case, s: TmaConfig, facts: GpuFacts) -> float:
         else -(-dict(case.stages)[s.panel] // s.split)
     )
     tiles = units(case, s)
-    busiest = -(-tiles // at_once(case, s, facts))
+    busiest = -(-tiles // active_clusters(case, s, facts))
     flow, alone = _step(case, s, k_tiles)
     flow, main = flow * k_tiles, alone * k_tiles
     waited, shared = _end(case, s)
@@ -182,7 +182,7 @@ def busy(case: Case, s: TmaConfig, facts: GpuFacts) -> float:
     return inside + (FIELD + halo_bytes(case, s.box, s.panel) / PORT if s.halo_stages else 0.0)
 
 
-def at_once(case: Case, s: TmaConfig, facts: GpuFacts) -> int:
+def active_clusters(case: Case, s: TmaConfig, facts: GpuFacts) -> int:
     """Units that all multiprocessors begin at once, one each, or as many as clusters find room for."""
     if s.split == 1:
         return int(CLUSTERED.get(s.multicast_ctas, 1.0) * facts.sms) // s.multicast_ctas

@@ -516,7 +516,7 @@ def _cooperative_fix_up(s: TmaConfig, e: StreamK, mine: Callable[[str], str], pu
     """Each CTA of a tile leaves its sums of what others finish, and adds those of what it finishes, in order.
 
     Fragments are 64 rows by 32 columns, dealt round robin. CTAs of a tile are neighbours in the grid: all but one tile
-    are whole at any time, so that waiting ends as long as a few multiprocessors are free (`Launch.at_once`).
+    are whole at any time, so that waiting ends as long as a few multiprocessors are free (`Launch.co_resident`).
     """
     high, count, warps = s.rows // 64, s.rows // 64 * (s.bn // 32), 4 * s.consumers
 
