@@ -9,7 +9,11 @@ what it loaded, one injects faults: it kills the worker that measures (SIGKILL),
 Every result must be that of one of the two sets of weights, by gate B against float64, and nothing may raise. The
 process's memory is read once a second; it is flat where the line through the medians of its second half rises by less
 than `FLAT_SHARE` of what it takes in an hour. What the C library's allocator has given out stands beside it: where that
-is flat and the process grows, what grows is free memory in pieces.
+is flat and the process grows, what grows is free memory in pieces. What is in use grows by what oneDNN keeps: up to
+1,024 primitives, some 0.26 MB each for the products of a library plan, one for each shape that it meets. An hour does
+not reach that; `ONEDNN_PRIMITIVE_CACHE_CAPACITY=64` in the environment does, and what grows then is ours.
+
+Of each kind of failure (what was done, and where it raised) the first is kept, with how many followed.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
@@ -55,8 +60,6 @@ FIRST_S = 10.0
 """Budget of the compilations that are remembered before the clock runs."""
 BATCHES = 12
 MAX_PLANS = 4
-SHOWN = 20
-"""Failures whose text is kept."""
 
 
 class Perceptron(nn.Module):
@@ -155,7 +158,8 @@ class Log:
     """What happened, from all threads."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    failures: list[dict[str, object]] = field(default_factory=list)
+    failures: dict[tuple[str, ...], dict[str, object]] = field(default_factory=dict)
+    """The first of each kind, and how many there were."""
     rss_mb: list[float] = field(default_factory=list)
     in_use_mb: list[float] = field(default_factory=list)
     """Of the C library's allocator; where that cannot say, 0."""
@@ -166,13 +170,13 @@ class Log:
         with self.lock:
             self.counts[what] += 1
 
-    def fail(self, kind: str, where: str, text: str) -> None:
-        """A result that is wrong, or an exception."""
+    def fail(self, outcome: str, where: str, text: str, kind: str = "") -> None:
+        """A result that is wrong, or an exception; `kind` tells those of one place from others."""
         with self.lock:
-            self.counts[kind] += 1
-            if len(self.failures) < SHOWN:
-                head: dict[str, object] = {"record": "case", "suite": "soak"}
-                self.failures.append({**head, "case": where, "outcome": kind, "note": text[-600:]})
+            self.counts[outcome] += 1
+            head: dict[str, object] = {"record": "case", "suite": "soak", "case": where, "outcome": outcome, "count": 0}
+            first = self.failures.setdefault((outcome, where, kind), {**head, "note": text[-600:]})
+            first["count"] = cast("int", first["count"]) + 1
 
 
 @dataclass
@@ -200,8 +204,10 @@ class Soak:
         while not self.over:
             try:
                 step(chance)
-            except Exception:
-                self.log.fail("failed", what, traceback.format_exc(limit=-4))
+            except Exception as error:
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                kind = f"{type(error).__name__} in {place.filename}:{place.name}"
+                self.log.fail("failed", what, traceback.format_exc(limit=-4), kind)
                 self.pause(0.5)
 
     def call(self, chance: random.Random) -> None:
@@ -381,8 +387,8 @@ def main() -> None:
     memory = {"record": "memory", "every_s": step, **{k: [round(x) for x in v[::step]] for k, v in series.items()}}
     head = environment(" ".join(["python -m benchmarks.soak", *sys.argv[1:]]))
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text("".join(json.dumps(x) + "\n" for x in (head, memory, *log.failures, end)))
-    for failure in log.failures[:5]:
+    given.out.write_text("".join(json.dumps(x) + "\n" for x in (head, memory, *log.failures.values(), end)))
+    for failure in log.failures.values():
         print(json.dumps(failure))
     print(json.dumps(end))
     sys.exit(0 if end["flat"] and not log.failures else 1)

@@ -669,23 +669,23 @@ class _TorchModel:
         """The framework's own program for the shapes of these inputs. What `check` raises ends making it."""
         if self._program is not None:
             return self._program
-        from weft.frontends.torch.traced_text import traced_text_dropped
+        from weft.frontends.torch.traces import traced
         from weft.frontends.torch.until import Until
 
         # tensors of their own: what is given twice, or is a weight too, would be traced as one value
-        traced = tuple(x.to(self._options.device).detach() for x in examples)
+        tensors = tuple(x.to(self._options.device).detach() for x in examples)
         bounded = Until(check) if check is not None else contextlib.nullcontext()
-        with put_off(), without_autocast(self._kind), torch.no_grad(), _TRACING, traced_text_dropped(), bounded:
-            return torch.export.export(self._placed, traced, strict=False)
+        with put_off(), without_autocast(self._kind), torch.no_grad(), _TRACING, bounded:
+            return traced(torch.export.export, self._placed, tensors, strict=False)
 
     def _taken_in(self, program: torch.export.ExportedProgram) -> Imported:
         from weft.frontends.torch import import_exported
-        from weft.frontends.torch.traced_text import traced_text_dropped
+        from weft.frontends.torch.traces import traced
 
         device = self._options.device
         # taking operators apart traces, too, and the framework's stack of modes belongs to the process
-        with put_off(), without_autocast(self._kind), _TRACING, traced_text_dropped():
-            imported = import_exported(program, device=device)
+        with put_off(), without_autocast(self._kind), _TRACING:
+            imported = traced(import_exported, program, device=device)
         if device == "cpu" and (not self._owned or self._program is not None):
             imported = _with_own_constants(imported)
         return imported

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,3 +200,27 @@ def test_a_row_that_lies_beside_the_image_in_all_its_tiles(high: int) -> None:
     assert asked == ({f"if ((unsigned long)(h + 2) < {high}ul) {{"} if high == 9 else set())
     for m in beside:
         assert " tile_1_" in next(x for x in reversed(lines[: m.number]) if x.startswith("static "))
+
+
+def test_each_kind_of_failure_of_a_soak_is_told_once_with_its_count() -> None:
+    log = soak.Log()
+    work = soak.Soak([], Path(), Options(), log, math.inf)
+    raised = iter([KeyError("a"), KeyError("b"), ValueError("c")])
+
+    def step(_: random.Random) -> None:
+        error = next(raised, None)
+        if error is None:
+            work.end = 0.0
+            return
+        raise error
+
+    work.pause = lambda seconds: None  # type: ignore[method-assign]
+    work.forever("grow", step, 1)
+    log.fail("wrong", "calls block 3", "neither of the two results")
+    found = [(f["case"], f["outcome"], f["count"], str(f["note"]).splitlines()[-1]) for f in log.failures.values()]
+    assert found == [
+        ("grow", "failed", 2, "KeyError: 'a'"),
+        ("grow", "failed", 1, "ValueError: c"),
+        ("calls block 3", "wrong", 1, "neither of the two results"),
+    ]
+    assert log.counts == {"failed": 3, "wrong": 1}

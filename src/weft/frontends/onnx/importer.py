@@ -10,7 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -799,7 +799,7 @@ def _dim_name(info: onnx.ValueInfoProto, axis: int, dim: onnx.TensorShapeProto.D
     return dim.dim_param if dim.dim_param not in ("", "?") else f"{info.name}:{axis}"
 
 
-@cache
+@lru_cache(maxsize=1024)
 def required(op: str, version: int, domain: str) -> tuple[int, ...]:
     """Positions of the operands that an operator cannot do without, as far as ONNX knows it."""
     if domain in RUNTIME_DOMAINS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from functools import cache
+from functools import lru_cache
 from typing import cast
 
 from weft import fission
@@ -38,7 +38,7 @@ _ACTIVATIONS: tuple[tuple[str, tuple[tuple[str, float | str], ...], str, tuple[f
 """Fission rule, its parameters; oneDNN's name, scalars and algorithm."""
 
 
-@cache
+@lru_cache(maxsize=256)
 def _activation_texts(type: TensorType) -> dict[str, tuple[str, tuple[float, ...], str | None]]:
     found: dict[str, tuple[str, tuple[float, ...], str | None]] = {}
     for rule, params, name, scalars, algorithm in _ACTIVATIONS:

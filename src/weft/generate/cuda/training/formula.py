@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -203,7 +203,7 @@ class _UnknownError(Exception):
     pass
 
 
-@cache
+@lru_cache(maxsize=256)
 def _derivative(f: Formula) -> Formula | Declined:
     b = GraphBuilder()
     x = b.input(TensorType(F32, (4,)))
@@ -280,7 +280,7 @@ def _slope(
     return times(_RULES[step.prim](b, x[0], y), d[0])
 
 
-@cache
+@lru_cache(maxsize=256)
 def _smooth(f: Formula) -> Declined | None:
     derivative = f.derivative()
     if isinstance(derivative, Declined):

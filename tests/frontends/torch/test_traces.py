@@ -1,20 +1,24 @@
-"""torch.fx keeps the text of what it traces; nothing of ours is left there."""
+"""The framework keeps text and results of fake tensors of what it traces; of ours no text stays, and few results."""
 
 from __future__ import annotations
 
 import linecache
 import threading
+from collections import deque
+from contextvars import copy_context
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import graph_module
 
 import weft
 from weft import api
 from weft.frontends import torch as torch_frontend
-from weft.frontends.torch.traced_text import traced_text_dropped
+from weft.frontends.torch import traces
+from weft.frontends.torch.traces import traced
 from weft.options import Options
 
 
@@ -30,11 +34,35 @@ def test_new_shapes_leave_no_text_behind() -> None:
     assert not [name for name in linecache.cache if name.startswith("<eval_with_key>") and name not in before]
 
 
+def test_new_shapes_leave_few_results_of_fake_tensors_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shape left some 20 entries of two layers for good; those of others stay."""
+    torch.export.export(nn.Sequential(nn.Linear(5, 3), nn.ReLU()).eval(), (torch.ones(7, 5),), strict=False)
+    before = list(FakeTensorMode.cache)
+    module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval()
+    monkeypatch.setattr(traces, "KEPT", 30)
+    monkeypatch.setattr(traces, "_kept", deque())
+    compiled = weft.compile(module, (torch.ones(1, 4),), options=Options(budget_s=0))
+    for rows in range(2, 8):
+        compiled(torch.ones(rows, 4))
+    assert before
+    assert list(FakeTensorMode.cache)[: len(before)] == before
+    assert 0 < len(FakeTensorMode.cache) - len(before) <= 30
+
+
+def test_new_shapes_leave_no_variables_in_the_thread_s_context() -> None:
+    """Each export left two, as large a context as there were shapes."""
+    compiled = weft.compile(nn.Linear(4, 4).eval(), (torch.ones(1, 4),), options=Options(budget_s=0))
+    compiled(torch.ones(2, 4))
+    before = set(copy_context())
+    for rows in range(3, 6):
+        compiled(torch.ones(rows, 4))
+    assert set(copy_context()) == before
+
+
 def test_what_others_traced_keeps_its_text() -> None:
-    traced = torch.fx.symbolic_trace(nn.ReLU())
-    name = traced.forward.__code__.co_filename
-    with traced_text_dropped():
-        inside = torch.fx.symbolic_trace(nn.GELU())
+    mine = torch.fx.symbolic_trace(nn.ReLU())
+    name = mine.forward.__code__.co_filename
+    inside = traced(torch.fx.symbolic_trace, nn.GELU())
     assert "relu" in "".join(linecache.getlines(name))
     assert inside.forward.__code__.co_filename not in linecache.cache
     assert inside(torch.ones(2)).shape == (2,)
