@@ -1,0 +1,166 @@
+"""The field's words: what has a name in CUTLASS, PTX or the papers is called by it, and not as it once was here.
+
+`OLD` holds pairs of an earlier identifier and the sense in which it is banned, with the word to use and the places of
+that sense. It asks names of public modules, classes, functions, fields and parameters, and texts of messages. Ordinary
+English is free, and so is an identifier elsewhere: a pair of kernels, an even number.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from weft.kernels.stored_names import FIELDS
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "weft"
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+TILES = r"generate/cuda/(gemm|attention|mlp|conv)/|generate/cuda/\w+\.py|gemm/|cli/|report/"
+"""Where tiles of products are spoken of."""
+CUDA = r"generate/cuda/|device/cuda/|kernels/|gemm/|cli/|report/"
+ALL = r""
+MESSAGES = {"Declined", "print", "add_argument", "warn", "progress", "say"}
+"""What is called with text for people, beside errors."""
+
+
+@dataclass(frozen=True)
+class Old:
+    """An earlier identifier in one sense."""
+
+    name: str
+    """A regular expression for the whole of a name; empty: no name had it."""
+    sense: str
+    instead: str
+    """Stands in the glossary."""
+    message: str = ""
+    """A regular expression for texts; empty: English."""
+    where: str = TILES
+    """A regular expression for files below `src/weft`."""
+    but: frozenset[str] = frozenset()
+    """Names that are meant otherwise, as `file:name`."""
+
+
+OLD = (
+    Old("turns|in_turn", "warpgroups that issue products one after the other", "ping-pong", r"\btak(e|es|ing) turns\b"),
+    Old("even|even_of", "k-tiles divided evenly among CTAs", "stream-K", r"\bshared evenly\b|steps are divided"),
+    Old("mutual", "each CTA of a tile finishes a part of it", "fix-up", r"finish (a tile )?together"),
+    Old("pair|pairs_of|PAIRS|pair_header", "CTAs of a cluster that load for each other", "multicast",
+        r"copy for each other|copies for each other", r"generate/cuda/(gemm|intrinsics)/"),
+    Old("below|beside", "CTAs of a cluster along M and N", "multicast", where=r"generate/cuda/gemm/(tma|swap_ab)/"),
+    Old("band", "rows of tiles that are gone through together", "raster group", where=r"generate/cuda/gemm/"),
+    Old("apart|sums_apart", "accumulators of their own for 8-bit floats", "two-level accumulation",
+        r"sums of their own", r"generate/cuda/gemm/"),
+    Old("woven|WOVEN", "columns in the order of registers", "interleaved columns", r"\bwoven\b"),
+    Old("spare", "columns loaded beside a tile", "over-fetch", r"columns to spare"),
+    Old("groups", "warpgroups that multiply", "consumers", where=r"generate/cuda/(gemm/(tma|swap_ab)|attention/tma)"),
+    Old("resident", "CTAs per multiprocessor of the launch bounds", "min CTAs",
+        where=r"generate/cuda/(gemm/tma|attention/tma)"),
+    Old("blocks", "CTAs of a persistent grid", "persistent CTAs",
+        where=r"generate/cuda/(gemm/tma|mlp/(shapes|wide|pair))"),
+    Old("fields|field|field_size", "pixels that a tile reads, once for all taps", "halo tile",
+        r"read(s)? (no )?fields|with a field", r"generate/cuda/gemm/tma/"),
+    Old("keyed", "warpgroups that share keys", "split over keys", where=r"generate/cuda/attention/tma_shapes"),
+    Old("Shape", "the configuration of a template", "Config", where=r"generate/|device/"),
+    Old("at_once|make_sure", "CTAs that must run at a time", "co-resident", r"wait for each other",
+        r"kernels/|device/|generate/bind"),
+    Old("is_held|round_held|HELD", "element types that NumPy lacks", "emulated type",
+        where=r"ir/|frontends/|runtime/|tune/"),
+    Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
+    Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
+)  # fmt: skip
+
+
+def named(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Public names: classes, functions and their parameters, fields, constants."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name, node.lineno
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+            yield from ((a.arg, node.lineno) for a in arguments)
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for inner in node.body:
+                targets = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
+                yield from ((t.id, inner.lineno) for t in targets if isinstance(t, ast.Name))
+
+
+def told(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Texts for people: of refusals, errors, what is printed, and help of the command."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if name in MESSAGES or name.endswith("Error"):
+                parts = [*node.args, *(k.value for k in node.keywords)]
+                for text in (x for part in parts for x in ast.walk(part)):
+                    if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                        yield text.value, node.lineno
+
+
+@cache
+def files() -> dict[str, ast.Module]:
+    """By path below `src/weft`."""
+    found = sorted(SOURCE.rglob("*.py"))
+    return {p.relative_to(SOURCE).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in found}
+
+
+def violations(old: Old, path: str, tree: ast.Module) -> Iterator[str]:
+    if not re.search(old.where, path):
+        return
+    use = f"`{old.instead}` (docs/glossary.md) for {old.sense}"
+    names = ((n, line) for n, line in [(Path(path).stem, 1), *named(tree)] if not n.startswith("_"))
+    for name, line in names if old.name else ():
+        if re.fullmatch(old.name, name) and f"{path}:{name}" not in old.but:
+            yield f"{path}:{line}: the name `{name}`; use {use}"
+    for text, line in told(tree) if old.message else ():
+        if re.search(old.message, text):
+            yield f"{path}:{line}: the message {text!r}; use {use}"
+
+
+@pytest.mark.parametrize("old", OLD, ids=lambda old: old.name or old.message)
+def test_no_earlier_word_in_its_earlier_sense(old: Old) -> None:
+    found = [x for path, tree in files().items() for x in violations(old, path, tree)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("old", OLD, ids=lambda old: old.name or old.message)
+def test_the_word_to_use_is_in_the_glossary(old: Old) -> None:
+    words = {w.strip() for row in GLOSSARY.splitlines() if row.startswith("| ") for w in row.split("|")[1].split(",")}
+    assert old.instead in words
+
+
+def test_fields_that_were_renamed_are_in_the_glossary() -> None:
+    was = {
+        word
+        for row in GLOSSARY.splitlines()
+        if row.startswith("| ")
+        for word in re.findall(r"`(\w+)`", row.split("|")[4])
+    }
+    missing = {old for names in FIELDS.values() for old in names.values()} - was
+    assert not missing, "stored names without a row in docs/glossary.md"
+
+
+PLANTED = """
+class Shape:
+    turns: bool
+    "Whether the warpgroups take turns: prose is free."
+def band(rows, woven=False): ...
+def refuse():
+    even = 3  # a local name is free
+    return Declined(f"{even} blocks that copy for each other")
+"""
+
+
+def test_a_planted_word_is_found() -> None:
+    tree = ast.parse(PLANTED)
+    found = [x for old in OLD for x in violations(old, "generate/cuda/gemm/tma/planted.py", tree)]
+    assert [re.findall(r"the (?:name|message) \S+", x)[0] for x in found] == [
+        "the name `turns`;", "the message '", "the name `band`;", "the name `woven`;", "the name `Shape`;",
+    ]  # fmt: skip
+    assert not [x for old in OLD for x in violations(old, "pipeline/planted.py", tree)]
