@@ -46,8 +46,9 @@ from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.select import Priced, select
 from weft.pipeline import choose
 from weft.pipeline.finish import reserve_s
-from weft.pipeline.problems import Entry, Problems, collect, take_kernels
-from weft.pipeline.search.loop import search
+from weft.pipeline.problems import Problems, Task, collect
+from weft.pipeline.search.kernels import Kernels, Order
+from weft.pipeline.search.loop import Search, Window
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import limits_of
 from weft.platform.cuda.platform import Cuda
@@ -98,30 +99,30 @@ class Truth:
         seed = hashlib.sha256(repr(what).encode()).digest()
         return random.Random(seed).gauss(0.0, sd)
 
-    def schedules(self, entry: Entry) -> list[Schedule]:
+    def schedules(self, task: Task) -> list[Schedule]:
         """Of the generated kernels; those of the database first."""
-        known = [s for s in self.times.get(entry.problem.key, ()) if s.generator != "library"]
+        known = [s for s in self.times.get(task.problem.key, ()) if s.generator != "library"]
         return known + [Schedule("cuda", (("number", i),)) for i in range(len(known), self.kernels)]
 
-    def us(self, entry: Entry, schedule: Schedule) -> float:
+    def us(self, task: Task, schedule: Schedule) -> float:
         """Microseconds of one kernel."""
-        known = self.times.get(entry.problem.key, {})
+        known = self.times.get(task.problem.key, {})
         if schedule in known:
             return known[schedule]
-        sort = entry.sort.split()[0]
-        own = self.scatter(FAMILY_SD, entry.family) + self.scatter(PROBLEM_SD, entry.problem.key)
+        sort = task.sort.split()[0]
+        own = self.scatter(FAMILY_SD, task.family) + self.scatter(PROBLEM_SD, task.problem.key)
         if schedule.generator == "library":
-            factor = 1.0 if sort == "product" and entry.estimate_us > LIBRARY_BIG_US else LIBRARY[sort]
-            return max(entry.bound_us, entry.estimate_us * factor * math.exp(own))
-        base = entry.estimate_us * math.exp(own)
+            factor = 1.0 if sort == "product" and task.estimate_us > LIBRARY_BIG_US else LIBRARY[sort]
+            return max(task.bound_us, task.estimate_us * factor * math.exp(own))
+        base = task.estimate_us * math.exp(own)
         measured = [us for s, us in known.items() if s.generator != "library" and math.isfinite(us)]
         if measured:
             base = min(measured)
-        return max(entry.bound_us, base * math.exp(abs(self.scatter(SCHEDULE_SD, entry.problem.key, schedule))))
+        return max(task.bound_us, base * math.exp(abs(self.scatter(SCHEDULE_SD, task.problem.key, schedule))))
 
-    def best_us(self, entry: Entry) -> float:
+    def best_us(self, task: Task) -> float:
         """Of the generated kernels."""
-        return min(self.us(entry, s) for s in self.schedules(entry))
+        return min(self.us(task, s) for s in self.schedules(task))
 
 
 @dataclass
@@ -129,7 +130,6 @@ class Machine:
     """Writes, builds and measures in virtual time; see `Tuner.measure` for how groups follow each other."""
 
     truth: Truth
-    problems: Problems
     options: Options
     began: float = field(default_factory=time.process_time)
     virtual_s: float = 0.0
@@ -137,8 +137,13 @@ class Machine:
     worker_at: float = WORKER_S
     """When the process that measures is free."""
     kernels: int = 0
+    batches: int = 0
+    asked_s: float = 0.0
+    """When the first problem was asked for."""
     first_s: float = 0.0
-    """When the first problem was measured."""
+    """When it was measured."""
+    seen: list[tuple[float, Measurement]] = field(default_factory=list)
+    """What was measured, and when."""
     writers: list[float] = field(default_factory=lambda: [0.0] * SLOTS)
     builders: list[float] = field(default_factory=lambda: [0.0] * SLOTS)
     """When each is free."""
@@ -155,34 +160,37 @@ class Machine:
         yield
         self.virtual_s -= time.process_time() - start
 
-    def make(self, entry: Entry) -> None:
+    def write(self, order: Order) -> Kernels:
         """What the generators would offer."""
-        if entry.is_made:
-            return
-        most = entry.most(self.options)
-        library = kernels_of(LibraryGenerator(), entry.problem, profile("h200"), most)
-        schedules = self.truth.schedules(entry)
+        if (had := order.written) is not None:
+            return had
+        most = order.most(self.options)
+        library = kernels_of(LibraryGenerator(), order.task.problem, profile("h200"), most)
+        schedules = self.truth.schedules(order.task)
         made: list[tuple[Schedule, Kernel]] = [
             (s, CudaSource(s, "", (Launch("k", (1, 1, 1), (1, 1, 1), ()),))) for s in schedules[:most]
         ]
-        take_kernels(entry, self.problems, [library, Offer(tuple(made), (), len(schedules) > most)])
+        return order.taken([library, Offer(tuple(made), (), len(schedules) > most)])
 
-    def measure(self, batches: Iterator[Sequence[Entry]], done: set[tuple[str, Schedule]]) -> Iterator[Measurement]:
-        """See `pipeline.search.prices.Measure`: what is built first is measured first, while others are written."""
-        ahead: list[tuple[float, Entry, list[Schedule]]] = []
+    def measure(self, search: Search) -> Iterator[Measurement]:
+        """What is asked for until that is nothing: what is built first is measured first, while others are written."""
+        ahead: list[tuple[float, Task, list[Schedule]]] = []
         while True:
-            while len(ahead) < 2 * AHEAD and (batch := next(batches, ())):
-                for entry in batch:
+            while len(ahead) < 2 * AHEAD and (batch := search.next_batch()):
+                self.batches += 1
+                self.asked_s = self.asked_s or self.now
+                for order in batch:
                     with self.uncounted():
-                        self.make(entry)
-                    kernels = [s for s, _ in entry.asked if (entry.problem.key, s) not in done]
-                    done.update((entry.problem.key, s) for s in kernels)
-                    ahead.append((self._built(kernels), entry, kernels))
+                        written = self.write(order)
+                    kernels = [s for s, _ in search.wrote(order, written)]
+                    ahead.append((self._built(kernels), order.task, kernels))
             if not ahead:
                 return
             next_one = min(ahead[:AHEAD], key=lambda x: x[0])
             ahead.remove(next_one)
-            yield from self._run(*next_one)
+            for found in self._run(*next_one):
+                self.seen.append((self.worker_at, found))
+                yield found
 
     def _built(self, kernels: Sequence[Schedule]) -> float:
         """When all of them are."""
@@ -194,7 +202,7 @@ class Machine:
             built = max(built, one)
         return built
 
-    def _run(self, ready: float, entry: Entry, kernels: Sequence[Schedule]) -> Iterator[Measurement]:
+    def _run(self, ready: float, task: Task, kernels: Sequence[Schedule]) -> Iterator[Measurement]:
         start = max(self.worker_at, ready)
         if start > self.deadline:
             self.virtual_s += max(0.0, start - self.now)
@@ -204,9 +212,9 @@ class Machine:
         self.virtual_s += max(0.0, self.worker_at - self.now)
         for schedule in kernels:
             self.kernels += 1
-            us = self.truth.us(entry, schedule)
+            us = self.truth.us(task, schedule)
             verdict = Verdict.OK if math.isfinite(us) else Verdict.WRONG
-            yield Measurement(entry.problem.key, schedule, verdict, (us,) if math.isfinite(us) else ())
+            yield Measurement(task.problem.key, schedule, verdict, (us,) if math.isfinite(us) else ())
 
     @property
     def deadline(self) -> float:
@@ -292,51 +300,33 @@ def replay(alternatives: Alternatives, truth: Truth, options: Options, moments: 
     extracted = time.process_time()
     if log:
         print(f"  enumerate {enumerated - began:.2f} s, extract {extracted - enumerated:.2f} s", end=", ")
-        print(f"{len(found.candidates)} candidates, {len(problems.entries)} problems", flush=True)
-    machine = Machine(truth, problems, options, began)
-    seen: list[tuple[float, Measurement]] = []
+        print(f"{len(found.candidates)} candidates, {len(problems.tasks)} problems", flush=True)
+    machine = Machine(truth, options, began)
     aside = Aside(machine)
-    batches = 0
-    done: set[tuple[str, Schedule]] = set()
-    first = 0.0
-
-    def measure(given: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
-        def asked() -> Iterator[Sequence[Entry]]:
-            nonlocal first, batches
-            for batch in given:
-                batches += 1
-                first = first or machine.now
-                yield batch
-
-        for m in machine.measure(asked(), done):
-            seen.append((machine.worker_at, m))
-            yield m
 
     def say(line: str) -> None:
         if log:
             print(f"  {machine.now:6.1f} s  {machine.kernels:4} kernels  {line}", flush=True)
 
-    known = search(
-        graph,
-        problems,
-        alternatives,
-        measure,
-        options,
-        out_of_time=lambda: machine.now > machine.deadline,
-        spent=lambda: (machine.now - extracted + began) / (machine.deadline - extracted + began),
-        say=say,
-        policy=Cuda.policy,
-        solver=aside,
+    window = Window(
+        lambda: machine.now > machine.deadline,
+        lambda: (machine.now - extracted + began) / (machine.deadline - extracted + began),
     )
-    plans = {t: plan_us(alternatives, problems, truth, [m for at, m in seen if at <= t], options) for t in moments}
+    search = Search(graph, problems, alternatives, options, Cuda.policy, window, aside, say)
+    known = search.run(lambda: machine.measure(search))
+    problems = search.problems
+    plans = {
+        t: plan_us(alternatives, problems, known, truth, [m for at, m in machine.seen if at <= t], options)
+        for t in moments
+    }
     best = ideal_us(alternatives, problems, truth)
     return Outcome(
-        batches,
+        machine.batches,
         statistics.mean(aside.seconds),
         max(aside.seconds),
-        first,
+        machine.asked_s,
         machine.first_s,
-        len(seen),
+        len(machine.seen),
         plans,
         best,
         known.complete,
@@ -344,23 +334,30 @@ def replay(alternatives: Alternatives, truth: Truth, options: Options, moments: 
 
 
 def plan_us(
-    alternatives: Alternatives, problems: Problems, truth: Truth, measured: Sequence[Measurement], options: Options
+    alternatives: Alternatives,
+    problems: Problems,
+    known: Known,
+    truth: Truth,
+    measured: Sequence[Measurement],
+    options: Options,
 ) -> float:
     """True time of the plan that the pipeline would take knowing only these measurements."""
-    for entry in problems.entries.values():
-        if entry.essential and entry.kernels is None:
-            take_kernels(entry, problems, [kernels_of(LibraryGenerator(), entry.problem, profile("h200"), 3)])
-    ranked = choose.rank(problems, Known({(m.problem_key, m.schedule): m for m in measured}), library_only=False)
+    for key, task in problems.tasks.items():
+        if task.essential and key not in known.kernels:
+            calls = kernels_of(LibraryGenerator(), task.problem, profile("h200"), 3)
+            known.wrote(key, Order(task).taken([calls]))
+    then = Known({(m.problem_key, m.schedule): m for m in measured}, kernels=known.kernels)
+    ranked = choose.rank(problems, then, library_only=False)
     loose = replace(options, solver_gap=3e-3, solver_s=6.0)
     plan = choose.plain_plan("replay", alternatives.graph, choose.offers(ranked), alternatives, loose)
-    entries = problems.entries
-    calls = sum(isinstance(s.kernel, LibraryCall) for s in plan.steps)
-    return STEP_US * calls + sum(truth.us(entries[s.problem_key], s.kernel.schedule) for s in plan.steps)
+    tasks = problems.tasks
+    called = sum(isinstance(s.kernel, LibraryCall) for s in plan.steps)
+    return STEP_US * called + sum(truth.us(tasks[s.problem_key], s.kernel.schedule) for s in plan.steps)
 
 
 def ideal_us(alternatives: Alternatives, problems: Problems, truth: Truth) -> float:
     """Time of the best plan over all generated kernels."""
-    offers = [Priced(c, i, o, truth.best_us(e)) for e in problems.entries.values() for c, i, o in e.formats]
+    offers = [Priced(c, i, o, truth.best_us(t)) for t in problems.tasks.values() for c, i, o in t.formats]
     found = select(alternatives.graph, offers, alternatives=alternatives, gap=0.01, seconds=20.0, plans=1, core=True)
     return found[0].cost_us
 

@@ -337,6 +337,23 @@ def _fields(value: Any, place: str) -> Iterator[tuple[str, str]]:
         yield place, repr(value)
 
 
+def all_kernels(problems: Any, *how: Any) -> tuple[Any, dict[str, Any]]:
+    """The problems that have kernels, and these by the problem's key."""
+    try:
+        kernels = importlib.import_module("weft.pipeline.search.kernels")
+    except ModuleNotFoundError:  # an older tree, where a problem's entry has them
+        make_kernels = importlib.import_module("weft.pipeline.problems").make_kernels
+        for entry in problems.entries.values():
+            entry.widened = True
+            make_kernels(entry, problems, *how)
+        made = {key: entry.kernels for key, entry in problems.entries.items() if entry.kernels}
+        problems.entries = {key: problems.entries[key] for key in made}
+        return problems, made
+    orders = {key: kernels.Order(task, kernels.Depth.ALL) for key, task in problems.tasks.items()}
+    made = {key: pairs for key, order in orders.items() if (pairs := kernels.write(order, *how).pairs)}
+    return replace(problems, tasks={key: problems.tasks[key] for key in made}), made
+
+
 def emit_cpu(texts: Texts) -> Found:
     """A handful of graphs with everything in them: every kernel of every candidate, and the plan."""
     import torch
@@ -352,7 +369,7 @@ def emit_cpu(texts: Texts) -> Found:
     from weft.orchestrate.alternatives import find_alternatives
     from weft.orchestrate.enumerate import enumerate_candidates
     from weft.orchestrate.select import select
-    from weft.pipeline.problems import collect, make_kernels
+    from weft.pipeline.problems import collect
 
     # one file where the tree is an older one
     is_folder = getattr(importlib.util.find_spec("weft.pipeline.search"), "submodule_search_locations", None)
@@ -405,14 +422,12 @@ def emit_cpu(texts: Texts) -> Found:
         alternatives = find_alternatives(clean_up(import_exported(program).graph).graph)
         graph = alternatives.graph
         problems = collect(graph, enumerate_candidates(graph, None, alternatives).candidates, alternatives, facts)
-        for entry in problems.entries.values():
-            entry.widened = True
-            make_kernels(entry, problems, generators(), facts, options)
-            for schedule, source in entry.kernels or ():
-                key = f"cpu {name} | {schedule}\n{entry.problem.key}"
+        problems, made = all_kernels(problems, generators(), facts, options)
+        for problem_key, pairs in made.items():
+            for schedule, source in pairs:
+                key = f"cpu {name} | {schedule}\n{problem_key}"
                 text = source.text if isinstance(source, KernelSource) else repr(source)
                 found[key] = {"text": texts.keep(text), "rest": {}}
-        problems.entries = {k: e for k, e in problems.entries.items() if e.kernels}
         offers, owners = prices.priced_offers(problems, prices.Known())
         chosen = select(graph, offers, alternatives=alternatives, gap=0.0, plans=1)[0].chosen
         found[f"cpu {name} | plan"] = {"rest": {"steps": "\n\n".join(owners[i].problem.key for i in chosen)}}

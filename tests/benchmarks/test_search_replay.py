@@ -17,7 +17,7 @@ from weft.kernels.source import Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.pipeline.problems import Entry, collect
+from weft.pipeline.problems import Task, collect
 
 
 def run(budget_s: float) -> Outcome:
@@ -35,14 +35,14 @@ def test_the_plan_gets_better_until_nothing_is_left_to_ask() -> None:
     assert not run(4.5).complete
 
 
-def entries() -> list[Entry]:
+def tasks() -> list[Task]:
     alternatives = find_alternatives(residual_net(1))
     candidates = enumerate_candidates(alternatives.graph, alternatives=alternatives).candidates
-    return list(collect(alternatives.graph, candidates, alternatives, profile("h200")).entries.values())
+    return list(collect(alternatives.graph, candidates, alternatives, profile("h200")).tasks.values())
 
 
 def test_times_are_those_of_the_database_where_it_has_them(tmp_path: Path) -> None:
-    known, other = entries()[:2]
+    known, other = tasks()[:2]
     schedule = Schedule("cuda", (("number", 7),))
     bodies = [
         {"problem_key": known.problem.key, "schedule": schedule_to_json(s), "verdict": verdict, "samples_us": samples}

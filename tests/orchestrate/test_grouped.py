@@ -264,7 +264,7 @@ def test_groups_miss_their_estimates_apart_from_single_products() -> None:
     graph = branches(tail=False)
     problems = collect(graph, enumerate_candidates(graph, LIMITS).candidates, Alternatives(graph, {}), H200)
     sorts = {}
-    for entry in problems.entries.values():
+    for entry in problems.tasks.values():
         count = sum(CATEGORY[n.prim] is Category.LINEAR for n in entry.problem.graph.nodes)
         if count:
             sorts.setdefault(count > 1 and len(entry.problem.graph.outputs) > 1, set()).add((entry.sort, entry.family))

@@ -111,7 +111,7 @@ def test_networks_have_them(name: str, count: int, size: int, pools: list[tuple[
     graph = network(nn.Sequential(*layers(name)[:count]), size)
     found = fused(graph)
     assert [graph.type_of(c.outputs[0]).shape[1:3] for c in found] == pools
-    problems = [e.problem for e in collect(graph, found, Alternatives(graph, {}), A100).entries.values()]
+    problems = [e.problem for e in collect(graph, found, Alternatives(graph, {}), A100).tasks.values()]
     last = [p for p in problems if set(p.output_formats) == {LAST}]
     assert len(last) == len(pools)
     for problem in last:

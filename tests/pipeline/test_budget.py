@@ -45,8 +45,9 @@ from weft.pipeline import link as linking
 from weft.pipeline import plans as planning
 from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.finish import NOT_JUDGED, Contender, Expected
-from weft.pipeline.problems import collect, make_kernels
-from weft.pipeline.search.loop import Learning
+from weft.pipeline.problems import collect
+from weft.pipeline.search.kernels import Order, write
+from weft.pipeline.search.loop import Standing
 from weft.pipeline.search.measure import search_line
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import survey
@@ -477,12 +478,12 @@ def test_verdicts(measured: Sequence[bool], complete: bool, best: int, tuning: T
 
 def test_progress_says_how_far_it_is() -> None:
     progress = Progress(3, 9, 2, {}, 0, 1.0, 0.0)
-    known = Learning(best_us={"a": 1.0, "b": 2.0}, open=5, plan_us=2500.0)
-    assert search_line(progress, known, 31.4).startswith(
+    standing = Standing(measured=2, open=5, plan_us=2500.0)
+    assert search_line(progress, standing, 31.4).startswith(
         "2 of about 7 problems, 31 s left, best plan about 2.5 ms, with"
     )
-    known.whole_us = 2000.0
-    assert "best plan so far 2 ms; 9 kernels measured, 2 known" in search_line(progress, known, 3.0)
+    standing = replace(standing, whole_us=2000.0)
+    assert "best plan so far 2 ms; 9 kernels measured, 2 known" in search_line(progress, standing, 3.0)
 
 
 # --- whole plans against a bound ---
@@ -700,8 +701,9 @@ def test_orders_of_images_are_tried_while_there_is_time(
     alternatives = find_alternatives(residual_net(1))
     graph, facts, options = alternatives.graph, CpuFacts(), Options(budget_s=0)
     problems = collect(graph, enumerate_candidates(graph, alternatives=alternatives).candidates, alternatives, facts)
-    for entry in problems.entries.values():
-        make_kernels(entry, problems, generators(library=True, generated=False), facts, options)
+    known = Known()
+    for key, task in problems.tasks.items():
+        known.wrote(key, write(Order(task), generators(library=True, generated=False), facts, options))
     tried = []
 
     def counted(*args: Any, **named: Any) -> tuple[int, ...]:
@@ -709,6 +711,6 @@ def test_orders_of_images_are_tried_while_there_is_time(
         return heuristic(*args, **named)
 
     monkeypatch.setattr(choose, "heuristic", counted)
-    calls = choose.rank(problems, Known(), library_only=True)
+    calls = choose.rank(problems, known, library_only=True)
     plan = choose.library_plan(graph, calls, alternatives, options, stop=lambda: stops)
     assert len(tried) == starts and plan.steps

@@ -16,12 +16,13 @@ from weft.generate.registry import generators
 from weft.ir.passes import clean_up
 from weft.kernels.candidate import Kind
 from weft.kernels.plan import Step
-from weft.kernels.source import LibraryCall
+from weft.kernels.source import Kernel, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.pipeline.problems import Entry, Problems, collect, make_kernels
+from weft.pipeline.problems import Problems, Task, collect
 from weft.pipeline.qualify import trial
+from weft.pipeline.search.kernels import Depth, Order, write
 from weft.pipeline.search.prices import Known
 from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.store import Database
@@ -42,21 +43,27 @@ class Resized(torch.nn.Module):
         return F.interpolate(x.relu(), self.size, mode=self.mode)
 
 
-def posed(size: tuple[int, int], mode: str) -> tuple[Problems, Entry, LibraryCall]:
-    """All problems of a small model, that of its resizing, and the operator's call."""
+Pairs = tuple[tuple[Schedule, Kernel], ...]
+
+
+def written(task: Task) -> Pairs:
+    return write(Order(task, Depth.ALL), generators(), FACTS, Options()).pairs
+
+
+def posed(size: tuple[int, int], mode: str) -> tuple[Problems, Task, Pairs, LibraryCall]:
+    """All problems of a small model, that of its resizing, its kernels, and among them the operator's call."""
     program = torch.export.export(Resized(size, mode), (torch.zeros(1, 3, 20, 28),), strict=False)
     alternatives = find_alternatives(clean_up(import_exported(program).graph, strict=False).graph)
     graph = alternatives.graph
     problems = collect(graph, enumerate_candidates(graph, alternatives=alternatives).candidates, alternatives, FACTS)
-    entry = next(
-        e
-        for e in problems.entries.values()
-        if e.problem.origin_rule.startswith("resize") and any(c.kind is Kind.ORIGIN for c, _ in e.uses)
+    task = next(
+        t
+        for t in problems.tasks.values()
+        if t.problem.origin_rule.startswith("resize") and any(c.kind is Kind.ORIGIN for c, _ in t.uses)
     )
-    entry.widened = True
-    made = make_kernels(entry, problems, generators(), FACTS, Options())
+    made = written(task)
     call = next(k for _, k in made if isinstance(k, LibraryCall) and ("form", "operator") in k.schedule.params)
-    return problems, entry, call
+    return problems, task, made, call
 
 
 class Heard:
@@ -88,30 +95,29 @@ def verdicts(asked: ProblemTrial) -> list[str]:
 @pytest.mark.parametrize("size", [(40, 56), (80, 112)], ids=str)
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
 def test_a_call_is_right_for_the_tables_that_it_makes_and_for_no_others(size: tuple[int, int], mode: str) -> None:
-    problems, entry, call = posed(size, mode)
+    problems, task, _, call = posed(size, mode)
     known = Known()
-    step = Step(call, (), (), (), Kind.ORIGIN, entry.problem.key, 1.0, measured=False)
+    step = Step(call, (), (), (), Kind.ORIGIN, task.problem.key, 1.0, measured=False)
     asked = trial(step, problems, known)
-    graph = entry.problem.graph
+    graph = task.problem.graph
     assert asked.given and all(np.shape(x) == graph.type_of(graph.inputs[k]).shape for k, x in asked.given.items())
     (found,) = verdicts(asked)
     if found == "nan_class":  # what is infinite beside a weight of zero
-        known.odd.add((entry.problem.key, call.schedule))
+        known.odd.add((task.problem.key, call.schedule))
         (found,) = verdicts(trial(step, problems, known))
     assert found == "ok"
     drawn = draw(graph, InputSet.NORMAL, Domain.ZERO_MEAN, seed=1)
     others = {k: cast("np.ndarray[tuple[int], np.dtype[np.float32]]", drawn[k].numpy()) for k in asked.given}
-    assert verdicts(ProblemTrial(entry.problem, asked.kernels, timed=False, finite=True, given=others)) == ["wrong"]
-    assert verdicts(ProblemTrial(entry.problem, asked.kernels, timed=False, finite=True)) == ["wrong"], "as before"
+    assert verdicts(ProblemTrial(task.problem, asked.kernels, timed=False, finite=True, given=others)) == ["wrong"]
+    assert verdicts(ProblemTrial(task.problem, asked.kernels, timed=False, finite=True)) == ["wrong"], "as before"
 
 
 def test_kernels_that_read_their_tables_are_verified_with_drawn_ones() -> None:
     """A kernel may meet other tables in another model: what the worker finds of it is remembered."""
-    problems, entry, call = posed((40, 56), "nearest")
-    kernels = [(s, k, None) for s, k in entry.kernels or ()]
-    (nothing, readers), (given, makers) = problems.by_tables(entry, kernels)
+    problems, task, made, call = posed((40, 56), "nearest")
+    kernels = [(s, k, None) for s, k in made]
+    (nothing, readers), (given, makers) = problems.by_tables(task, kernels)
     assert nothing == {} and given and [k for _, k, _ in makers] == [call] and len(readers) == len(kernels) - 1
-    for other in problems.entries.values():
-        if other is not entry and not other.problem.origin_rule.startswith("resize"):
-            made = make_kernels(other, problems, generators(), FACTS, Options())
-            assert all(problems.tables(other, k) == {} for _, k in made)
+    for other in problems.tasks.values():
+        if other is not task and not other.problem.origin_rule.startswith("resize"):
+            assert all(problems.tables(other, k) == {} for _, k in written(other))

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from tests.orchestrate.graphs import residual_net
-from tests.pipeline.test_search import OPTIONS, Machine
+from tests.pipeline.test_search import OPTIONS, Machine, start
 
 from weft.device.cuda.facts import profile
 from weft.generate.registry import generators
 from weft.kernels.measurement import Measurement, Verdict
-from weft.kernels.source import LibraryCall
+from weft.kernels.source import LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline import plans as planning
 from weft.pipeline.deadline import Deadline
-from weft.pipeline.problems import LIBRARY_FROM_US, Entry, Problems, collect
+from weft.pipeline.problems import Problems, collect
 from weft.pipeline.search import measure as measuring
 from weft.pipeline.search.emission import Emission
-from weft.pipeline.search.loop import LATE_PRICE, PRICES, Learning, search
+from weft.pipeline.search.kernels import LIBRARY_FROM_US, Order, write
+from weft.pipeline.search.loop import LATE_PRICE, PRICES, Inline, Learning, Search, Window
+from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import Setting
+from weft.pipeline.stages import Stages
 from weft.platform.cuda.platform import Cuda
 from weft.platform.policy import SearchPolicy
+from weft.tune.asked import Asked
+from weft.tune.thread_pool import DaemonThreadPool, daemon
 from weft.tune.tuner import ProblemTrial, Tuner
 
 FACTS = profile("h200")
@@ -52,32 +61,23 @@ class Gpu(Machine):
         self.late: list[str] = []
         """Problems asked for while they were on their way."""
 
-    def __call__(self, batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
-        waiting: Sequence[Entry] = ()
-        for entries in itertools.chain(batches, [()]):
-            self.batches.append(len(entries))
-            self.late += [e.problem.key for e in entries if e in waiting]
-            for entry in waiting:
-                yield from self.measured(entry)
-            waiting = entries
+    def __call__(self, search: Search) -> Iterator[Measurement]:
+        waiting: Sequence[Order] = ()
+        for orders in itertools.chain(iter(search.next_batch, None), [()]):
+            self.batches.append(len(orders))
+            on_their_way = {o.task.problem.key for o in waiting}
+            self.late += [o.task.problem.key for o in orders if o.task.problem.key in on_their_way]
+            for order in waiting:
+                yield from self.measured(order, search)
+            waiting = orders
 
 
 def run(posed: tuple[Alternatives, Problems], machine: Machine, *, rounds: int = 10_000) -> Learning:
-    alternatives, problems = posed
     left = iter(range(rounds))
-    known = search(
-        alternatives.graph,
-        problems,
-        alternatives,
-        machine,
-        OPTIONS,
-        out_of_time=lambda: next(left, None) is None,
-        spent=lambda: 0.5,
-        say=lambda line: None,
-        policy=SearchPolicy(batch=6, late=0.8),
-    )
-    assert isinstance(known, Learning)
-    return known
+    window = Window(lambda: next(left, None) is None, lambda: 0.5)
+    with DaemonThreadPool(1) as solver:
+        search = start(posed, SearchPolicy(batch=6, late=0.8), window, solver, OPTIONS)
+        return search.run(lambda: machine(search))
 
 
 def test_it_ends_with_the_best_plan_measured(posed: tuple[Alternatives, Problems]) -> None:
@@ -86,10 +86,11 @@ def test_it_ends_with_the_best_plan_measured(posed: tuple[Alternatives, Problems
     assert known.complete
     assert machine.late == []
     assert max(machine.batches) <= 6
-    assert len(known.best_us) < len(posed[1].entries), "hopeless problems are never measured"
+    assert len(known.best_us) < len(posed[1].tasks), "hopeless problems are never measured"
     assert len(machine.asked) == len(set(machine.asked)) == len(known.measurements)
-    widened = [e for e in posed[1].entries.values() if e.widened]
-    assert widened and all(e.problem.key in known.best_us for e in widened)
+    asked = Counter(key for key, _ in machine.asked)
+    widened = [key for key, kernels in known.kernels.items() if asked[key] > kernels.first]
+    assert widened and all(key in known.best_us for key in widened)
 
 
 def test_cut_short_it_keeps_what_was_measured(posed: tuple[Alternatives, Problems]) -> None:
@@ -108,31 +109,31 @@ def test_without_time_nothing_is_asked(posed: tuple[Alternatives, Problems]) -> 
 def test_first_kernels_are_few_and_the_library_is_tried_where_it_may_win(
     posed: tuple[Alternatives, Problems],
 ) -> None:
-    machine = Gpu(posed[1])
-    for entry in posed[1].entries.values():
-        list(machine.measured(entry))
-        calls = sum(isinstance(kernel, LibraryCall) for _, kernel in entry.asked)
-        assert entry.first - calls <= Cuda.policy.first
-        if entry.first > calls:
-            assert calls == 0 or (calls == 1 and entry.estimate_us >= LIBRARY_FROM_US)
+    for task in posed[1].tasks.values():
+        order = Order(task)
+        kernels = write(order, generators(device="cuda"), FACTS, OPTIONS)
+        calls = sum(isinstance(kernel, LibraryCall) for _, kernel in order.chosen(kernels))
+        assert kernels.first - calls <= Cuda.policy.first
+        if kernels.first > calls:
+            assert calls == 0 or (calls == 1 and task.estimate_us >= LIBRARY_FROM_US)
 
 
 def test_predictions_follow_family_then_sort_then_the_estimate(
     posed: tuple[Alternatives, Problems],
 ) -> None:
-    entries = list(posed[1].entries.values())
+    tasks = list(posed[1].tasks.values())
     known = Learning()
-    product = next(e for e in entries if e.sort == "product" and e.estimate_us > e.bound_us)
-    others = [e for e in entries if e.sort == "product" and e.family != product.family]
+    product = next(t for t in tasks if t.sort == "product" and t.estimate_us > t.bound_us)
+    others = [t for t in tasks if t.sort == "product" and t.family != product.family]
     assert known.price(product) == pytest.approx(PRICES[0] * product.estimate_us)
-    machine = Gpu(posed[1])
-    for entry in others:
-        list(machine.measured(entry))
-        times = [(s, 3.0 * entry.estimate_us) for s, _ in entry.asked]
+    for task in others:
+        kernels = write(Order(task), generators(device="cuda"), FACTS, OPTIONS)
+        known.wrote(task.problem.key, kernels)
+        times = [(s, 3.0 * task.estimate_us) for s, _ in Order(task).chosen(kernels)]
         known.measurements.update(
-            ((entry.problem.key, s), Measurement(entry.problem.key, s, Verdict.OK, (t,))) for s, t in times
+            ((task.problem.key, s), Measurement(task.problem.key, s, Verdict.OK, (t,))) for s, t in times
         )
-        known.take(entry)
+        assert not known.learn(task)
     price = known.price(product) / product.estimate_us
     assert PRICES[0] < price < 3.0 * PRICES[0]
     assert price > math.sqrt(3.0) * PRICES[0] or len(others) < 4
@@ -171,7 +172,8 @@ def test_the_pipeline_measures_what_is_asked(posed: tuple[Alternatives, Problems
     bench = measuring.Bench(cast("Tuner", tuner), emission)
     lines: list[str] = []
     clock = Deadline.of(600.0)
-    known = measuring.measure(bench, alternatives, problems, setting, clock, lambda stage, line: lines.append(line))
+    stage = measuring.Measuring(bench, alternatives, problems, setting, clock, lambda stage, line: lines.append(line))
+    known = stage.run()
     assert known.complete
     assert [line for line in lines if line.startswith("batch 1: ")]
     kernels = [(t.problem.key, s) for t in tuner.trials for s, _, _ in t.kernels]
@@ -182,55 +184,92 @@ def test_the_pipeline_measures_what_is_asked(posed: tuple[Alternatives, Problems
     assert plans[-1].name == "library"
 
 
-@pytest.mark.parametrize(("index", "named"), [(0, []), (1, [torch.device("cuda", 1)])])
-def test_libraries_are_asked_for_the_gpu_that_runs_them(
-    index: int, named: list[torch.device], posed: tuple[Alternatives, Problems], monkeypatch: pytest.MonkeyPatch
+class Interrupted:
+    """In place of the tuner: the user ends it while one kernel of each problem of a plan is on its way."""
+
+    gave_up = ""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked[ProblemTrial]] = []
+
+    def measure(self, trials: Iterator[ProblemTrial | None], **_: object) -> Iterator[Measurement]:
+        with Asked(trials, 100, daemon, lambda: 60.0) as asked:
+            self.asked.append(asked)
+            assert list(asked.take(wait=True, most=1))
+            raise KeyboardInterrupt
+        yield  # type: ignore[unreachable]
+
+
+def test_an_interrupt_ends_a_search_that_waits_for_what_is_measured(posed: tuple[Alternatives, Problems]) -> None:
+    options = Options(device="cuda", budget_s=1.0)
+    tuner = Interrupted()
+    emission = Emission(generators(device="cuda"), FACTS, options, count=0)
+    bench = measuring.Bench(cast("Tuner", tuner), emission)
+    clock = Deadline.of(600.0)
+    stage = measuring.Measuring(bench, *posed, Setting(options, Cuda(FACTS)), clock, lambda stage, line: None)
+    with pytest.raises(KeyboardInterrupt):
+        stage.run()
+    assert not tuner.asked[0].is_at_work
+    assert clock.left_s > 500.0
+
+
+def test_libraries_are_asked_in_threads_of_the_platform(
+    posed: tuple[Alternatives, Problems], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread's current GPU is the first, whatever its parent's is."""
-    current: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    options = Options(device=f"cuda:{index}", budget_s=600.0)
-    setting = Setting(options, Cuda(FACTS, device=torch.device("cuda", index)))
-    bench = measuring.Bench(cast("Tuner", OneAhead()), Emission(generators(device="cuda"), FACTS, options, count=0))
-    measuring.measure(bench, *posed, setting, Deadline.of(600.0), lambda stage, line: None)
-    assert set(current) == set(named)
+    """A thread's current GPU is the first, whatever its parent's is: the platform's threads begin with another."""
+    current: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: current.append(threading.current_thread().name))
+    options = Options(device="cuda:1", budget_s=600.0, build_jobs=1)
+    setting = Setting(options, Cuda(FACTS, device=torch.device("cuda", 1)))
+    made: dict[str, Any] = {}
+
+    def tuner(*_: object, **given: Any) -> contextlib.AbstractContextManager[None]:
+        made.update(given)
+        return contextlib.nullcontext(cast("None", SimpleNamespace(start_early=lambda: None)))
+
+    monkeypatch.setattr(measuring, "Tuner", tuner)
+    monkeypatch.setattr(measuring, "Emission", lambda *_: SimpleNamespace(close=lambda: None))
+    with measuring.opened(setting, Deadline.of(600.0), Stages(options)):
+        pass
+    taken = Asked([1], 1, made["thread"])
+    assert list(taken.take(wait=True, most=2)) == [1] and current == ["weft-asked"]
+    taken.close(60.0)
+    known = Known()
+    planning.select_in_time(*posed, known, setting, [], Deadline.of(600.0))
+    assert current == ["weft-asked"], "nothing was measured: nothing is asked for in another thread"
+    task = next(iter(posed[1].tasks.values()))
+    m = Measurement(task.problem.key, Schedule("library"), Verdict.OK, (1.0,))
+    known.measurements[m.problem_key, m.schedule] = m
+    planning.select_in_time(*posed, known, setting, [], Deadline.of(600.0))
+    assert current == ["weft-asked", "weft-timeout"]
 
 
-def hurried(posed: tuple[Alternatives, Problems], machine: Gpu, budget_s: float) -> tuple[Learning, list[list[int]]]:
+def hurried(posed: tuple[Alternatives, Problems], machine: Gpu, budget_s: float) -> tuple[Search, list[list[int]]]:
     """A search that may take so many seconds; kernels asked for of each problem of each batch."""
-    alternatives, problems = posed
     asked: list[list[int]] = []
 
-    def measure(batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
-        for batch in batches:
+    def measure() -> Iterator[Measurement]:
+        for batch in iter(search.next_batch, None):
             asked.append([])
-            for entry in batch:
-                found = list(machine.measured(entry))
+            for order in batch:
+                found = list(machine.measured(order, search))
                 asked[-1].append(len(found))
                 yield from found
 
-    known = search(
-        alternatives.graph,
-        problems,
-        alternatives,
-        measure,
-        replace(OPTIONS, budget_s=budget_s),
-        out_of_time=lambda: False,
-        spent=lambda: 0.0,
-        say=lambda line: None,
-        policy=SearchPolicy(batch=100, late=0.8, overlaps=True),
-    )
-    assert isinstance(known, Learning)
-    return known, asked
+    with DaemonThreadPool(1) as solver:
+        policy = SearchPolicy(batch=100, late=0.8, overlaps=True)
+        options = replace(OPTIONS, budget_s=budget_s)
+        search = start(posed, policy, Window(lambda: False, lambda: 0.0), solver, options)
+        search.run(measure)
+    return search, asked
 
 
 def test_in_a_hurry_one_kernel_of_everything_in_the_plan_goes_first(posed: tuple[Alternatives, Problems]) -> None:
     machine = Gpu(posed[1])
-    known, asked = hurried(posed, machine, budget_s=0.5)
+    search, asked = hurried(posed, machine, budget_s=0.5)
     assert len(asked[0]) > 2 and set(asked[0]) == {1}
-    assert known.complete and any(sum(batch) > len(batch) for batch in asked[1:]), "others follow"
-    assert len(machine.asked) == len(set(machine.asked)) == len(known.measurements)
-    assert not any(e.hurried for e in posed[1].entries.values() if e.widened)
+    assert search.known.complete and any(sum(batch) > len(batch) for batch in asked[1:]), "others follow"
+    assert len(machine.asked) == len(set(machine.asked)) == len(search.known.measurements)
 
 
 def test_with_time_the_first_few_kernels_go_together(posed: tuple[Alternatives, Problems]) -> None:
@@ -238,32 +277,56 @@ def test_with_time_the_first_few_kernels_go_together(posed: tuple[Alternatives, 
     assert max(asked[0]) >= Cuda.policy.first
 
 
-def test_a_problem_whose_one_kernel_is_wrong_gets_the_next_ones(posed: tuple[Alternatives, Problems]) -> None:
-    class Wrong(Gpu):
-        def measured(self, entry: Entry) -> Iterator[Measurement]:
-            for found in super().measured(entry):
-                first = entry.asked[0][0] == found.schedule and len(entry.kernels or ()) > 1
-                yield replace(found, verdict=Verdict.WRONG) if first else found
+class Wrong(Gpu):
+    """The first kernel of each problem is wrong, unless it is the only one."""
 
-    known, _ = hurried(posed, Wrong(posed[1]), budget_s=0.5)
+    def measured(self, order: Order, search: Search) -> Iterator[Measurement]:
+        key = order.task.problem.key
+        for found in super().measured(order, search):
+            pairs = search.known.pairs(key)
+            first = pairs[0][0] == found.schedule and len(pairs) > 1
+            yield replace(found, verdict=Verdict.WRONG) if first else found
+
+
+def test_a_problem_whose_one_kernel_is_wrong_gets_the_next_ones(posed: tuple[Alternatives, Problems]) -> None:
+    known = hurried(posed, Wrong(posed[1]), budget_s=0.5)[0].known
     assert known.complete
-    tried = [e for e in posed[1].entries.values() if e.problem.key in known.best_us and len(e.kernels or ()) > 1]
-    assert tried and all(math.isfinite(known.best_us[e.problem.key]) for e in tried)
+    tried = [key for key in posed[1].tasks if key in known.best_us and len(known.pairs(key)) > 1]
+    assert tried and all(math.isfinite(known.best_us[key]) for key in tried)
+
+
+def test_a_problem_is_in_a_batch_once(posed: tuple[Alternatives, Problems]) -> None:
+    """One whose first kernel was wrong is wanted for want of a time, and because it was tried in a hurry."""
+    machine = Wrong(posed[1])
+    batches: list[list[str]] = []
+
+    def measure() -> Iterator[Measurement]:
+        for batch in iter(search.next_batch, None):
+            batches.append([o.task.problem.key for o in batch])
+            for order in batch:
+                yield from machine.measured(order, search)
+
+    window = Window(lambda: False, lambda: 0.0)
+    policy = SearchPolicy(batch=100, late=0.8, overlaps=True)
+    search = start(posed, policy, window, Inline(), replace(OPTIONS, budget_s=0.5))
+    search.run(measure)
+    assert len(batches) > 1 and all(len(keys) == len(set(keys)) for keys in batches)
 
 
 def test_what_is_left_out_at_first_is_taken_in(posed: tuple[Alternatives, Problems]) -> None:
     alternatives, whole = posed
     found = enumerate_candidates(alternatives.graph, alternatives=alternatives).candidates
     first = collect(alternatives.graph, found, alternatives, FACTS, most_at_once=10)
-    assert first.rest is not None and len(first.entries) < len(whole.entries)
-    known, _ = hurried((alternatives, first), Gpu(first), budget_s=1e4)
-    assert known.complete and first.rest is None
-    assert first.entries.keys() == whole.entries.keys()
-    for key, entry in first.entries.items():
-        same = whole.entries[key]
-        assert (entry.estimate_us, entry.bound_us, entry.policy) == (same.estimate_us, same.bound_us, same.policy)
-        assert len(entry.uses) == len(same.uses)
-        assert {(c.members, i, o) for c, i, o in entry.formats} == {(c.members, i, o) for c, i, o in same.formats}
+    assert first.rest is not None and len(first.tasks) < len(whole.tasks)
+    search, _ = hurried((alternatives, first), Gpu(first), budget_s=1e4)
+    problems = search.problems
+    assert search.known.complete and problems.rest is None
+    assert problems.tasks.keys() == whole.tasks.keys()
+    for key, task in problems.tasks.items():
+        same = whole.tasks[key]
+        assert (task.estimate_us, task.bound_us, task.policy) == (same.estimate_us, same.bound_us, same.policy)
+        assert len(task.uses) == len(same.uses)
+        assert {(c.members, i, o) for c, i, o in task.formats} == {(c.members, i, o) for c, i, o in same.formats}
 
 
 def test_what_is_left_out_is_given_up_when_time_is_over(posed: tuple[Alternatives, Problems]) -> None:
@@ -271,6 +334,7 @@ def test_what_is_left_out_is_given_up_when_time_is_over(posed: tuple[Alternative
     found = enumerate_candidates(alternatives.graph, alternatives=alternatives).candidates
     first = collect(alternatives.graph, found, alternatives, FACTS, most_at_once=10)
     assert first.rest is not None
+    before = dict(first.tasks)
     few = iter([False, False])
-    assert len(first.rest(lambda: next(few, True)).entries) <= 2
-    assert first.rest is not None, "nothing is taken in by collecting"
+    assert len(first.rest(lambda: next(few, True)).tasks) <= 2
+    assert first.tasks == before, "nothing is taken in by collecting"

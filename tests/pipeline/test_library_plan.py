@@ -27,7 +27,7 @@ from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import Extracted
 from weft.pipeline import choose
 from weft.pipeline.choose import Ranked
-from weft.pipeline.problems import Entry, collect
+from weft.pipeline.problems import Task, collect
 from weft.pipeline.search.prices import Known, priced_offers
 from weft.pipeline.setting import Setting, limits_of
 from weft.pipeline.untuned import plan_in
@@ -210,8 +210,8 @@ def test_an_algorithm_by_number_stands_only_where_nothing_else_does() -> None:
 
     def left(kind: Kind, *calls: LibraryCall) -> list[LibraryCall] | None:
         candidate = Candidate(1, (), (0,), kind)
-        entry = Entry(problem, [(candidate, Extracted(problem, (), (0,)))], 1.0, 1.0)
-        ranked = Ranked(entry, tuple((c.schedule, c) for c in calls), (1.0,) * len(calls), measured=False, rejected=0)
+        task = Task(problem, ((candidate, Extracted(problem, (), (0,))),), 1.0, 1.0)
+        ranked = Ranked(task, tuple((c.schedule, c) for c in calls), (1.0,) * len(calls), measured=False, rejected=0)
         found = choose._of_the_framework(ranked)
         return None if found is None else [c for _, c in found.kernels if isinstance(c, LibraryCall)]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.orchestrate.graphs import Net, residual_net
-from tests.pipeline.test_search import FACTS, Machine
+from tests.pipeline.test_search import FACTS, Machine, start
 
 from weft.errors import OptionError
 from weft.ir.graph import Graph
@@ -21,8 +21,9 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline import choose, finish
-from weft.pipeline.problems import Entry, Problems, collect
-from weft.pipeline.search.loop import Inline, search
+from weft.pipeline.problems import Problems, collect
+from weft.pipeline.search.kernels import Order
+from weft.pipeline.search.loop import Inline, Search, Window
 from weft.pipeline.warm import plan_key
 from weft.platform.cuda.platform import Cuda
 
@@ -44,9 +45,9 @@ def posed() -> tuple[Alternatives, Problems]:
 class DearFusion(Machine):
     """Here what is fused takes longer than its parts."""
 
-    def measured(self, entry: Entry) -> Iterator[Measurement]:
-        samples = (0.9 + 0.2 * len(entry.problem.graph) ** 2,)
-        yield from (replace(m, samples_us=samples) for m in super().measured(entry))
+    def measured(self, order: Order, search: Search) -> Iterator[Measurement]:
+        samples = (0.9 + 0.2 * len(order.task.problem.graph) ** 2,)
+        yield from (replace(m, samples_us=samples) for m in super().measured(order, search))
 
 
 def alive_bytes(graph: Graph, plan: Plan) -> int:
@@ -61,18 +62,9 @@ def alive_bytes(graph: Graph, plan: Plan) -> int:
 
 def found(posed: tuple[Alternatives, Problems], options: Options) -> list[Plan]:
     alternatives, problems = posed
-    known = search(
-        alternatives.graph,
-        problems,
-        alternatives,
-        DearFusion(problems),
-        options,
-        out_of_time=lambda: False,
-        spent=lambda: 0.0,
-        say=lambda line: None,
-        policy=Cuda.policy,
-        solver=Inline(),
-    )
+    machine = DearFusion(problems)
+    search = start(posed, Cuda.policy, Window(lambda: False, lambda: 0.0), Inline(), options)
+    known = search.run(lambda: machine(search))
     assert known.complete
     ranked = choose.rank(problems, known, library_only=False)
     return choose.plans(alternatives.graph, choose.offers(ranked), alternatives, options)

@@ -41,5 +41,5 @@ def test_families_tell_products_from_the_rest() -> None:
     y = b.apply(Prim.EXP, b.add(Prim.MATMUL, x, x))
     alternatives = find_alternatives(b.build([y]), strict=False)
     found = enumerate_candidates(alternatives.graph, alternatives=alternatives).candidates
-    entries = collect(alternatives.graph, found, alternatives, GpuFacts()).entries.values()
-    assert {e.family.split()[0] for e in entries} == {"matmul", f"[{Category.ELEMENTWISE.value}]"}
+    tasks = collect(alternatives.graph, found, alternatives, GpuFacts()).tasks.values()
+    assert {t.family.split()[0] for t in tasks} == {"matmul", f"[{Category.ELEMENTWISE.value}]"}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -28,9 +28,10 @@ from weft.pipeline import choose, finish, qualify, recall
 from weft.pipeline import link as linking
 from weft.pipeline import plans as planning
 from weft.pipeline.deadline import Deadline
-from weft.pipeline.problems import Problems, collect, make_kernels
+from weft.pipeline.problems import Problems, collect
 from weft.pipeline.search import measure as measuring
 from weft.pipeline.search.emission import Emission
+from weft.pipeline.search.kernels import Depth, Order, write
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import Setting
 from weft.platform.cpu import Cpu
@@ -45,12 +46,17 @@ def posed() -> tuple[Alternatives, Problems]:
     alternatives = find_alternatives(residual_net(1))
     graph = alternatives.graph
     problems = collect(graph, enumerate_candidates(graph, alternatives=alternatives).candidates, alternatives, FACTS)
-    makers = generators(library=True, generated=False)
-    for entry in problems.entries.values():
-        if entry.essential:
-            entry.widened = True
-            make_kernels(entry, problems, makers, FACTS, Options())
     return alternatives, problems
+
+
+def knows(posed: tuple[Alternatives, Problems], measured: dict[Key, Measurement] | None = None, **more: Any) -> Known:
+    """With all calls of what no plan can do without."""
+    known = Known(measured or {}, **more)
+    makers = generators(library=True, generated=False)
+    for key, task in posed[1].tasks.items():
+        if task.essential:
+            known.wrote(key, write(Order(task, Depth.ALL), makers, FACTS, Options()))
+    return known
 
 
 class Worker:
@@ -101,7 +107,7 @@ def run(
 
 
 def test_every_step_that_nobody_measured_is_verified(posed: tuple[Alternatives, Problems]) -> None:
-    known, worker = Known(), Worker()
+    known, worker = knows(posed), Worker()
     plans, lost = run(posed, known, worker, has_baseline=False)
     assert [p.name for p in plans] == ["solution-1", "library"] and not lost
     assert all(known.is_right(s.problem_key, s.kernel.schedule) for p in plans for s in p.steps)
@@ -112,15 +118,15 @@ def test_every_step_that_nobody_measured_is_verified(posed: tuple[Alternatives, 
 
 
 def test_what_was_measured_is_not_asked_again(posed: tuple[Alternatives, Problems]) -> None:
-    keys = [(s.problem_key, s.kernel.schedule) for p in planned(posed, Known()) for s in p.steps]
-    known = Known({k: Measurement(*k, Verdict.OK, (1.0,)) for k in keys})
+    keys = [(s.problem_key, s.kernel.schedule) for p in planned(posed, knows(posed)) for s in p.steps]
+    known = knows(posed, {k: Measurement(*k, Verdict.OK, (1.0,)) for k in keys})
     worker = Worker()
     plans, _ = run(posed, known, worker)
     assert [p.name for p in plans] == ["solution-1", "library"] and not worker.asked
 
 
 def test_the_library_plan_is_spared_where_there_is_a_baseline_and_a_plan(posed: tuple[Alternatives, Problems]) -> None:
-    known = Known()
+    known = knows(posed)
     solution, _ = planned(posed, known)
     known.right = {(s.problem_key, s.kernel.schedule) for s in solution.steps}
     worker = Worker()
@@ -131,11 +137,10 @@ def test_the_library_plan_is_spared_where_there_is_a_baseline_and_a_plan(posed: 
 
 
 def test_a_refused_call_is_replaced_by_another_of_its_problem(posed: tuple[Alternatives, Problems]) -> None:
-    solution, _ = planned(posed, Known())
-    entries = posed[1].entries
-    step = next(s for s in solution.steps if len(entries[s.problem_key].kernels or ()) > 1)
+    known = knows(posed)
+    solution, _ = planned(posed, known)
+    step = next(s for s in solution.steps if len(known.pairs(s.problem_key)) > 1)
     key = step.problem_key, step.kernel.schedule
-    known = Known()
     plans, lost = run(posed, known, Worker([key]), has_baseline=False)
     assert not lost and known.refused == {key}
     (other,) = {s.kernel.schedule for s in plans[0].steps if s.problem_key == step.problem_key}
@@ -143,24 +148,25 @@ def test_a_refused_call_is_replaced_by_another_of_its_problem(posed: tuple[Alter
 
 
 def test_where_every_call_is_refused_plans_are_made_without_the_problem(posed: tuple[Alternatives, Problems]) -> None:
-    solution, _ = planned(posed, Known())
+    solution, _ = planned(posed, knows(posed))
     step = next(s for s in solution.steps if s.kind.value == "origin")
-    kernels = posed[1].entries[step.problem_key].kernels or ()
-    known = Known()
+    kernels = knows(posed).pairs(step.problem_key)
+    known = knows(posed)
     plans, _ = run(posed, known, Worker([(step.problem_key, s) for s, _ in kernels]))
     assert plans and all(s.problem_key != step.problem_key for p in plans for s in p.steps)
 
 
 def calls_of(posed: tuple[Alternatives, Problems], kinds: set[str]) -> set[Key]:
-    entries = [e for e in posed[1].entries.values() if {c.kind.value for c, _ in e.uses} & kinds]
-    return {(e.problem.key, schedule) for e in entries for schedule, _ in e.kernels or ()}
+    known, tasks = knows(posed), posed[1].tasks
+    keys = [key for key, task in tasks.items() if {c.kind.value for c, _ in task.uses} & kinds]
+    return {(key, schedule) for key in keys for schedule, _ in known.pairs(key)}
 
 
 def test_a_plan_with_a_step_that_there_was_no_time_for_is_answered_by_one_of_what_was_verified(
     posed: tuple[Alternatives, Problems],
 ) -> None:
     """One step of many must not lose all that was measured."""
-    known = Known(right=calls_of(posed, {"single", "convert"}) - calls_of(posed, {"origin"}))
+    known = knows(posed, right=calls_of(posed, {"single", "convert"}) - calls_of(posed, {"origin"}))
     assert any(s.kind.value == "origin" for p in planned(posed, known) for s in p.steps)
     plans, lost = run(posed, known, Worker(answers=0), has_baseline=False)
     assert [p.name for p in plans] == ["verified"] and len(lost) == 2
@@ -169,22 +175,21 @@ def test_a_plan_with_a_step_that_there_was_no_time_for_is_answered_by_one_of_wha
 
 def test_without_enough_that_was_verified_there_is_no_such_plan(posed: tuple[Alternatives, Problems]) -> None:
     right = calls_of(posed, {"single", "convert"}) - calls_of(posed, {"origin"})
-    products = {e.problem.key for e in posed[1].entries.values() if e.sort == "product alone"}
-    known = Known(right={key for key in right if key[0] not in products})
+    products = {t.problem.key for t in posed[1].tasks.values() if t.sort == "product alone"}
+    known = knows(posed, right={key for key in right if key[0] not in products})
     plans, lost = run(posed, known, Worker(answers=0), has_baseline=False)
     assert plans == [] and len(lost) == 2
 
 
 def test_a_step_is_replaced_by_a_call_of_its_problem_that_was_verified(posed: tuple[Alternatives, Problems]) -> None:
     """Before it is asked for: time may end meanwhile."""
-    solution, _ = planned(posed, Known())
-    known = Known()
-    entries = posed[1].entries
-    step = next(s for s in solution.steps if len(entries[s.problem_key].kernels or ()) > 1)
+    known = knows(posed)
+    solution, _ = planned(posed, known)
+    step = next(s for s in solution.steps if len(known.pairs(s.problem_key)) > 1)
     known.right = {(s.problem_key, s.kernel.schedule) for s in solution.steps} - {
         (step.problem_key, step.kernel.schedule)
     }
-    other = next(s for s, _ in entries[step.problem_key].kernels or () if s != step.kernel.schedule)
+    other = next(s for s, _ in known.pairs(step.problem_key) if s != step.kernel.schedule)
     known.right.add((step.problem_key, other))
     (found,) = qualify._settled([solution], posed[1], known, Worker(answers=0), lambda: True, has_baseline=True)
     assert qualify.is_verified(found, known)
@@ -195,10 +200,10 @@ def test_the_plan_that_needs_least_is_verified_first_and_its_smallest_calls_befo
     posed: tuple[Alternatives, Problems],
 ) -> None:
     worker = Worker()
-    run(posed, Known(), worker, has_baseline=False)
-    wanted = [{s.problem_key for s in p.steps} for p in planned(posed, Known())]
+    run(posed, knows(posed), worker, has_baseline=False)
+    wanted = [{s.problem_key for s in p.steps} for p in planned(posed, knows(posed))]
     sizes = [qualify.work_bytes(t.problem) for t in worker.asked]
-    totals = [sum(qualify.work_bytes(posed[1].entries[k].problem) for k in keys) for keys in wanted]
+    totals = [sum(qualify.work_bytes(posed[1].tasks[k].problem) for k in keys) for keys in wanted]
     first = wanted[totals.index(min(totals))]
     assert {t.problem.key for t in worker.asked[: len(first)]} == first
     assert sizes[: len(first)] == sorted(sizes[: len(first)])
@@ -206,9 +211,9 @@ def test_the_plan_that_needs_least_is_verified_first_and_its_smallest_calls_befo
 
 def test_a_call_that_turns_out_odd_is_verified_on_finite_inputs(posed: tuple[Alternatives, Problems]) -> None:
     """Not refused: then nothing of the network is left but its single primitives."""
-    step = planned(posed, Known())[0].steps[0]
-    calls = [(step.problem_key, s) for s, _ in posed[1].entries[step.problem_key].kernels or ()]
-    known, worker = Known(), Worker(odd=calls)
+    step = planned(posed, knows(posed))[0].steps[0]
+    calls = [(step.problem_key, s) for s, _ in knows(posed).pairs(step.problem_key)]
+    known, worker = knows(posed), Worker(odd=calls)
     plans, lost = run(posed, known, worker, has_baseline=False)
     assert [p.name for p in plans] == ["solution-1", "library"] and not lost and not known.refused
     asked = [t.finite for t in worker.asked if t.problem.key == step.problem_key]
@@ -221,8 +226,6 @@ def ahead_of(posed: tuple[Alternatives, Problems], known: Known) -> qualify.Call
 
 def test_a_whole_library_plan_is_verified_while_kernels_are_compiled(posed: tuple[Alternatives, Problems]) -> None:
     known = Known()
-    for entry in posed[1].entries.values():
-        entry.kernels = None
     ahead = ahead_of(posed, known)
     sizes = []
     for trial in ahead:
@@ -230,7 +233,7 @@ def test_a_whole_library_plan_is_verified_while_kernels_are_compiled(posed: tupl
         assert not trial.timed
         assert ahead.takes(Measurement(trial.problem.key, trial.kernels[0][0], Verdict.OK))
     assert sizes == sorted(sizes) and len(sizes) == len(known.right) > 3
-    assert all(e.kernels is None for e in posed[1].entries.values()), "generators are asked for these later"
+    assert not known.kernels, "generators are asked for these later"
     setting = Setting(Options(budget_s=9.0), Cpu(FACTS))
     planning._library_calls(posed[1], known, setting)
     (plan,) = planning.plans_of_verified(*posed, known, setting, Deadline.of(9.0))
@@ -238,8 +241,8 @@ def test_a_whole_library_plan_is_verified_while_kernels_are_compiled(posed: tupl
 
 
 def test_what_is_about_to_be_measured_is_not_verified_ahead(posed: tuple[Alternatives, Problems]) -> None:
-    every = [t.problem.key for t in ahead_of(posed, Known())]
-    known = Known()
+    every = [t.problem.key for t in ahead_of(posed, knows(posed))]
+    known = knows(posed)
     ahead = ahead_of(posed, known)
     first = next(ahead)
     ahead.leave(every[1])
@@ -251,7 +254,7 @@ def test_what_is_about_to_be_measured_is_not_verified_ahead(posed: tuple[Alterna
 def test_a_plan_is_verified_before_it_is_too_late(posed: tuple[Alternatives, Problems]) -> None:
     """By what was seen of the worker: the slower it is, the earlier."""
     worked = [0.0]
-    ahead = qualify.CallsAhead(*posed, Known(), FACTS, Options(), lambda: worked[0])
+    ahead = qualify.CallsAhead(*posed, knows(posed), FACTS, Options(), lambda: worked[0])
     assert not ahead.is_due(30.0, 40.0) and ahead.is_due(10.0, 40.0), "the time of a group is always left"
     for seconds in (20.0, 60.0):
         trial = next(ahead)
@@ -264,7 +267,7 @@ def test_a_plan_is_verified_before_it_is_too_late(posed: tuple[Alternatives, Pro
 
 
 def test_an_odd_call_is_verified_ahead_on_finite_inputs(posed: tuple[Alternatives, Problems]) -> None:
-    known = Known()
+    known = knows(posed)
     ahead = ahead_of(posed, known)
     first = next(ahead)
     key = first.problem.key, first.kernels[0][0]
@@ -276,7 +279,7 @@ def test_an_odd_call_is_verified_ahead_on_finite_inputs(posed: tuple[Alternative
 
 @pytest.mark.parametrize("answers", [0, 2])
 def test_plans_that_there_is_no_time_for_are_dropped(answers: int, posed: tuple[Alternatives, Problems]) -> None:
-    known, worker = Known(), Worker(answers=answers)
+    known, worker = knows(posed), Worker(answers=answers)
     plans, lost = run(posed, known, worker)
     assert plans == [] and len(worker.asked) == answers == len(known.right)
     assert len(lost) == 2
@@ -285,10 +288,11 @@ def test_plans_that_there_is_no_time_for_are_dropped(answers: int, posed: tuple[
 
 def test_a_call_that_is_only_odd_is_verified_on_finite_inputs(posed: tuple[Alternatives, Problems]) -> None:
     """Where nothing else is right: oneDNN's convolutions multiply infinite weights with padding."""
-    _, problems = posed
-    step = planned(posed, Known())[0].steps[0]
-    kernels = problems.entries[step.problem_key].kernels or ()
-    known = Known({(step.problem_key, s): Measurement(step.problem_key, s, Verdict.NAN_CLASS) for s, _ in kernels})
+    step = planned(posed, knows(posed))[0].steps[0]
+    kernels = knows(posed).pairs(step.problem_key)
+    known = knows(
+        posed, {(step.problem_key, s): Measurement(step.problem_key, s, Verdict.NAN_CLASS) for s, _ in kernels}
+    )
     worker = Worker()
     plans, _ = run(posed, known, worker, has_baseline=False)
     assert plans
@@ -300,14 +304,14 @@ def test_a_library_plan_that_there_was_no_time_for_stands_where_it_would_without
     answers: int, posed: tuple[Alternatives, Problems]
 ) -> None:
     """Of covered calls alone, and of none that something speaks against."""
-    library = planned(posed, Known())[1]
-    known, lost = Known(), list[str]()
+    library = planned(posed, knows(posed))[1]
+    known, lost = knows(posed), list[str]()
     plans = run(posed, known, Worker(answers=answers), covered=lambda step: True)[0]
     assert [p.name for p in plans] == ["library"] and len(known.right) == answers
     key = library.steps[0].problem_key, library.steps[0].kernel.schedule
-    assert run(posed, Known(), Worker(answers=0), covered=lambda step: step.problem_key != key[0])[0] == []
-    every = {(key[0], s) for s, _ in posed[1].entries[key[0]].kernels or ()}
-    for known in (Known(refused=every), Known(odd=every)):
+    assert run(posed, knows(posed), Worker(answers=0), covered=lambda step: step.problem_key != key[0])[0] == []
+    every = {(key[0], s) for s, _ in knows(posed).pairs(key[0])}
+    for known in (knows(posed, refused=every), knows(posed, odd=every)):
         plans, lost = run(posed, known, Worker(answers=0), covered=lambda step: True)
         assert all(s.problem_key != key[0] for p in plans for s in p.steps) and lost
 
@@ -329,7 +333,8 @@ def test_without_a_worker_nothing_is_right(posed: tuple[Alternatives, Problems])
     setting = Setting(options, Cpu(FACTS))
     emission = Emission(generators(), FACTS, options, count=0)
     bench = measuring.Bench(cast("Tuner", Sick()), emission)
-    known = measuring.measure(bench, alternatives, problems, setting, Deadline.of(30.0), lambda stage, line: None)
+    clock = Deadline.of(30.0)
+    known = measuring.Measuring(bench, alternatives, problems, setting, clock, lambda stage, line: None).run()
     assert known.failed == "the measuring worker does not start: exit status 1"
     lost: list[str] = []
     plans = planning.select_plans(alternatives, problems, known, setting, lost)

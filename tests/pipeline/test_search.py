@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import replace
 
 import pytest
@@ -19,8 +20,9 @@ from weft.kernels.source import CallStep, KernelSource, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.pipeline.problems import FIRST, LIBRARY_NEAR, Entry, Problems, collect, make_kernels
-from weft.pipeline.search.loop import Inline, Learning, search
+from weft.pipeline.problems import Problems, collect
+from weft.pipeline.search.kernels import FIRST, LIBRARY_NEAR, Depth, Kernels, Order, write
+from weft.pipeline.search.loop import Inline, Learning, Search, Window
 from weft.pipeline.search.prices import Known
 from weft.platform.policy import SearchPolicy
 
@@ -48,57 +50,58 @@ class Machine:
         self.makers = generators(library=True, generated=True)
         self.facts: DeviceFacts = FACTS
 
-    def __call__(self, batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
-        for entries in batches:
-            self.batches.append(len(entries))
-            for entry in entries:
-                yield from self.measured(entry)
+    def __call__(self, search: Search) -> Iterator[Measurement]:
+        while (orders := search.next_batch()) is not None:
+            self.batches.append(len(orders))
+            for order in orders:
+                yield from self.measured(order, search)
 
-    def measured(self, entry: Entry) -> Iterator[Measurement]:
-        make_kernels(entry, self.problems, self.makers, self.facts, OPTIONS)
-        for position, (schedule, _) in enumerate(entry.asked):
-            key = (entry.problem.key, schedule)
-            if key in self.asked:
+    def measured(self, order: Order, search: Search) -> Iterator[Measurement]:
+        task = order.task
+        kernels = write(order, self.makers, self.facts, OPTIONS)
+        asked = search.wrote(order, kernels)
+        for position, pair in enumerate(order.chosen(kernels)):
+            if pair not in asked:
                 continue
+            key = (task.problem.key, pair[0])
             self.asked.append(key)
             share = hashlib.sha256(str(key).encode()).digest()[0] / 256
             verdict = Verdict.WRONG if self.refuses(position) else Verdict.OK
-            yield Measurement(*key, verdict, (entry.estimate_us * (0.5 + share),))
+            yield Measurement(*key, verdict, (task.estimate_us * (0.5 + share),))
 
 
-def run(posed: tuple[Alternatives, Problems], machine: Machine, rounds: int = 1000, *, spent: float = 0.0) -> Known:
+def start(
+    posed: tuple[Alternatives, Problems], policy: SearchPolicy, window: Window, solver: Executor, options: Options
+) -> Search:
     alternatives, problems = posed
+    return Search(alternatives.graph, problems, alternatives, options, policy, window, solver, lambda line: None)
+
+
+def run(posed: tuple[Alternatives, Problems], machine: Machine, rounds: int = 1000, *, spent: float = 0.0) -> Learning:
     left = iter(range(rounds))
-    return search(
-        alternatives.graph,
-        problems,
-        alternatives,
-        machine,
-        OPTIONS,
-        out_of_time=lambda: next(left, None) is None,
-        spent=lambda: spent,
-        say=lambda line: None,
-        policy=SearchPolicy(batch=BATCH, late=0.8, last=0.5),
-        solver=Inline(),
-    )
+    window = Window(lambda: next(left, None) is None, lambda: spent)
+    search = start(posed, SearchPolicy(batch=BATCH, late=0.8, last=0.5), window, Inline(), OPTIONS)
+    return search.run(lambda: machine(search))
 
 
 def test_it_ends_with_the_best_plan_measured(posed: tuple[Alternatives, Problems]) -> None:
     machine = Machine(posed[1])
     known = run(posed, machine)
     assert known.complete
-    assert len(known.best_us) < len(posed[1].entries), "hopeless problems are never measured"
+    assert len(known.best_us) < len(posed[1].tasks), "hopeless problems are never measured"
     assert len(machine.asked) == len(set(machine.asked)) == len(known.measurements)
 
 
 def test_the_first_kernels_go_first_and_the_others_where_it_matters(posed: tuple[Alternatives, Problems]) -> None:
-    run(posed, Machine(posed[1]))
-    entries = [e for e in posed[1].entries.values() if e.kernels]
-    many = [e for e in entries if e.more or len(e.kernels or ()) > e.first]
-    assert all(e.first <= 2 * FIRST for e in entries)
-    assert any(e.widened and len(e.kernels or ()) > e.first for e in many)
-    assert any(e.more and not e.widened for e in many), "the others are not even made"
-    assert not any(e.more and e.widened for e in many)
+    machine = Machine(posed[1])
+    known = run(posed, machine)
+    asked = {key: [s for k, s in machine.asked if k == key] for key in known.kernels}
+    assert known.kernels.keys() == {key for key, _ in machine.asked}
+    assert all(k.first <= 2 * FIRST for k in known.kernels.values())
+    assert any(len(asked[key]) > k.first for key, k in known.kernels.items())
+    left = [key for key, k in known.kernels.items() if k.more]
+    assert left, "the others are not even written"
+    assert all(len(asked[key]) == known.kernels[key].first for key in left)
 
 
 def test_a_search_cut_short_has_measured_what_saves_most(posed: tuple[Alternatives, Problems]) -> None:
@@ -123,11 +126,11 @@ def test_last_plans_are_made_of_what_is_known_and_of_library_calls(posed: tuple[
     machine = Machine(problems)
     run(posed, machine, rounds=8, spent=1.0)
     assert machine.asked
-    first = [problems.entries[key] for key in dict.fromkeys(key for key, _ in machine.asked)][: machine.batches[0]]
-    assert all(e.essential for e in first), "a group that nobody measured cannot be in a last plan"
-    prices = [Learning(weight=math.inf).price(e) * len(e.uses) for e in first]
+    first = [problems.tasks[key] for key in dict.fromkeys(key for key, _ in machine.asked)][: machine.batches[0]]
+    assert all(t.essential for t in first), "a group that nobody measured cannot be in a last plan"
+    prices = [Learning(weight=math.inf).price(t) * len(t.uses) for t in first]
     assert prices[0] == max(prices), "the dearest goes first"
-    group = next(e for e in problems.entries.values() if not e.essential)
+    group = next(t for t in problems.tasks.values() if not t.essential)
     assert math.isinf(Learning(weight=math.inf).price(group)) and math.isfinite(Learning().price(group))
 
 
@@ -157,17 +160,40 @@ OWN = KernelSource(Schedule("cpp"), "", "k")
 def test_further_algorithms_are_tried_where_a_library_comes_near(
     posed: tuple[Alternatives, Problems], library_us: float | None, own_us: float | None, near: bool
 ) -> None:
-    entry = next(iter(posed[1].entries.values()))
-    entry.kernels = [(k.schedule, k) for k in (LIBRARY, OWN, BY_ALGORITHM)]
-    entry.first = 2
-    known = Known()
+    task = next(iter(posed[1].tasks.values()))
+    kernels = Kernels(tuple((k.schedule, k) for k in (LIBRARY, OWN, BY_ALGORITHM)), first=2)
+    known = Known(kernels={task.problem.key: kernels})
     for kernel, us in ((LIBRARY, library_us), (OWN, own_us)):
         verdict = Verdict.OK if us else Verdict.WRONG
-        m = Measurement(entry.problem.key, kernel.schedule, verdict, (us or 1.0,))
+        m = Measurement(task.problem.key, kernel.schedule, verdict, (us or 1.0,))
         known.measurements[m.problem_key, m.schedule] = m
-    known.learn(entry)
-    assert known.library_near(entry) is near
-    entry.library_near, entry.widened = near, True
-    assert [k for _, k in entry.asked] == [LIBRARY, OWN, BY_ALGORITHM][: 3 if near else 2]
-    entry.widened = False
-    assert len(entry.asked) == 2
+    assert known.learn(task) is (library_us is None and own_us is None), "then the others are tried"
+    assert known.library_near(task) is near
+    everything = Order(task, Depth.ALL, library_near=near).chosen(kernels)
+    assert [k for _, k in everything] == [LIBRARY, OWN, BY_ALGORITHM][: 3 if near else 2]
+    assert len(Order(task, Depth.FEW).chosen(kernels)) == 2
+
+
+def test_what_is_asked_again_is_not_written_or_measured_again(posed: tuple[Alternatives, Problems]) -> None:
+    machine = Machine(posed[1])
+    known = run(posed, machine)
+    key, kernels = next((key, k) for key, k in known.kernels.items() if not k.more and len(k.pairs) > k.first)
+    order = Order(posed[1].tasks[key], Depth.ALL, before=kernels)
+    assert write(order, [], FACTS, OPTIONS) is kernels
+
+
+def test_who_is_left_at_work_changes_nothing_of_what_is_known(posed: tuple[Alternatives, Problems]) -> None:
+    """A thread that makes trials when the time is up: its kernels come when plans are made of what is known."""
+    left: list[Order] = []
+    machine = Machine(posed[1])
+    search = start(posed, SearchPolicy(batch=BATCH, late=0.8), Window(lambda: False, lambda: 0.0), Inline(), OPTIONS)
+
+    def one_batch() -> Iterator[Measurement]:
+        left.extend(search.next_batch() or ())
+        raise KeyboardInterrupt
+        yield  # type: ignore[unreachable]
+
+    with pytest.raises(KeyboardInterrupt):
+        search.run(one_batch)
+    assert left and list(machine.measured(left[0], search)) == []
+    assert search.known.kernels == {} and search.next_batch() is None

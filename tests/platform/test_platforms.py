@@ -124,15 +124,26 @@ def test_what_is_done_aside_waits_for_the_caller_and_is_waited_for(cuda: FakeCud
     assert cuda.current is theirs and seen[0] is not theirs and theirs.waited_for == [seen[0].name]
 
 
-@pytest.mark.parametrize(("index", "named"), [(0, []), (2, [torch.device("cuda", 2)])])
+@pytest.mark.parametrize(
+    ("platform", "named"),
+    [
+        (Cuda(GpuFacts(), device=torch.device("cuda", 0)), []),
+        (Cuda(GpuFacts(), device=torch.device("cuda", 2)), [torch.device("cuda", 2)]),
+        (Cpu(CpuFacts()), []),
+    ],
+    ids=["cuda:0", "cuda:2", "cpu"],
+)
 def test_a_thread_begins_on_the_first_gpu(
-    index: int, named: list[torch.device], monkeypatch: pytest.MonkeyPatch
+    platform: Platform, named: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     current: list[torch.device] = []
+    before: list[list[torch.device]] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
-    Cuda(GpuFacts(), device=torch.device("cuda", index)).enter_thread()
-    Cpu(CpuFacts()).enter_thread()
-    assert current == named
+    thread = platform.thread(lambda: before.append(list(current)), "weft-test")
+    assert thread.daemon and thread.name == "weft-test"
+    thread.start()
+    thread.join()
+    assert before == [named], "before anything runs there"
 
 
 @pytest.mark.parametrize("alone", [False, True])

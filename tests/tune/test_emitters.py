@@ -21,14 +21,15 @@ from weft.kernels.codec import Json
 from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
-from weft.pipeline.problems import FIRST, Entry, Problems, collect
+from weft.pipeline.problems import Problems, collect
 from weft.pipeline.search.emission import Emission
+from weft.pipeline.search.kernels import FIRST, Depth, Order
 from weft.tune import emitters
+from weft.tune.asked import Asked
 from weft.tune.emission_worker import answer, graph_digest, offer_to_json
 from weft.tune.emitters import Emitters, offer_from_json
 from weft.tune.messages import Message
 from weft.tune.transport import Fault, WorkerFault
-from weft.tune.tuner import ProblemTrial, _Feeder
 from weft.tune.wire import problem_from_json, problem_to_json
 
 FACTS = GpuFacts()
@@ -43,7 +44,7 @@ def posed() -> Problems:
 
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
-    found = [e.problem for e in posed().entries.values()]
+    found = [e.problem for e in posed().tasks.values()]
     return [*found[:4], *found[-8:]]
 
 
@@ -148,7 +149,7 @@ def test_closing_waits_for_nobody(problems: list[Problem], monkeypatch: pytest.M
 
 
 def test_numbers_of_nodes_survive_the_way() -> None:
-    for entry in posed().entries.values():
+    for entry in posed().tasks.values():
         again = problem_from_json(problem_to_json(entry.problem))
         assert graph_digest(again.graph) == graph_digest(entry.problem.graph)
 
@@ -178,81 +179,73 @@ def test_a_request_that_is_no_problem_is_an_error(problems: list[Problem]) -> No
 
 def made(problems: Problems, count: int) -> dict[str, object]:
     emission = Emission(generators(device="cuda"), FACTS, OPTIONS, count=count)
-    entries = list(problems.entries.values())[-8:]
+    tasks = list(problems.tasks.values())[-8:]
     try:
-        order = [e.problem.key for e in emission.made(problems, [entries], lambda: False)]
-        asked = [e.problem.key for e in entries]
+        first = list(emission.write([Order(t) for t in tasks], lambda: False))
+        order = [o.task.problem.key for o, _ in first]
+        asked = [t.problem.key for t in tasks]
         assert order == asked if count == 0 else sorted(order) == sorted(asked)
-        first = {e.problem.key: (e.kernels, e.first, e.more) for e in entries}
-        for e in entries:
-            e.widened = True
-        assert len(list(emission.made(problems, [entries], lambda: False))) == len(entries)
-        return {"first": first, "all": {e.problem.key: (e.kernels, e.first, e.more) for e in entries}}
+        had = {o.task.problem.key: kernels for o, kernels in first}
+        deeper = [Order(t, Depth.ALL, before=had[t.problem.key]) for t in tasks]
+        found = {o.task.problem.key: kernels for o, kernels in emission.write(deeper, lambda: False)}
+        assert found.keys() == had.keys()
+        again = [Order(t, Depth.ALL, before=found[t.problem.key]) for t in tasks]
+        assert all(kernels is o.before for o, kernels in emission.write(again, lambda: False)), "once"
+        return {"first": had, "all": found}
     finally:
         emission.close()
 
 
 def test_a_batch_does_not_depend_on_who_writes() -> None:
-    ours, theirs = posed(), posed()
-    found = made(ours, 0)
-    assert found == made(theirs, 2)
-    assert ours.declined == theirs.declined
-    assert found["first"] != found["all"]
+    ours = made(posed(), 0)
+    assert ours == made(posed(), 2)
+    assert ours["first"] != ours["all"]
 
 
 def test_what_is_written_first_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = posed()
-    entries = list(problems.entries.values())[-3:]
+    orders = [Order(t) for t in list(posed().tasks.values())[-3:]]
     emission = Emission(generators(device="cuda"), FACTS, OPTIONS, count=0)
-    futures: list[Future[Offer]] = [Future() for _ in entries]
-    offers = [kernels_of(CudaGenerator(), e.problem, FACTS, 2) for e in entries]
+    futures: list[Future[Offer]] = [Future() for _ in orders]
+    offers = [kernels_of(CudaGenerator(), o.task.problem, FACTS, 2) for o in orders]
     waiting = iter(futures)
-    monkeypatch.setattr(emission, "_begin", lambda entry: {"cuda": next(waiting)})
-    found = emission.made(problems, [entries], lambda: False)
+    monkeypatch.setattr(emission, "_begin", lambda order: {"cuda": next(waiting)})
+    found = emission.write(orders, lambda: False)
     futures[1].set_result(offers[1])
-    assert next(found) is entries[1]
-    threading.Timer(0.02, lambda: (futures[2].set_result(offers[2]), futures[0].set_result(offers[0]))).start()
-    assert [id(e) for e in (next(found), next(found))] in (
-        [id(entries[2]), id(entries[0])],
-        [id(entries[0]), id(entries[2])],
-    )
+    written = [next(found)]
+    assert written[0][0] is orders[1]
+
+    def others() -> None:
+        for k in (2, 0):
+            futures[k].set_result(offers[k])
+
+    threading.Timer(0.02, others).start()
+    written += [next(found), next(found)]
+    assert {id(order) for order, _ in written[1:]} == {id(orders[0]), id(orders[2])}
     assert next(found, None) is None
-    generated = [[k for s, k in e.kernels or () if s.generator == "cuda"] for e in entries]
-    assert generated == [[k for _, k in o.kernels] for o in offers]
+    kernels = {id(order): [k for s, k in made.pairs if s.generator == "cuda"] for order, made in written}
+    assert [kernels[id(order)] for order in orders] == [[k for _, k in o.kernels] for o in offers]
     emission.close()
 
 
 def test_when_time_is_up_nothing_more_is_made() -> None:
-    problems = posed()
     emission = Emission(generators(device="cuda"), FACTS, OPTIONS, count=0)
-    entries = list(problems.entries.values())[:3]
+    orders = [Order(t) for t in list(posed().tasks.values())[:3]]
     left = iter([False, True])
-    assert list(emission.made(problems, [entries], lambda: next(left))) == entries[:1]
-    assert [e.kernels is None for e in entries] == [False, True, True]
+    assert [order for order, _ in emission.write(orders, lambda: next(left))] == orders[:1]
     emission.close()
 
 
 def test_waiting_for_what_is_measured_can_be_broken_off() -> None:
     """Whoever takes trials was interrupted: nothing that is waited for comes any more."""
-    problems = posed()
-    emission = Emission(generators(device="cuda"), FACTS, OPTIONS, count=0)
     given_up = time.monotonic() + 300.0
-    nothing: list[Entry] = []
 
-    def batches() -> Iterator[list[Entry]]:
+    def trials() -> Iterator[int | None]:
         while time.monotonic() < given_up:
-            yield nothing
-        pytest.fail("the feeder waits to the end")
-
-    def trials() -> Iterator[ProblemTrial | None]:
-        for entry in emission.made(problems, batches(), lambda: False):
-            assert entry is None
             yield None
+        pytest.fail("the queue is filled to the end")
 
-    feeder = _Feeder(trials(), 4)
-    feeder.close(600.0)
+    Asked(trials(), 4).close(600.0)
     assert time.monotonic() < given_up
-    emission.close()
 
 
 def test_an_offer_says_whether_there_is_more(problems: list[Problem]) -> None:

@@ -41,5 +41,5 @@ def extracted(job: Job, alternatives: Alternatives, found: Enumeration) -> tuple
     if hurried and given_up.fired:
         return None, False
     left_out = " before the first plan" if problems.rest is not None else ""
-    stages.note(f"{len(problems.entries)} distinct problems{left_out}")
+    stages.note(f"{len(problems.tasks)} distinct problems{left_out}")
     return problems, not cut.fired

@@ -22,7 +22,7 @@ from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.extract import Extracted
 from weft.orchestrate.program import Solution
 from weft.orchestrate.select import Priced, heuristic, is_within, select
-from weft.pipeline.problems import Entry, Problems
+from weft.pipeline.problems import Problems, Task
 from weft.pipeline.search.prices import Known
 from weft.platform.table import platform_of
 
@@ -42,7 +42,7 @@ TURNED = 2.0
 class Ranked:
     """The kernels of one problem that may be used, fastest first."""
 
-    entry: Entry
+    task: Task
     kernels: tuple[tuple[Schedule, Kernel], ...]
     times_us: tuple[float, ...]
     measured: bool
@@ -66,7 +66,7 @@ TRANSFORMED = ("winograd4", "winograd2")
 deep network may add them up to more than the whole model may be off by."""
 
 
-Stands = Callable[[Entry, LibraryCall], bool]
+Stands = Callable[[Task, LibraryCall], bool]
 """Whether a call may stand in a plan unmeasured."""
 
 
@@ -80,39 +80,39 @@ def rank(
     """
     measurements = known.measurements
     found = []
-    for entry in problems.entries.values():
+    for task in problems.tasks.values():
         timed = []
         rejected = 0
-        for schedule, kernel in entry.kernels or ():
+        for schedule, kernel in known.pairs(task.problem.key):
             if library_only and not isinstance(kernel, LibraryCall):
                 continue
             if dict(schedule.params).get("algorithm") in avoid:
                 continue
-            m = measurements.get((entry.problem.key, schedule))
+            m = measurements.get((task.problem.key, schedule))
             if m is not None and m.verdict is Verdict.OK:
                 timed.append((m.median_us, schedule, kernel))
             rejected += m is not None and m.verdict is not Verdict.OK
         timed.sort(key=lambda t: t[0])
         if timed:
             kernels = tuple((s, k) for _, s, k in timed)
-            found.append(Ranked(entry, kernels, tuple(t for t, _, _ in timed), measured=True, rejected=rejected))
+            found.append(Ranked(task, kernels, tuple(t for t, _, _ in timed), measured=True, rejected=rejected))
             continue
-        fresh = [x for x in stand_ins(entry, known) if stands is None or stands(entry, x[1])]
-        if (entry.called if library_only else entry.essential) and fresh:
-            cost = UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) + entry.policy.unmeasured_call_us
-            if not known.is_right(entry.problem.key, fresh[0][0]):
+        fresh = [x for x in stand_ins(task, known) if stands is None or stands(task, x[1])]
+        if (task.called if library_only else task.essential) and fresh:
+            cost = UNMEASURED_FACTOR * max(task.estimate_us, 1.0) + task.policy.unmeasured_call_us
+            if not known.is_right(task.problem.key, fresh[0][0]):
                 cost *= UNVERIFIED_FACTOR
-            found.append(Ranked(entry, tuple(fresh), (cost,) * len(fresh), measured=False, rejected=rejected))
+            found.append(Ranked(task, tuple(fresh), (cost,) * len(fresh), measured=False, rejected=rejected))
     return found
 
 
-def stand_ins(entry: Entry, known: Known) -> list[tuple[Schedule, LibraryCall]]:
+def stand_ins(task: Task, known: Known) -> list[tuple[Schedule, LibraryCall]]:
     """Library calls that may stand in for want of a measured kernel, best first: those that nothing speaks against.
 
     Where each was refused, those that are only odd. First what was verified, then the framework's own calls.
     """
-    key = entry.problem.key
-    calls = [(s, k) for s, k in entry.kernels or () if isinstance(k, LibraryCall) and (key, s) not in known.refused]
+    key = task.problem.key
+    calls = [(s, k) for s, k in known.pairs(key) if isinstance(k, LibraryCall) and (key, s) not in known.refused]
     tried = [(s, k, known.measurements.get((key, s))) for s, k in calls]
     open_ = [(s, k) for s, k, m in tried if _is_open(m) and not known.is_odd(key, s)]
     fresh = open_ or [(s, k) for s, k, _ in tried if known.is_odd(key, s)]
@@ -128,7 +128,7 @@ def offers(ranked: Sequence[Ranked], *, kinds: frozenset[Kind] | None = None) ->
     """Every use of every ranked problem, at its best time."""
     made = []
     for r in ranked:
-        places = r.entry.uses if kinds is None or Kind.CALL not in kinds else [*r.entry.uses, *r.entry.calls]
+        places = r.task.uses if kinds is None or Kind.CALL not in kinds else (*r.task.uses, *r.task.calls)
         for candidate, cut in places:
             if kinds is not None and candidate.kind not in kinds:
                 continue
@@ -225,7 +225,7 @@ def _of_the_framework(ranked: Ranked) -> Ranked | None:
     convolutions of row-major halves with a bias, cuDNN's heuristic names one without tensor cores.
     """
     kept = [k for k, (_, kernel) in enumerate(ranked.kernels) if not names_algorithm(kernel)]
-    if len(kept) == len(ranked.kernels) or (not kept and any(c.kind is Kind.SINGLE for c, _ in ranked.entry.uses)):
+    if len(kept) == len(ranked.kernels) or (not kept and any(c.kind is Kind.SINGLE for c, _ in ranked.task.uses)):
         return ranked
     if not kept:
         return None

@@ -87,8 +87,7 @@ def compile_imported(
             return by_framework(job, [UNTUNED_LATE], inputs=inputs)
         if job.stands_in and job.tunes and clock.passed():
             return by_framework(job, [TOO_LATE], inputs=None)
-        known = measured(job, bench, alternatives, problems)
-        known.complete = known.complete and all_found and all_cut
+        known, problems = measured(job, bench, alternatives, problems, whole=all_found and all_cut)
         lost = [known.failed] if known.failed else []
         plans = stages.run("select", select_in_time, alternatives, problems, known, setting, lost, clock)
         verdict = judged(known, plans, options)

@@ -14,11 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar, final
+from typing import TypeVar, final
 
-from weft.tune.thread_pool import leave
+from weft.tune.thread_pool import ThreadOf, daemon, leave
 
-P = ParamSpec("P")
 R = TypeVar("R")
 SLACK_SHARE, SLACK_S = 0.1, 2.0
 """By how much a compilation may overrun its budget: the larger of the two."""
@@ -122,8 +121,10 @@ FOREVER = Deadline(0.0, math.inf)
 """For callers that have all the time in the world."""
 
 
-def call_with_timeout(limit_s: float, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+def call_with_timeout(limit_s: float, call: Callable[[], R], thread: ThreadOf = daemon) -> R:
     """The result of a call that may never end: it runs in a thread of its own, which is left to itself in that case.
+
+    `thread` makes it.
 
     Only for what reads no state of the calling thread (a stream, a mode of the framework) and writes none that is
     used after it was given up.
@@ -132,24 +133,23 @@ def call_with_timeout(limit_s: float, call: Callable[P, R], /, *args: P.args, **
         OutOfTime: it did not end within `limit_s` seconds.
     """
     if math.isinf(limit_s):
-        return call(*args, **kwargs)
+        return call()
     results: list[R] = []
     errors: list[BaseException] = []
     ended = threading.Event()
 
     def run() -> None:
         try:
-            results.append(call(*args, **kwargs))
+            results.append(call())
         except BaseException as error:
             errors.append(error)  # raised by whoever waits
         finally:
             ended.set()
 
-    # a daemon: what hangs must not keep the process from ending
-    thread = threading.Thread(target=run, daemon=True, name="weft-timeout")
-    thread.start()
+    mine = thread(run, "weft-timeout")
+    mine.start()
     if not ended.wait(max(0.0, limit_s)):
-        leave(thread)
+        leave(mine)
         raise OutOfTime
     if errors:
         raise errors[0]

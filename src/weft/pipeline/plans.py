@@ -9,7 +9,6 @@ from functools import partial
 
 from weft.errors import InvalidGraphError, NoWorkerError, OptionError
 from weft.generate.library.covered import is_covered
-from weft.generate.offer import kernels_of
 from weft.generate.protocol import Generator
 from weft.generate.registry import generators
 from weft.kernels.measurement import Measurement, Verdict
@@ -19,7 +18,8 @@ from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import choose, qualify
 from weft.pipeline.deadline import Deadline, OutOfTime, call_with_timeout
 from weft.pipeline.job import Job
-from weft.pipeline.problems import Entry, Problems, make_kernels
+from weft.pipeline.problems import Problems, Task
+from weft.pipeline.search.kernels import Depth, Kernels, Order, write
 from weft.pipeline.search.measure import Bench
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import Setting
@@ -52,7 +52,8 @@ def select_in_time(
         share_s = max(0.1, limit_s / SOLVES)
         bounded = replace(setting, options=replace(options, solver_s=min(options.solver_s, share_s)))
         with contextlib.suppress(OutOfTime):
-            return call_with_timeout(limit_s, setting.there, select_plans, alternatives, problems, known, bounded, lost)
+            selected = partial(select_plans, alternatives, problems, known, bounded, lost)
+            return call_with_timeout(limit_s, selected, setting.platform.thread)
     calls = choose.rank(problems, known, library_only=True, stands=_stands(setting))
     hurry = clock.until(clock.at_last(SELECT_SHARE))
     unsolved = replace(options, budget_s=0.0)
@@ -99,21 +100,21 @@ def select_plans(
     return found
 
 
-def _stands(setting: Setting) -> Callable[[Entry, LibraryCall], bool] | None:
+def _stands(setting: Setting) -> Callable[[Task, LibraryCall], bool] | None:
     """Without a budget: which calls may stand though nobody will measure them; None: see `choose.rank`."""
     return partial(_is_covered, device=setting.platform.kind) if setting.options.budget_s <= 0 else None
 
 
-def _is_covered(entry: Entry, call: LibraryCall, *, device: str) -> bool:
-    return is_covered(entry.problem, call, device)
+def _is_covered(task: Task, call: LibraryCall, *, device: str) -> bool:
+    return is_covered(task.problem, call, device)
 
 
 def _library_calls(problems: Problems, known: Known, setting: Setting) -> None:
     """Make the calls that no plan can do without, where that was not done; each is made once."""
     makers = generators(library=True, generated=False, device=setting.platform.kind)
-    for entry in problems.entries.values():
-        if entry.called and entry.kernels is None:
-            make_kernels(entry, problems, makers, setting.platform.facts, setting.options)
+    for key, task in problems.tasks.items():
+        if task.called and key not in known.kernels:
+            known.wrote(key, write(Order(task), makers, setting.platform.facts, setting.options))
     if not setting.options.allow_library:
         _stand_in(problems, known, makers, setting)
 
@@ -121,12 +122,11 @@ def _library_calls(problems: Problems, known: Known, setting: Setting) -> None:
 def _stand_in(problems: Problems, known: Known, makers: Sequence[Generator], setting: Setting) -> None:
     """Library calls, unmeasured, for what no plan can do without and no generated kernel was found right for."""
     right = {key for (key, _), m in known.measurements.items() if m.verdict is Verdict.OK}
-    for entry in problems.entries.values():
-        if entry.essential and entry.problem.key not in right:
-            most = setting.options.keep_per_problem
-            for offer in (kernels_of(maker, entry.problem, setting.platform.facts, most) for maker in makers):
-                new = [pair for pair in offer.kernels if pair not in (entry.kernels or ())]
-                entry.kernels = [*(entry.kernels or ()), *new]
+    for key, task in problems.tasks.items():
+        if task.essential and key not in right:
+            calls = write(Order(task, Depth.ALL), makers, setting.platform.facts, setting.options).pairs
+            had = known.kernels.get(key, Kernels(()))
+            known.wrote(key, replace(had, pairs=(*had.pairs, *(pair for pair in calls if pair not in had.pairs))))
 
 
 def qualified_plans(
@@ -193,10 +193,10 @@ def _stands_unverified(
     step: Step, *, problems: Problems, suspects: Collection[tuple[str, Schedule]], device: str
 ) -> bool:
     """Whether a step may be taken as it may without a budget: not if a worker was lost with it."""
-    entry, call = problems.entries[step.problem_key], step.kernel
+    task, call = problems.tasks[step.problem_key], step.kernel
     if not isinstance(call, LibraryCall) or (step.problem_key, call.schedule) in suspects:
         return False
-    return _is_covered(entry, call, device=device)
+    return _is_covered(task, call, device=device)
 
 
 def plans_of_verified(
@@ -204,8 +204,8 @@ def plans_of_verified(
 ) -> list[Plan]:
     """The best plan of nothing but what was verified, if there is one."""
 
-    def stands(entry: Entry, call: LibraryCall) -> bool:
-        return known.is_right(entry.problem.key, call.schedule)
+    def stands(task: Task, call: LibraryCall) -> bool:
+        return known.is_right(task.problem.key, call.schedule)
 
     options = replace(setting.options, solver_s=min(setting.options.solver_s, max(0.1, VERIFIED_SHARE * clock.left_s)))
     offers = choose.offers(choose.rank(problems, known, library_only=False, stands=stands))

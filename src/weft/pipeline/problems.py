@@ -1,4 +1,4 @@
-"""From candidates to distinct problems, and from a problem to its kernels."""
+"""From candidates to distinct problems: what is measured, and where it stands."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import gc
 import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import final
 
 from weft.device.any import DeviceFacts
-from weft.generate.library.algorithm import names_algorithm
 from weft.generate.library.operators import TABLED
-from weft.generate.offer import Offer, kernels_of
-from weft.generate.protocol import Generator
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, FREE, Category, Prim
 from weft.ir.types import Array
@@ -24,7 +21,6 @@ from weft.ir.work import node_flops
 from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import Kernel, KernelBinary, LibraryCall, Schedule
-from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.estimate import estimate_us, lower_bound_us
 from weft.orchestrate.extract import Extracted, FormatChoice, extract, format_choices
@@ -32,69 +28,25 @@ from weft.platform.cpu import Cpu
 from weft.platform.policy import SearchPolicy
 from weft.platform.table import policy_for
 
-FIRST = 1
-"""Kernels of each generator that are made first at least, and in a hurry at most."""
-FIRST_CALLS = 3
-"""Library calls that are made first where they are spared and nothing is generated."""
-LIBRARY_FROM_US = 7.0
-"""Where calls are spared, products whose estimate is below this are first tried without the library: it seldom won."""
-LIBRARY_NEAR = 1.15
-"""Further algorithms of a library are measured where its best call took at most so many times the best kernel: of
-twelve products measured on an NVIDIA H200 the best algorithm took 0.87 of the heuristic's first at least."""
 _CATEGORIES = {str(p.value): "" if p in FREE else CATEGORY[p].value for p in Prim}
 """By the primitive's name (enumerations hash slowly); empty for free ones."""
+Place = tuple[Candidate, Extracted]
+"""Where a problem stands: the candidate, and how its values are those of the problem."""
 
 
-@dataclass
-class Entry:
-    """One distinct problem and every place where it stands."""
+@final
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One distinct problem and every place where it stands. What is found out about it is in `Known`."""
 
     problem: Problem
-    uses: list[tuple[Candidate, Extracted]]
+    uses: tuple[Place, ...]
     estimate_us: float
     bound_us: float
-    calls: list[tuple[Candidate, Extracted]] = field(default_factory=list)
+    calls: tuple[Place, ...] = ()
     """Places where the library plan alone may use it (`Kind.CALL`)."""
-    kernels: list[tuple[Schedule, Kernel]] | None = None
-    """None until a generator was asked."""
-    first: int = 0
-    """So many of `kernels` are measured first: the best-looking few of each generator; they stand in front."""
-    widened: bool = False
-    """Whether the others are to be measured too."""
-    library_near: bool = True
-    """Whether a library's further algorithms are worth a trial."""
-    more: bool = False
-    """Whether a generator may make more than `kernels` for the asking."""
     policy: SearchPolicy = Cpu.policy
     """Of the kind of device that it is for."""
-    hurried: bool = False
-    """Whether one kernel is enough for now, because time is short."""
-    made: int = 0
-    """Kernels that each generator was asked for."""
-
-    @property
-    def is_made(self) -> bool:
-        """Whether all kernels are there that are to be measured as things stand."""
-        if self.kernels is None or (self.widened and self.more):
-            return False
-        return self.widened or self.made >= self.first_few or not (self.more or self.first < len(self.kernels))
-
-    @property
-    def first_few(self) -> int:
-        """Kernels of each generator that are measured first, at most."""
-        return FIRST if self.hurried else self.policy.first
-
-    def most(self, options: Options) -> int:
-        """Kernels to ask each generator for."""
-        return options.keep_per_problem if self.widened else min(self.first_few, options.keep_per_problem)
-
-    @property
-    def asked(self) -> list[tuple[Schedule, Kernel]]:
-        """The kernels that are to be measured as things stand."""
-        made = self.kernels or []
-        if not self.widened:
-            return made[: self.first]
-        return made if self.library_near else [x for x in made if not names_algorithm(x[1])]
 
     @property
     def essential(self) -> bool:
@@ -157,61 +109,59 @@ Use = tuple[Candidate, FormatChoice]
 """A candidate in one choice of formats."""
 
 
-@dataclass
+@final
+@dataclass(frozen=True)
 class Problems:
     """All distinct problems of a graph, by key."""
 
-    entries: dict[str, Entry]
-    declined: Counter[str] = field(default_factory=Counter)
-    dropped_schedules: int = 0
+    tasks: Mapping[str, Task]
     uncut: int = 0
     """Places of groups that there was no time to cut out."""
     graph: Graph | None = None
     """What they were cut out of; None: nothing is."""
     rest: Callable[[Callable[[], bool]], Problems] | None = None
-    """Collects what was left out so far, to be adopted; gives up where its argument says so. It may be called in a
-    thread of its own."""
+    """Collects what was left out so far, for `joined`; gives up where its argument says so. Any thread may call it."""
 
     @property
     def run_us(self) -> float:
         """About what the model takes, by the estimates of its primitives one by one."""
         alone: dict[int, float] = {}
-        for entry in self.entries.values():
-            for candidate, _ in entry.uses:
+        for task in self.tasks.values():
+            for candidate, _ in task.uses:
                 if candidate.kind is Kind.SINGLE:
                     known = alone.get(candidate.members, math.inf)
-                    alone[candidate.members] = min(known, entry.estimate_us)
+                    alone[candidate.members] = min(known, task.estimate_us)
         return sum(alone.values())
 
-    def tables(self, entry: Entry, kernel: Kernel) -> dict[int, Array]:
+    def tables(self, task: Task, kernel: Kernel) -> dict[int, Array]:
         """By the position of a problem's input, the table that stands there, of those that a call makes itself.
 
         An operator that resizes has them from its parameters, and computes the problem for no others.
         """
-        if self.graph is None or not isinstance(kernel, LibraryCall) or entry.problem.origin_rule not in TABLED:
+        if self.graph is None or not isinstance(kernel, LibraryCall) or task.problem.origin_rule not in TABLED:
             return {}
         if ("form", "operator") not in kernel.schedule.params:
             return {}
-        nodes = (entry.uses or entry.calls)[0][1].inputs
+        nodes = (task.uses or task.calls)[0][1].inputs
         unread = (k for k in range(len(nodes)) if k not in kernel.reads)
         return {k: self.graph.constant(nodes[k]) for k in unread if self.graph.nodes[nodes[k]].prim is Prim.CONSTANT}
 
-    def by_tables(self, entry: Entry, kernels: Sequence[Timed]) -> list[tuple[dict[int, Array], list[Timed]]]:
+    def by_tables(self, task: Task, kernels: Sequence[Timed]) -> list[tuple[dict[int, Array], list[Timed]]]:
         """Kernels for all tables, and the calls that make them, with theirs (see `tables`)."""
-        mine = [(self.tables(entry, kernel), (schedule, kernel, binary)) for schedule, kernel, binary in kernels]
+        mine = [(self.tables(task, kernel), (schedule, kernel, binary)) for schedule, kernel, binary in kernels]
         plain, tabled = [x for given, x in mine if not given], [x for given, x in mine if given]
         found: list[tuple[dict[int, Array], list[Timed]]] = [({}, plain)] if plain else []
         return [*found, (next(given for given, _ in mine if given), tabled)] if tabled else found
 
-    def adopt(self, others: Problems) -> None:
-        """Take in what `rest` found. No `Entry.formats` of before may be in use."""
-        for key, entry in others.entries.items():
-            mine = self.entries.setdefault(key, entry)
-            if mine is not entry:
-                mine.uses += entry.uses
-                mine.calls += entry.calls
-                mine.__dict__.pop("formats", None)
-        self.rest = None
+    def joined(self, others: Problems) -> Problems:
+        """With what `rest` found."""
+        tasks = dict(self.tasks)
+        for key, task in others.tasks.items():
+            mine = tasks.get(key)
+            tasks[key] = (
+                task if mine is None else replace(mine, uses=mine.uses + task.uses, calls=mine.calls + task.calls)
+            )
+        return replace(self, tasks=tasks, rest=None)
 
 
 def collect(
@@ -224,7 +174,7 @@ def collect(
     stop: Callable[[], bool] = lambda: False,
     give_up: Callable[[], bool] = lambda: False,
 ) -> Problems:
-    """Cut every candidate out in each of its format choices; equal ones become one entry.
+    """Cut every candidate out in each of its format choices; equal ones become one task.
 
     Once `stop` says so, no further groups are; what no plan can do without is, unless `give_up` says so: nothing can be
     planned with what is found then.
@@ -240,52 +190,58 @@ def collect(
         first = choices[1:2] if late and candidate.kind is Kind.GROUP and len(choices) > 1 else choices
         now += [(candidate, choice) for choice in first]
         later += [(candidate, choice) for choice in choices if choice not in first]
-    found = Problems({}, graph=graph)
+    found = _Collected(graph, alternatives, facts)
     with without_collection():
         wanted = (use for use in now if use[0].kind is not Kind.GROUP or not stop())
-        _collect(found, itertools.takewhile(lambda _: not give_up(), wanted), graph, alternatives, facts, {})
-        found.uncut = len(now) - sum(len(e.uses) + len(e.calls) for e in found.entries.values())
-    if later:
-        before = dict(found.entries)
+        found.take(itertools.takewhile(lambda _: not give_up(), wanted))
+        tasks = found.tasks()
+    uncut = len(now) - sum(len(t.uses) + len(t.calls) for t in tasks.values())
 
-        def rest(stop: Callable[[], bool]) -> Problems:
-            def go_on(_: Use) -> bool:
-                time.sleep(0)  # those who write kernels need the interpreter for a moment, and often
-                return not stop()
+    def rest(stop: Callable[[], bool]) -> Problems:
+        def go_on(_: Use) -> bool:
+            time.sleep(0)  # those who write kernels need the interpreter for a moment, and often
+            return not stop()
 
-            more = Problems({})
-            with without_collection():
-                _collect(more, itertools.takewhile(go_on, later), graph, alternatives, facts, before)
-            return more
+        more = _Collected(graph, alternatives, facts, tasks)
+        with without_collection():
+            more.take(itertools.takewhile(go_on, later))
+            return Problems(more.tasks())
 
-        found.rest = rest
-    return found
+    return Problems(tasks, uncut, graph, rest if later else None)
 
 
-def _collect(
-    found: Problems,
-    uses: Iterable[Use],
-    graph: Graph,
-    alternatives: Alternatives,
-    facts: DeviceFacts,
-    before: Mapping[str, Entry],
-) -> None:
-    known = {key: entry.problem for key, entry in before.items()}
-    for candidate, choice in uses:
-        cut = extract(graph, candidate, choice.inputs, choice.outputs, alternatives, known)
-        known[cut.problem.key] = cut.problem
-        entry = found.entries.get(cut.problem.key)
-        if entry is None:
-            entry = _entry(cut.problem, before.get(cut.problem.key), facts)
-            found.entries[cut.problem.key] = entry
-        (entry.calls if candidate.kind is Kind.CALL else entry.uses).append((candidate, cut))
+@final
+class _Collected:
+    """Places by the problem that stands there, while candidates are cut out."""
 
+    def __init__(
+        self, graph: Graph, alternatives: Alternatives, facts: DeviceFacts, before: Mapping[str, Task] | None = None
+    ) -> None:
+        """`before`: tasks whose problems are not made a second time."""
+        self._graph, self._alternatives, self._facts = graph, alternatives, facts
+        self._posed = dict(before or {})
+        """Tasks by the problem's key, without their places."""
+        self._problems = {key: task.problem for key, task in self._posed.items()}
+        self._places: dict[str, tuple[list[Place], list[Place]]] = {}
+        """Uses, and those of the library plan alone."""
 
-def _entry(problem: Problem, same: Entry | None, facts: DeviceFacts) -> Entry:
-    if same is not None:
-        return Entry(problem, [], same.estimate_us, same.bound_us, policy=same.policy)
-    bound, estimate = lower_bound_us(problem, facts), estimate_us(problem, facts)
-    return Entry(problem, [], estimate, bound, policy=policy_for(facts))
+    def take(self, uses: Iterable[Use]) -> None:
+        """Cut these out."""
+        for candidate, choice in uses:
+            cut = extract(self._graph, candidate, choice.inputs, choice.outputs, self._alternatives, self._problems)
+            key = cut.problem.key
+            if key not in self._posed:
+                self._problems[key] = cut.problem
+                bound, estimate = lower_bound_us(cut.problem, self._facts), estimate_us(cut.problem, self._facts)
+                self._posed[key] = Task(cut.problem, (), estimate, bound, policy=policy_for(self._facts))
+            self._places.setdefault(key, ([], []))[candidate.kind is Kind.CALL].append((candidate, cut))
+
+    def tasks(self) -> dict[str, Task]:
+        """One of each problem."""
+        return {
+            key: replace(self._posed[key], uses=tuple(uses), calls=tuple(calls))
+            for key, (uses, calls) in self._places.items()
+        }
 
 
 @contextmanager
@@ -298,42 +254,3 @@ def without_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def make_kernels(
-    entry: Entry, problems: Problems, generators: Sequence[Generator], facts: DeviceFacts, options: Options
-) -> list[tuple[Schedule, Kernel]]:
-    """The first few kernels of each generator; all that are kept where the entry is widened. Each is made once."""
-    if entry.is_made:
-        return entry.kernels or []
-    most = entry.most(options)
-    take_kernels(entry, problems, [kernels_of(g, entry.problem, facts, most) for g in generators])
-    return entry.kernels or []
-
-
-def take_kernels(entry: Entry, problems: Problems, found: Sequence[Offer]) -> None:
-    """Note what each generator made for an entry, in the order of the generators."""
-    again = entry.kernels is not None
-    entry.made = entry.first_few
-    counts = _first_of(entry, found)
-    first = [pair for offer, n in zip(found, counts, strict=True) for pair in offer.kernels[:n]]
-    entry.kernels = first + [pair for offer, n in zip(found, counts, strict=True) for pair in offer.kernels[n:]]
-    entry.first = len(first)
-    entry.more = any(offer.more for offer in found) and not entry.widened
-    for offer in found:
-        if not again:
-            problems.declined.update(offer.declined)
-        problems.dropped_schedules += offer.more and entry.widened
-
-
-def _first_of(entry: Entry, found: Sequence[Offer]) -> list[int]:
-    """How many kernels of each offer are measured first."""
-    if not entry.policy.spares_calls:
-        return [entry.first_few] * len(found)
-    library = [any(isinstance(kernel, LibraryCall) for _, kernel in offer.kernels) for offer in found]
-    generated = any(offer.kernels for offer, its in zip(found, library, strict=True) if not its)
-    if entry.hurried:
-        return [0 if its and generated else FIRST for its in library]
-    worth = entry.sort.startswith("product") and entry.estimate_us >= LIBRARY_FROM_US
-    calls = 1 if worth else 0 if generated else FIRST_CALLS
-    return [calls if its else entry.policy.first for its in library]

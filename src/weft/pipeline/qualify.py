@@ -24,7 +24,8 @@ from weft.kernels.source import Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import choose
-from weft.pipeline.problems import Problems, make_kernels
+from weft.pipeline.problems import Problems
+from weft.pipeline.search.kernels import Order, write
 from weft.pipeline.search.prices import Known
 from weft.tune.tuner import ProblemTrial
 
@@ -127,7 +128,7 @@ def _settled(
         for plan in sorted(others if spared else left, key=lambda p: _work(_unknown(p, known), problems)):
             if _is_dead(plan, known):
                 continue
-            unknown = sorted(_unknown(plan, known).items(), key=lambda x: work_bytes(problems.entries[x[0]].problem))
+            unknown = sorted(_unknown(plan, known).items(), key=lambda x: work_bytes(problems.tasks[x[0]].problem))
             asked = {key: trial(step, problems, known) for key, step in unknown}
             if asked:
                 break
@@ -179,7 +180,7 @@ class CallsAhead:
         return bool(open_) and left_s <= MORE * needed_s + GROUP_SHARE * window_s
 
     def _expected_s(self, problem_key: str) -> float:
-        return TRIAL_S + work_bytes(self._problems.entries[problem_key].problem) / BYTES_PER_S
+        return TRIAL_S + work_bytes(self._problems.tasks[problem_key].problem) / BYTES_PER_S
 
     def __iter__(self) -> Iterator[ProblemTrial]:
         return self
@@ -220,19 +221,18 @@ class CallsAhead:
     def _plan(self) -> list[Step]:
         makers = generators(library=True, generated=False)
         ranked = []
-        for entry in self._problems.entries.values():
-            if entry.essential:  # the entry itself is made by whoever measures it, with generated kernels
-                alone = replace(entry, kernels=None, widened=False)
-                made = tuple(make_kernels(alone, Problems({}), makers, self._facts, self._options))
+        for task in self._problems.tasks.values():
+            if task.essential:  # who measures it has its calls written with generated kernels
+                made = write(Order(task), makers, self._facts, self._options).pairs
                 if made:
-                    ranked.append(choose.Ranked(alone, made, (1.0,) * len(made), measured=False, rejected=0))
+                    ranked.append(choose.Ranked(task, made, (1.0,) * len(made), measured=False, rejected=0))
         options = replace(self._options, budget_s=0.0, memory_limit_bytes=0)
         try:
             plan = choose.library_plan(self._alternatives.graph, ranked, self._alternatives, options)
         except InvalidGraphError:
             return []
         steps = {s.problem_key: s for s in plan.steps}
-        return sorted(steps.values(), key=lambda s: -work_bytes(self._problems.entries[s.problem_key].problem))
+        return sorted(steps.values(), key=lambda s: -work_bytes(self._problems.tasks[s.problem_key].problem))
 
 
 def _unknown(plan: Plan, known: Known) -> dict[str, Step]:
@@ -252,16 +252,16 @@ def work_bytes(problem: Problem) -> int:
 
 
 def _work(unknown: Mapping[str, Step], problems: Problems) -> int:
-    return sum(work_bytes(problems.entries[key].problem) for key in unknown)
+    return sum(work_bytes(problems.tasks[key].problem) for key in unknown)
 
 
 def trial(step: Step, problems: Problems, known: Known) -> ProblemTrial:
     """A step's call, to be verified; one that was found odd on finite inputs."""
     odd = known.is_odd(step.problem_key, step.kernel.schedule)
-    entry = problems.entries[step.problem_key]
+    task = problems.tasks[step.problem_key]
     kernels = [(step.kernel.schedule, step.kernel, None)]
-    given = problems.tables(entry, step.kernel)
-    return ProblemTrial(entry.problem, kernels, timed=False, finite=odd, given=given)
+    given = problems.tables(task, step.kernel)
+    return ProblemTrial(task.problem, kernels, timed=False, finite=odd, given=given)
 
 
 def _swapped(plan: Plan, problems: Problems, known: Known) -> Plan:
@@ -270,7 +270,7 @@ def _swapped(plan: Plan, problems: Problems, known: Known) -> Plan:
     for step in plan.steps:
         key = step.problem_key, step.kernel.schedule
         if not known.is_right(*key):
-            calls = choose.stand_ins(problems.entries[step.problem_key], known)
+            calls = choose.stand_ins(problems.tasks[step.problem_key], known)
             better = calls and known.is_right(step.problem_key, calls[0][0])
             if calls and (better or key in known.refused or known.is_odd(*key)):
                 step = replace(step, kernel=calls[0][1], measured=False, runner_up=None, runner_up_us=0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from functools import partial
 
 import torch
 
@@ -16,8 +16,6 @@ from weft.pipeline.deadline import Deadline, call_with_timeout
 from weft.platform.protocol import Platform
 from weft.platform.table import platform_of
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Tensors = Sequence[torch.Tensor]
 CALIBRATE_FROM_S = 20.0
 """The device is measured, which takes seconds, where the budget is at least so many; else what is known of it does."""
@@ -41,14 +39,9 @@ class Setting:
             return run
 
         def watched(*inputs: torch.Tensor) -> Tensors:
-            return call_with_timeout(clock.seconds_to(clock.last), run, *inputs)
+            return call_with_timeout(clock.seconds_to(clock.last), partial(run, *inputs))
 
         return watched
-
-    def there(self, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """A call in a thread of its own, in which libraries are asked for the current device."""
-        self.platform.enter_thread()
-        return call(*args, **kwargs)
 
 
 def survey(options: Options) -> Setting:

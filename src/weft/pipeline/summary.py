@@ -17,7 +17,7 @@ from weft.kernels.plan import Plan, Step
 from weft.kernels.record import CompileRecord, Neighbour, NodeRecord, PlanRecord, StageRecord, StepRecord
 from weft.kernels.source import CallStep, CallValue, CudaSource, KernelSource, LibraryCall, Ref
 from weft.orchestrate.enumerate import Enumeration
-from weft.pipeline.problems import Entry, Problems
+from weft.pipeline.problems import Problems, Task
 from weft.pipeline.search.prices import Known
 from weft.pipeline.verdict import UNTUNED, Judged
 from weft.runtime.any import AnyExecutable
@@ -55,7 +55,8 @@ def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tup
     around = _Around.of(parts, plan)
     solver = next((p.solver for p in parts.plans if p.solver is not None), None)
     refused = Counter(m.verdict.value for m in parts.known.measurements.values() if m.verdict is not Verdict.OK)
-    made = sum(len(e.kernels or ()) for e in parts.problems.entries.values())
+    made = sum(len(k.pairs) for k in parts.known.kernels.values())
+    declined = Counter(why for k in parts.known.kernels.values() for why in k.declined)
     measured = len(parts.known.measurements)
     return CompileRecord(
         model=model,
@@ -69,11 +70,11 @@ def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tup
         candidates=len(parts.found.candidates),
         capped=parts.found.capped,
         rejected_candidates=tuple(parts.found.rejected.most_common()),
-        problems=len(parts.problems.entries),
-        pruned=len(parts.problems.entries) - len(parts.known.best_us),
+        problems=len(parts.problems.tasks),
+        pruned=len(parts.problems.tasks) - len(parts.known.best_us),
         measured=measured - parts.known.reused,
         reused=parts.known.reused,
-        rejected_kernels=tuple(refused.most_common()) + tuple(parts.problems.declined.most_common(20)),
+        rejected_kernels=tuple(refused.most_common()) + tuple(declined.most_common(20)),
         opaque=tuple((u.op, u.reason, u.count) for u in parts.imported.opaque),
         notes=(*parts.imported.notes, f"{made} kernels were generated"),
         solver_seconds=solver.seconds if solver else 0.0,
@@ -127,7 +128,7 @@ class _Around:
 
     tried: Mapping[str, Sequence[Measurement]]
     """By problem key."""
-    over: Mapping[NodeId, Sequence[tuple[Entry, Mask]]]
+    over: Mapping[NodeId, Sequence[tuple[Task, Mask]]]
     """By a step's first primitive: problems with the members of their first use, several of them, that compute it."""
     steps: Mapping[NodeId, Sequence[tuple[int, Mask]]]
     """By primitive: positions of the steps that compute it, with their members."""
@@ -139,12 +140,12 @@ class _Around:
         for (key, _), m in parts.known.measurements.items():
             tried.setdefault(key, []).append(m)
         first = mask_of(min(s.members) for s in plan.steps if s.members)
-        over: dict[NodeId, list[tuple[Entry, Mask]]] = {}
-        for entry in parts.problems.entries.values():
-            for candidate, _ in entry.uses[:1]:
+        over: dict[NodeId, list[tuple[Task, Mask]]] = {}
+        for task in parts.problems.tasks.values():
+            for candidate, _ in task.uses[:1]:
                 members = candidate.members
                 for node in bits(members & first) if members & (members - 1) else ():
-                    over.setdefault(node, []).append((entry, members))
+                    over.setdefault(node, []).append((task, members))
         computed: dict[NodeId, list[tuple[int, Mask]]] = {}
         for position, step in enumerate(plan.steps):
             mine = mask_of(step.members)
@@ -155,7 +156,7 @@ class _Around:
 
 def _step(position: int, step: Step, plan: Plan, parts: Parts, around: _Around) -> StepRecord:
     graph = parts.union
-    entry = parts.problems.entries.get(step.problem_key)
+    task = parts.problems.tasks.get(step.problem_key)
     tried = around.tried.get(step.problem_key, ())
     return StepRecord(
         position=position,
@@ -167,8 +168,8 @@ def _step(position: int, step: Step, plan: Plan, parts: Parts, around: _Around) 
         inputs=tuple(f"%{n} {graph.type_of(n)} {f.value}" for n, f in step.inputs),
         outputs=tuple(f"%{n} {graph.type_of(n)} {f.value}" for n, f in step.outputs),
         cost_us=step.cost_us,
-        bound_us=entry.bound_us if entry else 0.0,
-        predicted_us=entry.estimate_us if entry else 0.0,
+        bound_us=task.bound_us if task else 0.0,
+        predicted_us=task.estimate_us if task else 0.0,
         in_place_us=parts.in_place_us[position] if parts.in_place_us else 0.0,
         runner_up=str(step.runner_up) if step.runner_up else "",
         runner_up_us=step.runner_up_us,
@@ -208,14 +209,14 @@ def _neighbours(step: Step, plan: Plan, parts: Parts, around: _Around) -> tuple[
         return ()
     mine = mask_of(step.members)
     found = []
-    for entry, members in around.over.get(min(step.members), ()):
+    for task, members in around.over.get(min(step.members), ()):
         if mine & ~members or mine == members:
             continue
         replaced = {at: mask for n in bits(members) for at, mask in around.steps.get(n, ()) if not mask & ~members}
         if reduce(or_, replaced.values(), 0) != members:
             continue  # of some kernel it would replace a part only
         parts_us = sum(plan.steps[at].cost_us for at in sorted(replaced))
-        cost, reason = _why_not(entry, parts, parts_us)
+        cost, reason = _why_not(task, parts, parts_us)
         found.append((cost - parts_us, cost, parts_us, reason, members))
     found.sort(key=lambda n: n[0])
     return tuple(
@@ -224,10 +225,10 @@ def _neighbours(step: Step, plan: Plan, parts: Parts, around: _Around) -> tuple[
     )
 
 
-def _why_not(entry: Entry, parts: Parts, parts_us: float) -> tuple[float, str]:
-    best = parts.known.best_us.get(entry.problem.key)
+def _why_not(task: Task, parts: Parts, parts_us: float) -> tuple[float, str]:
+    best = parts.known.best_us.get(task.problem.key)
     if best is None:
-        price = parts.known.price(entry)
+        price = parts.known.price(task)
         if not parts.known.complete:
             return price, "not measured: the time was up before it was known whether a better plan uses it"
         return price, "not measured: even at its optimistic price no better plan uses it"

@@ -31,7 +31,8 @@ from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.select import heuristic
 from weft.pipeline import choose
 from weft.pipeline.link import link
-from weft.pipeline.problems import Entry, Problems, collect, make_kernels
+from weft.pipeline.problems import Problems, Task, collect
+from weft.pipeline.search.kernels import Depth, Order, write
 from weft.pipeline.setting import Setting, survey
 from weft.runtime.any import AnyExecutable
 
@@ -88,85 +89,82 @@ def plan_in(way: str, problems: Problems, alternatives: Alternatives, setting: S
         InvalidGraphError: no plan exists: our bug [W901].
         ValueError: a `way` that is not in `WAYS`.
     """
-    maker = _Maker(problems, setting, way)
+    maker = _Maker(setting, way)
     if way == "library":
-        calls = [(e, maker.covered(e)) for e in problems.entries.values() if e.called]
-        ranked = [choose.Ranked(e, k, (1.0,) * len(k), measured=False, rejected=0) for e, k in calls if k]
+        calls = [(t, maker.covered(t)) for t in problems.tasks.values() if t.called]
+        ranked = [choose.Ranked(t, k, (1.0,) * len(k), measured=False, rejected=0) for t, k in calls if k]
         return choose.library_plan(alternatives.graph, ranked, alternatives, setting.options)
-    entries = list(problems.entries.values())
+    tasks = list(problems.tasks.values())
     for _ in range(ROUNDS):
         ranked = [
-            choose.Ranked(e, maker.kernels.get(e.problem.key, ()), (price,), measured=False, rejected=0)
-            for e in entries
-            if math.isfinite(price := maker.price(e))
+            choose.Ranked(t, maker.kernels.get(t.problem.key, ()), (price,), measured=False, rejected=0)
+            for t in tasks
+            if math.isfinite(price := maker.price(t))
         ]
         offers = choose.offers(ranked, kinds=_PRIMITIVES if way == "single" else None)
         chosen = heuristic(alternatives.graph, [o.priced for o in offers], alternatives=alternatives)
-        fresh = {e.problem.key: e for i in chosen if (e := offers[i].ranked.entry).problem.key not in maker.kernels}
+        fresh = {t.problem.key: t for i in chosen if (t := offers[i].ranked.task).problem.key not in maker.kernels}
         if not fresh:
             return choose.assemble(way, offers, chosen, alternatives, None)
-        for entry in fresh.values():
-            maker.make(entry)
+        for task in fresh.values():
+            maker.make(task)
     raise InvalidGraphError(problem=f"no {way} plan after {ROUNDS} rounds")
 
 
 class _Maker:
     """The one kernel of each problem that a way of planning asks for, and the problem's price."""
 
-    def __init__(self, problems: Problems, setting: Setting, way: str) -> None:
+    def __init__(self, setting: Setting, way: str) -> None:
         if way not in WAYS:
             raise ValueError(f"{way!r} is none of {WAYS}")
         self.kernels: dict[str, Kernels] = {}
         """By problem key; empty where nothing takes the problem."""
-        self._problems = problems
         self._setting = setting
         self._way = way
         platform, self._device = setting.platform, setting.platform.kind
         self._generators = generators(library=False, generated=platform.compiler is not None, device=self._device)
 
-    def price(self, entry: Entry) -> float:
+    def price(self, task: Task) -> float:
         """What the plan is charged: the estimate, or a random number; library calls only where nothing else is."""
-        made = self.kernels.get(entry.problem.key)
+        made = self.kernels.get(task.problem.key)
         if made == ():
             return math.inf
-        price = entry.estimate_us if self._way == "fused" else 1.0
+        price = task.estimate_us if self._way == "fused" else 1.0
         if self._way == "mixed":
-            price = self._chance(entry).lognormvariate(0.0, 1.0)
+            price = self._chance(task).lognormvariate(0.0, 1.0)
         called = made is not None and isinstance(made[0][1], LibraryCall)
         return price * LIBRARY if called and self._way != "mixed" else price
 
-    def make(self, entry: Entry) -> None:
+    def make(self, task: Task) -> None:
         """Ask the generators, then the library."""
-        calls = self.library(entry) if entry.essential else ()
-        own = self._own(entry)
+        calls = self.library(task) if task.essential else ()
+        own = self._own(task)
         if self._way == "mixed":
-            chance = self._chance(entry)
+            chance = self._chance(task)
             chance.shuffle(own)
             prefer_call = chance.random() < CALLS
             found = (*calls, *own) if prefer_call else (*own, *calls)
         else:
             found = (*own, *calls)
-        self.kernels[entry.problem.key] = tuple(found[:1])
+        self.kernels[task.problem.key] = tuple(found[:1])
 
-    def library(self, entry: Entry) -> Kernels:
+    def library(self, task: Task) -> Kernels:
         """Library calls of a problem, the operator's own before primitive by primitive."""
-        alone = replace(entry, kernels=None, widened=True)
         setting = self._setting
         makers = generators(generated=False, device=self._device)
-        return tuple(make_kernels(alone, self._problems, makers, setting.platform.facts, setting.options))
+        return write(Order(task, Depth.ALL), makers, setting.platform.facts, setting.options).pairs
 
-    def covered(self, entry: Entry) -> Kernels:
+    def covered(self, task: Task) -> Kernels:
         """As a plan that nobody measured takes them: the forms that a test covers; others where there is none."""
-        calls = self.library(entry)
-        tested = [x for x in calls if isinstance(x[1], LibraryCall) and is_covered(entry.problem, x[1], self._device)]
-        return tuple(tested) or (calls if entry.essential else ())
+        calls = self.library(task)
+        tested = [x for x in calls if isinstance(x[1], LibraryCall) and is_covered(task.problem, x[1], self._device)]
+        return tuple(tested) or (calls if task.essential else ())
 
-    def _own(self, entry: Entry) -> list[tuple[Schedule, Kernel]]:
-        alone = replace(entry, kernels=None, widened=True)
+    def _own(self, task: Task) -> list[tuple[Schedule, Kernel]]:
         setting = self._setting
         options = setting.options if self._way == "mixed" else replace(setting.options, keep_per_problem=1)
-        return make_kernels(alone, self._problems, self._generators, setting.platform.facts, options)
+        return list(write(Order(task, Depth.ALL), self._generators, setting.platform.facts, options).pairs)
 
-    def _chance(self, entry: Entry) -> random.Random:
-        seed = f"{self._setting.options.seed}|{entry.problem.key}"
+    def _chance(self, task: Task) -> random.Random:
+        seed = f"{self._setting.options.seed}|{task.problem.key}"
         return random.Random(hashlib.sha256(seed.encode()).digest())

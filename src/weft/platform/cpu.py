@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from weft.platform.policy import SearchPolicy
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import Executable, Linked
 from weft.tune.keys import GPU_WORDS, PACKAGE, PLAN_PARTS, source_hash
+from weft.tune.thread_pool import daemon
 
 Tensors = Sequence[torch.Tensor]
 ALONE_US = 2000.0
@@ -107,8 +109,9 @@ class Cpu:
         """See `Platform`."""
         return contextlib.nullcontext()
 
-    def enter_thread(self) -> None:
+    def thread(self, run: Callable[[], None], name: str, /) -> threading.Thread:
         """See `Platform`."""
+        return daemon(run, name)
 
     def is_sound(self) -> bool:
         """See `Platform`: what a kernel here destroys is the process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol, Self
 
@@ -103,8 +104,8 @@ class Platform(Protocol):
         """What is done inside takes no workspaces of the caller's."""
         ...
 
-    def enter_thread(self) -> None:
-        """Called first in a thread that asks libraries for the current device."""
+    def thread(self, run: Callable[[], None], name: str, /) -> threading.Thread:
+        """A daemon thread, not started, in which libraries that are asked for the current device answer with this."""
         ...
 
     def is_sound(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, final
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, final
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,6 +24,19 @@ _Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 EXIT_S = 10.0
 """How long the end of the process waits, at most, for threads that were left at work."""
 _left: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+class ThreadOf(Protocol):
+    """What makes a daemon thread, not started, that runs something."""
+
+    def __call__(self, run: Callable[[], None], name: str, /) -> threading.Thread:
+        """It is called so."""
+        ...
+
+
+def daemon(run: Callable[[], None], name: str, /) -> threading.Thread:
+    """See `ThreadOf`: a thread as it comes. What hangs in it keeps the process from nothing."""
+    return threading.Thread(target=run, daemon=True, name=name)
 
 
 def leave(thread: threading.Thread) -> None:
@@ -62,7 +75,7 @@ class DaemonThreadPool(Executor):
                 raise RuntimeError("the pool is closed")
             self._tasks.put((future, fn, args, kwargs))
             if self._tasks.qsize() > self._waiting and len(self._threads) < self._most:
-                thread = threading.Thread(target=self._work, daemon=True, name="weft-pool")
+                thread = daemon(self._work, "weft-pool")
                 self._threads.append(thread)
                 thread.start()
         return future

@@ -27,7 +27,6 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +36,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from queue import Empty, Full, Queue
 from typing import Any, Self, cast, final
 
 from weft.device.any import DeviceFacts
@@ -52,13 +50,14 @@ from weft.kernels.codec import Json, code_sha256, kernel_sha256, kernel_to_json
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, LibraryCall, Schedule
 from weft.options import Options
+from weft.tune.asked import Asked
 from weft.tune.cuda_shaken import Shaken
 from weft.tune.cuda_site import CudaSite, cuda_worker
 from weft.tune.kept import KeptTransport, about_worker, loading
 from weft.tune.keys import Described, Untimed
 from weft.tune.site import Built, HostSite, Refused, Site, host_worker
 from weft.tune.store import Database, Record, Recorded
-from weft.tune.thread_pool import DaemonThreadPool, leave
+from weft.tune.thread_pool import DaemonThreadPool, ThreadOf, daemon
 from weft.tune.timing import TimingPolicy
 from weft.tune.transport import Fault, ProcessTransport, Transport, WorkerFault
 from weft.tune.wire import arrays_to_json, problem_to_json
@@ -268,70 +267,6 @@ class _OutOfTime(Exception):  # noqa: N818 - an answer, not an error
 
 
 @final
-class _Feeder:
-    """Takes trials in a thread of its own, because making one may wait for the process that writes its kernels."""
-
-    def __init__(self, trials: Iterable[ProblemTrial | None], most: int) -> None:
-        self._queue: Queue[ProblemTrial | BaseException | None] = Queue(most)
-        self._ended = self._stopped = False
-        self._thread = threading.Thread(target=self._run, args=(trials,), daemon=True)
-        self._thread.start()
-
-    def _run(self, trials: Iterable[ProblemTrial | None]) -> None:
-        end: BaseException | None = None
-        try:
-            for trial in trials:
-                if trial is not None:
-                    self._put(trial)
-                if self._stopped:
-                    break
-        except BaseException as error:
-            end = error  # the taker raises it
-        self._put(end)
-
-    def _put(self, item: ProblemTrial | BaseException | None) -> None:
-        while not self._stopped:
-            with contextlib.suppress(Full):
-                self._queue.put(item, timeout=0.1)
-                return
-
-    def take(self, *, wait: bool, most: int, left_s: Callable[[], float] = lambda: math.inf) -> Iterator[ProblemTrial]:
-        """What is there, up to `most`; with `wait` at least one, if any is left and there before the time is up.
-
-        Raises what making one raised.
-        """
-        while most > 0 and not self._ended:
-            try:
-                item = self._queue.get(block=wait, timeout=min(left_s(), threading.TIMEOUT_MAX))
-            except Empty:
-                return
-            if isinstance(item, BaseException):
-                self._ended = True
-                raise item
-            if item is None:
-                self._ended = True
-                return
-            yield item
-            wait, most = False, most - 1
-
-    def close(self, patience_s: float) -> None:
-        """End the thread, once the trial that it is taking is there, or a None; wait for that no longer."""
-        self._stopped = True
-        self._thread.join(min(patience_s, threading.TIMEOUT_MAX))
-        leave(self._thread)
-
-
-@contextlib.contextmanager
-def _fed(trials: Iterable[ProblemTrial | None], most: int, left_s: Callable[[], float]) -> Iterator[_Feeder]:
-    """A feeder, ended with the block."""
-    feeder = _Feeder(trials, most)
-    try:
-        yield feeder
-    finally:
-        feeder.close(left_s())
-
-
-@final
 class Tuner:
     """Measures trials; see the module. A context manager: leaving it kills the worker."""
 
@@ -348,6 +283,7 @@ class Tuner:
         retry: frozenset[Verdict] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
         keep: bool = False,
+        thread: ThreadOf = daemon,
     ) -> None:
         """Nothing is started before it is needed.
 
@@ -362,11 +298,12 @@ class Tuner:
             retry: measure again what it has with one of these verdicts.
             clock: seconds.
             keep: the worker may be one that was kept, and is kept when the tuner is closed, see `weft.tune.kept`.
+            thread: makes the thread in which trials are taken where kernels are built ahead.
         """
         self._options = options
         self._site: Site = make_site(options, facts, compiler, policy)
         self._database = database
-        self._clock = clock
+        self._clock, self._thread = clock, thread
         self._retry = retry | (_FAILED if retry_failed else frozenset())
         self._transport: Transport = transport or self._site.transport()
         if keep and isinstance(self._transport, ProcessTransport):
@@ -457,7 +394,8 @@ class Tuner:
         """Measure trials one after another and yield an outcome for every kernel.
 
         Args:
-            trials: taken lazily, in groups. None: there is none for the moment.
+            trials: taken lazily, in groups; on a GPU in a thread of their own (`Asked`). None: there is none for the
+                moment.
             progress: called after each trial.
             deadline: on the tuner's clock; no trial is started after it, and kernels not reached yield nothing.
             ready_by: on that clock; if no worker was ready by then, nothing is measured, and `gave_up` says so.
@@ -505,11 +443,14 @@ class Tuner:
     def _rolling(self, trials: Iterable[ProblemTrial | None], deadline: float | None) -> Iterator[_Work]:
         """Trials when their kernels are built, the earliest first, while the next ones are taken and built."""
         left_s = partial(self._left_s, deadline)
-        with DaemonThreadPool(max(1, self._site.jobs), left_s) as pool, _fed(trials, self._ahead, left_s) as feeder:
+        with (
+            DaemonThreadPool(max(1, self._site.jobs), left_s) as pool,
+            Asked(trials, self._ahead, self._thread, left_s) as asked,
+        ):
             known: Futures = {}
             waiting: list[_Build] = []
             while True:
-                taken = feeder.take(wait=not waiting, most=self._ahead - len(waiting), left_s=left_s)
+                taken = asked.take(wait=not waiting, most=self._ahead - len(waiting), left_s=left_s)
                 waiting += [self._start_build(self._look_up(trial), pool, known, deadline) for trial in taken]
                 if not waiting:
                     return

@@ -62,11 +62,11 @@ def padded_plan(found: Alternatives, setting: Setting) -> Plan:
     candidates = enumerate_candidates(found.graph, limits_of(setting.options), found).candidates
     problems = collect(found.graph, candidates, found, setting.platform.facts)
     maker = untuned._Maker(problems, setting, "fused")
-    prices = {k: e.estimate_us * (50.0 if odd(e.problem) else 1.0) for k, e in problems.entries.items()}
+    prices = {k: e.estimate_us * (50.0 if odd(e.problem) else 1.0) for k, e in problems.tasks.items()}
     for _ in range(untuned.ROUNDS):
         ranked = [
             choose.Ranked(e, maker.kernels.get(k, ()), (prices[k],), measured=False, rejected=0)
-            for k, e in problems.entries.items()
+            for k, e in problems.tasks.items()
             if maker.kernels.get(k) != ()
         ]
         offers = choose.offers(ranked)

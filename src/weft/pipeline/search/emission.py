@@ -1,9 +1,8 @@
-"""Kernels of a batch of problems: CUDA texts by several processes where the machine has cores, the rest here."""
+"""Kernels of a batch of orders: CUDA texts by several processes where the machine has cores, the rest here."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import final
 
@@ -11,20 +10,20 @@ from weft.device.any import DeviceFacts
 from weft.generate.offer import Offer, kernels_of
 from weft.generate.protocol import Generator
 from weft.options import Options
-from weft.pipeline.problems import Entry, Problems, take_kernels
+from weft.pipeline.search.kernels import Kernels, Order
 from weft.tune.emitters import emitters_for, writes
 
 LOOK_S = 0.02
 """How long something is waited for before the clock is looked at again."""
 
 
-def _first_written(entries: Collection[Entry], written: Mapping[str, Mapping[str, Future[Offer]]]) -> Entry | None:
+def _first_written(orders: Collection[Order], written: Mapping[str, Mapping[str, Future[Offer]]]) -> Order | None:
     """The first that other processes need no longer write; None: for a moment none was finished."""
-    for entry in entries:
-        if all(f.done() for f in written.get(entry.problem.key, {}).values()):
-            return entry
+    for order in orders:
+        if all(f.done() for f in written[order.task.problem.key].values()):
+            return order
     wait(
-        [f for e in entries for f in written[e.problem.key].values() if not f.done()],
+        [f for o in orders for f in written[o.task.problem.key].values() if not f.done()],
         timeout=LOOK_S,
         return_when=FIRST_COMPLETED,
     )
@@ -33,7 +32,7 @@ def _first_written(entries: Collection[Entry], written: Mapping[str, Mapping[str
 
 @final
 class Emission:
-    """Asks the generators, see `made`."""
+    """Asks the generators. `write` is its one door; whoever searches calls it, in one thread."""
 
     def __init__(
         self, generators: Sequence[Generator], facts: DeviceFacts, options: Options, *, count: int | None = None
@@ -49,45 +48,34 @@ class Emission:
         if self._emitters is not None:
             self._emitters.close()
 
-    def made(
-        self, problems: Problems, batches: Iterable[Sequence[Entry]], out_of_time: Callable[[], bool]
-    ) -> Iterator[Entry | None]:
-        """The entries one by one, as soon as their kernels are there; those that time allows.
-
-        None for an empty batch, after a moment: whoever takes entries may want no more meanwhile.
-        """
-        for entries in batches:
-            if not entries:
-                time.sleep(LOOK_S)
-                yield None
-            yield from self._made(problems, entries, out_of_time)
-
-    def _made(self, problems: Problems, entries: Sequence[Entry], out_of_time: Callable[[], bool]) -> Iterator[Entry]:
-        written = {e.problem.key: self._begin(e) for e in entries if not e.is_made}
-        left = {e.problem.key: e for e in entries}
+    def write(self, orders: Sequence[Order], out_of_time: Callable[[], bool]) -> Iterator[tuple[Order, Kernels]]:
+        """The kernels of each order, one by one as soon as they are there; those that time allows."""
+        written = {o.task.problem.key: self._begin(o) for o in orders}
+        left = {o.task.problem.key: o for o in orders}
         try:
             while left and not out_of_time():
-                entry = _first_written(left.values(), written)
-                if entry is None:
+                order = _first_written(left.values(), written)
+                if order is None:
                     continue
-                del left[entry.problem.key]
-                if entry.problem.key in written and not entry.is_made:
-                    futures = written[entry.problem.key]
-                    take_kernels(entry, problems, [self._offer(entry, g, futures) for g in self._generators])
-                yield entry
+                del left[order.task.problem.key]
+                yield order, self._taken(order, written[order.task.problem.key])
         finally:
             for future in (f for futures in written.values() for f in futures.values()):
                 future.cancel()
 
-    def _begin(self, entry: Entry) -> dict[str, Future[Offer]]:
+    def _begin(self, order: Order) -> Mapping[str, Future[Offer]]:
         """What other processes write, by generator."""
-        if self._emitters is None:
+        if self._emitters is None or order.written is not None:
             return {}
-        most = entry.most(self._options)
-        return {g.name: self._emitters.submit(g, entry.problem, most) for g in self._generators if writes(g)}
+        most = order.most(self._options)
+        return {g.name: self._emitters.submit(g, order.task.problem, most) for g in self._generators if writes(g)}
 
-    def _offer(self, entry: Entry, generator: Generator, written: dict[str, Future[Offer]]) -> Offer:
-        future = written.get(generator.name)
-        if future is not None:
-            return future.result()
-        return kernels_of(generator, entry.problem, self._facts, entry.most(self._options))
+    def _taken(self, order: Order, written: Mapping[str, Future[Offer]]) -> Kernels:
+        if (had := order.written) is not None:
+            return had
+        return order.taken([self._offer(order, g, written.get(g.name)) for g in self._generators])
+
+    def _offer(self, order: Order, generator: Generator, written: Future[Offer] | None) -> Offer:
+        if written is not None:
+            return written.result()
+        return kernels_of(generator, order.task.problem, self._facts, order.most(self._options))

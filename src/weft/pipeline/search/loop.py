@@ -7,6 +7,8 @@ Where nothing is disturbed by it (a GPU measures), problems are chosen, written 
                    its longest measured ones; plans are made beside measuring while there is something left to ask
     until nothing is left to ask, or the budget is spent
 
+What is asked and what was measured cross between threads by two queues, see `Search`.
+
 Predictions are the model's estimates times what problems of the same family, or else of the same sort, were off by so
 far. They are taken almost as they are, so that one whole plan is measured soon; then optimistically, so that other
 plans get their chance; at the end of the budget pessimistically first, so that no plan hangs on a guess.
@@ -15,23 +17,27 @@ plans get their chance; at the end of the budget pessimistically first, so that 
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
 from typing import ParamSpec, TypeVar, final
 
 from weft.ir.graph import Graph
 from weft.kernels.formats import Format
+from weft.kernels.measurement import Measurement
+from weft.kernels.source import Kernel, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.program import Solution
 from weft.orchestrate.select import Priced, select
 from weft.pipeline.choose import UNMEASURED_FACTOR
-from weft.pipeline.problems import Entry, Problems
-from weft.pipeline.search.prices import WIDEN_SHARE, Known, Measure, priced_offers, savings, unmeasured
+from weft.pipeline.problems import Problems, Task
+from weft.pipeline.search.kernels import Depth, Kernels, Order
+from weft.pipeline.search.prices import WIDEN_SHARE, Known, priced_offers, savings, unmeasured
 from weft.platform.policy import SearchPolicy
-from weft.tune.thread_pool import DaemonThreadPool
 
 PRIOR_WEIGHT = 4.0
 """Of the estimate as it is, in measurements of a sort."""
@@ -75,6 +81,7 @@ class Inline(Executor):
         return done
 
 
+@final
 @dataclass
 class Learning(Known):
     """What is known, with predictions by family and sort."""
@@ -85,42 +92,37 @@ class Learning(Known):
     """Factor on predictions."""
     coming: frozenset[str] = frozenset()
     """Problems on their way to be measured that plans are to stay with: dearer weights are not for them."""
-    plan_us: float = 0.0
-    """What the last plan costs, at what is known and predicted."""
-    whole_us: float = 0.0
-    """What the best plan costs that was measured throughout; 0: none was yet."""
-    open: int = 0
-    """Problems that the last plan wants measured, as far as they are not."""
     means: dict[str, float] = field(default_factory=dict)
     """Per family and sort the predicted logarithm; emptied when something is learned."""
 
-    def take(self, entry: Entry) -> None:
-        """Take in what was measured of a problem."""
-        self.learn(entry)
-        best = self.best_us.get(entry.problem.key, math.inf)
-        if math.isfinite(best) and entry.estimate_us > 0:
-            off = math.log(max(best, 1e-3) / entry.estimate_us)
-            for group in (entry.family, entry.sort):
-                self.observed.setdefault(group, {})[entry.problem.key] = max(-FARTHEST, min(FARTHEST, off))
+    def learn(self, task: Task) -> bool:
+        """See `Known`."""
+        deeper = super().learn(task)
+        best = self.best_us.get(task.problem.key, math.inf)
+        if math.isfinite(best) and task.estimate_us > 0:
+            off = math.log(max(best, 1e-3) / task.estimate_us)
+            for group in (task.family, task.sort):
+                self.observed.setdefault(group, {})[task.problem.key] = max(-FARTHEST, min(FARTHEST, off))
             self.means.clear()
+        return deeper
 
-    def price(self, entry: Entry) -> float:
+    def price(self, task: Task) -> float:
         """Measured time, or the weighed prediction; never below the bound."""
-        known = self.best_us.get(entry.problem.key)
+        known = self.best_us.get(task.problem.key)
         if known is not None:
             return known
         if math.isinf(self.weight):
-            return UNMEASURED_FACTOR * max(entry.estimate_us, 1.0) if entry.essential else math.inf
-        weight = min(self.weight, PRICES[0]) if entry.problem.key in self.coming else self.weight
-        return max(entry.bound_us, entry.estimate_us * math.exp(self._expected(entry)) * weight)
+            return UNMEASURED_FACTOR * max(task.estimate_us, 1.0) if task.essential else math.inf
+        weight = min(self.weight, PRICES[0]) if task.problem.key in self.coming else self.weight
+        return max(task.bound_us, task.estimate_us * math.exp(self._expected(task)) * weight)
 
-    def _expected(self, entry: Entry) -> float:
-        found = self.means.get(entry.family)
+    def _expected(self, task: Task) -> float:
+        found = self.means.get(task.family)
         if found is None:
-            sort = self.means.get(entry.sort)
+            sort = self.means.get(task.sort)
             if sort is None:
-                sort = self._mean(entry.sort, 0.0, PRIOR_WEIGHT)
-            found = self._mean(entry.family, sort, SORT_WEIGHT)
+                sort = self._mean(task.sort, 0.0, PRIOR_WEIGHT)
+            found = self._mean(task.family, sort, SORT_WEIGHT)
         return found
 
     def _mean(self, group: str, prior: float, weight: float) -> float:
@@ -129,71 +131,76 @@ class Learning(Known):
         return found
 
 
-def search(
-    graph: Graph,
-    problems: Problems,
-    alternatives: Alternatives,
-    measure: Measure,
-    options: Options,
-    *,
-    out_of_time: Callable[[], bool],
-    spent: Callable[[], float],
-    say: Callable[[str], None],
-    policy: SearchPolicy,
-    solver: Executor | None = None,
-    left_s: Callable[[], float] = lambda: math.inf,
-    known: Learning | None = None,
-) -> Learning:
-    """Measure on demand until the best plan is measured throughout, or `out_of_time` says so.
+@final
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time of a search; asked by any thread."""
 
-    `spent` says which share of the budget is gone, from 0 to 1. `solver`: None: a thread. A plan that is not made in
-    the seconds that are left is not waited for. `known` is learned into, for who wants to see how far this is.
-
-    Raises:
-        OptionError: no plan was found within `options.memory_limit_bytes` [W001].
-    """
-    with DaemonThreadPool(1, left_s) as thread:
-        asking = Asking(
-            graph, problems, alternatives, options, out_of_time, spent, say, policy, solver or thread, left_s, known
-        )
-        while not out_of_time():
-            before = asking.number
-            for m in measure(asking.batches()):
-                asking.known.measurements[m.problem_key, m.schedule] = m
-            asking.settle(drained=True)
-            if asking.number == before:
-                asking.known.complete = not out_of_time() and not problems.uncut
-                break
-        return asking.known
+    is_over: Callable[[], bool]
+    spent: Callable[[], float]
+    """The share of it that is gone, from 0 to 1."""
+    left_s: Callable[[], float] = lambda: math.inf
+    """Until what was begun is given up: a plan that is not made by then is not waited for."""
 
 
-_Place = tuple[int, tuple[int, ...], tuple[Format, ...], tuple[Format, ...]]
+@final
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a search is, for people."""
+
+    measured: int = 0
+    """Problems."""
+    open: int = 0
+    """Problems that the last plan wants measured, as far as they are not."""
+    plan_us: float = 0.0
+    """What the last plan costs, at what is known and predicted."""
+    whole_us: float = 0.0
+    """What the best plan costs that was measured throughout; 0: none was yet."""
 
 
-def place(p: Priced) -> _Place:
+_Spot = tuple[int, tuple[int, ...], tuple[Format, ...], tuple[Format, ...]]
+
+
+def spot(p: Priced) -> _Spot:
     """What an offer is, whatever it costs."""
     return p.candidate.members, p.candidate.outputs + p.candidate.inputs, p.input_formats, p.output_formats
 
 
-ONE, FEW, ALL = range(3)
-
-
+@final
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A problem to measure."""
+    """A task to measure, so deep."""
 
-    entry: Entry
-    depth: int
-    """How many of its kernels: `ONE`, `FEW` or `ALL`."""
+    task: Task
+    depth: Depth
 
     @property
-    def key(self) -> tuple[str, int]:
-        return self.entry.problem.key, self.depth
+    def key(self) -> tuple[str, Depth]:
+        return self.task.problem.key, self.depth
 
 
 @final
-class Asking:
-    """Decides batch by batch what is measured."""
+@dataclass(frozen=True, slots=True)
+class _Planning:
+    """A plan that is being made, of these offers."""
+
+    future: Future[Solution]
+    offers: Sequence[Priced]
+    owners: Sequence[Task]
+
+
+@final
+class Search:
+    """Decides batch by batch what is measured, and learns from it. All that is known is its own until it has ended.
+
+        next_batch -> orders -> (emission, the tuner's queue of what is asked) -> measured -> next_batch
+
+    Threads. `run` is called by the thread that measures. `next_batch` and `wrote` are called by the one that makes
+    trials: on a CPU the same, on a GPU that of the tuner's queue, which is ahead of measuring. What was measured
+    reaches them by the queue `measured` alone. `standing` is replaced as a whole, so that any thread may read it. When
+    the time is up, a thread that makes trials may be left at work: the lock and `_ended` keep it from changing what is
+    known then.
+    """
 
     def __init__(
         self,
@@ -201,23 +208,28 @@ class Asking:
         problems: Problems,
         alternatives: Alternatives,
         options: Options,
-        out_of_time: Callable[[], bool],
-        spent: Callable[[], float],
-        say: Callable[[str], None],
         policy: SearchPolicy,
+        window: Window,
         solver: Executor,
-        left_s: Callable[[], float] = lambda: math.inf,
-        known: Learning | None = None,
+        say: Callable[[str], None],
     ) -> None:
-        self.known = Learning() if known is None else known
-        self._left_s = left_s
+        """`solver`: makes plans, `Inline` or beside measuring."""
+        self.known = Learning()
+        self.problems = problems
+        self.measured: SimpleQueue[Measurement] = SimpleQueue()
+        """What was measured and not looked at yet."""
+        self.standing = Standing()
         self.number = 0
         """Batches so far."""
-        self._graph, self._problems, self._alternatives = graph, problems, alternatives
-        self._options, self._policy, self._solver = options, policy, solver
-        self._out_of_time, self._spent, self._say = out_of_time, spent, say
-        self._flying: dict[str, Entry] = {}
-        self._asked: set[tuple[str, int]] = set()
+        self._graph, self._alternatives = graph, alternatives
+        self._options, self._policy, self._window = options, policy, window
+        self._solver, self._say = solver, say
+        self._lock, self._ended = threading.Lock(), False
+        self._flying: dict[str, Order] = {}
+        """By problem key, what was asked and is not measured yet."""
+        self._depths: dict[str, Depth] = {}
+        """How deep a task was asked for last, or is to be next; `FEW` where it is not here."""
+        self._asked: set[tuple[str, Depth]] = set()
         self._queue: list[_Wish] = []
         self._prices: tuple[float, ...] = PRICES
         self._level = 0
@@ -227,36 +239,70 @@ class Asking:
         """Whether a problem turned out to have no kernel since."""
         self._covering = False
         """Whether one kernel of each problem of a plan is measured, in a hurry."""
-        self._plan_us = 0.0
-        self._last: list[_Place] = []
+        self._last: list[_Spot] = []
         """The last plan."""
         self._stale = True
         """Whether something was learned since the last plan was begun."""
-        self._solving: tuple[Future[Solution], Sequence[Priced], Sequence[Entry]] | None = None
+        self._planning: _Planning | None = None
         self._rest: Future[Problems] | None = None
         """Problems that the first plan was made without."""
 
-    def batches(self) -> Iterator[Sequence[Entry]]:
-        """What to measure next, asked for while what was given before is built and measured.
+    def run(self, measure: Callable[[], Iterator[Measurement]]) -> Learning:
+        """Measure until the best plan is measured throughout, or the time is over.
 
-        An empty batch: nothing for the moment.
+        `measure` asks for batches until there is none, and gives what was measured of them. A plan may be left for when
+        all of them are measured; then it is called once more.
+
+        Raises:
+            OptionError: no plan was found within `options.memory_limit_bytes` [W001].
         """
-        while not self._out_of_time():
-            self.settle()
-            if self._solving is not None and self._solving[0].done():
-                self._plan()
-            if self._solving is None and self._all_known() and self._stale and not self._held:
-                self._begin()
-            wishes = self._ready()
-            if len(wishes) < (1 if self._covering else self._policy.batch) and self._solving is not None:
-                self._plan()
+        try:
+            while not self._window.is_over():
+                before = self.number
+                for found in measure():
+                    self.measured.put(found)
+                with self._lock:
+                    self._settle(drained=True)
+                if self.number == before:
+                    self.known.complete = not self._window.is_over() and not self.problems.uncut
+                    break
+        finally:
+            self._ended = True
+        with self._lock:  # who was left at work has taken in what it was at
+            return self.known
+
+    def next_batch(self) -> Sequence[Order] | None:
+        """What to measure next, while what was given before is written, built and measured.
+
+        Nothing in it: nothing for the moment. None: nothing more until all that was given is measured.
+        """
+        with self._lock:
+            while not (self._ended or self._window.is_over()):
+                self._settle()
+                if self._planning is not None and self._planning.future.done():
+                    self._plan()
+                if self._planning is None and self._all_known() and self._stale and not self._held:
+                    self._begin()
                 wishes = self._ready()
-            if wishes:
-                yield self._take(wishes[: self._policy.batch])
-            elif self._flying and self._covering:
-                yield ()  # what is on its way decides
-            elif not self._stale and not self._collect_rest() and not self._dare():
-                return
+                if len(wishes) < (1 if self._covering else self._policy.batch) and self._planning is not None:
+                    self._plan()
+                    wishes = self._ready()
+                if wishes:
+                    return self._take(wishes[: self._policy.batch])
+                if self._flying and self._covering:
+                    return ()  # what is on its way decides
+                if not self._stale and not self._collect_rest() and not self._dare():
+                    return None
+            return None
+
+    def wrote(self, order: Order, kernels: Kernels) -> list[tuple[Schedule, Kernel]]:
+        """Take in what was written for an order; those of its kernels that are to be measured now."""
+        key = order.task.problem.key
+        with self._lock:
+            if self._ended:
+                return []
+            self.known.wrote(key, kernels)
+            return [pair for pair in order.chosen(kernels) if (key, pair[0]) not in self.known.measurements]
 
     @property
     def _held(self) -> bool:
@@ -265,9 +311,9 @@ class Asking:
 
     def _collect_rest(self) -> bool:
         """Begin with the problems that were left out; False: there are none, or it was begun."""
-        if self._problems.rest is None or self._rest is not None:
+        if self.problems.rest is None or self._rest is not None:
             return False
-        self._rest = self._solver.submit(self._problems.rest, self._out_of_time)
+        self._rest = self._solver.submit(self.problems.rest, self._window.is_over)
         return True
 
     def _dare(self) -> bool:
@@ -278,43 +324,61 @@ class Asking:
         self._stale = True
         return True
 
-    def settle(self, *, drained: bool = False) -> None:
-        """Learn of the problems that were measured since; of all that were given out if nothing comes any more."""
+    def _settle(self, *, drained: bool = False) -> None:
+        """Learn of the tasks that were measured since; of all that were given out if nothing comes any more."""
         measured = self.known.measurements
-        for key, entry in list(self._flying.items()):
-            made = entry.is_made and all((key, s) in measured for s, _ in entry.asked)
-            if made or drained:
+        while True:
+            try:
+                found = self.measured.get_nowait()
+            except Empty:
+                break
+            measured[found.problem_key, found.schedule] = found
+        for key, order in list(self._flying.items()):
+            if drained or self._is_measured(order):
                 del self._flying[key]
-                self.known.take(entry)
+                if self.known.learn(order.task):
+                    self._depths[key] = Depth(min(order.depth + 1, Depth.ALL))
                 self._stale = True
                 self._refused |= math.isinf(self.known.best_us.get(key, math.inf))
+        self.standing = replace(self.standing, measured=len(self.known.best_us))
+
+    def _is_measured(self, order: Order) -> bool:
+        key = order.task.problem.key
+        kernels = replace(order, before=self.known.kernels.get(key)).written
+        if kernels is None:
+            return False
+        return all((key, schedule) in self.known.measurements for schedule, _ in order.chosen(kernels))
 
     def _ready(self) -> list[_Wish]:
-        return [w for w in self._queue if w.key not in self._asked and w.entry.problem.key not in self._flying]
+        return [w for w in self._queue if w.key not in self._asked and w.task.problem.key not in self._flying]
 
-    def _take(self, wishes: Sequence[_Wish]) -> list[Entry]:
+    def _take(self, wishes: Sequence[_Wish]) -> list[Order]:
         self.number += 1
-        self._say(f"batch {self.number}: {len(wishes)} problems to measure, plan at {self._plan_us:.0f} us")
+        plan_us = self.standing.plan_us
+        self._say(f"batch {self.number}: {len(wishes)} problems to measure, plan at {plan_us:.0f} us")
+        orders = []
         for wish in wishes:
+            key = wish.task.problem.key
+            near, before = self.known.library_near(wish.task), self.known.kernels.get(key)
             self._asked.add(wish.key)
-            wish.entry.widened, wish.entry.hurried = wish.depth == ALL, wish.depth == ONE
-            wish.entry.library_near = self.known.library_near(wish.entry)
-            self._flying[wish.entry.problem.key] = wish.entry
-        return [w.entry for w in wishes]
+            self._depths[key] = wish.depth
+            self._flying[key] = Order(wish.task, wish.depth, near, before)
+            orders.append(self._flying[key])
+        return orders
 
     def _begin(self) -> None:
         """Have a plan made by what is known now."""
-        factors = prices(self._policy, self._spent())
+        factors = prices(self._policy, self._window.spent())
         if len(factors) > self._late + len(PRICES):
             self._prices, self._level, self._late = factors, 0, len(factors) - len(PRICES)
         self.known.weight = self._prices[self._level]
         self.known.coming = frozenset(self._flying) if self._covering else frozenset()
-        offers, owners = priced_offers(self._problems, self.known)
+        offers, owners = priced_offers(self.problems, self.known)
         self._stale = self._refused = False
-        again = {place(p): i for i, p in enumerate(offers)} if self._last else {}
+        again = {spot(p): i for i, p in enumerate(offers)} if self._last else {}
         start = [again[p] for p in self._last if p in again]
         start = start if len(start) == len(self._last) else []
-        self._solving = self._solver.submit(self._solve, offers, start), offers, owners
+        self._planning = _Planning(self._solver.submit(self._solve, offers, start), offers, owners)
 
     def _solve(self, offers: Sequence[Priced], start: Sequence[int]) -> Solution:
         return select(
@@ -322,7 +386,7 @@ class Asking:
             offers,
             alternatives=self._alternatives,
             gap=GAP if self._options.budget_s >= SHORT_S else SHORT_GAP,
-            seconds=min(SOLVER_S, self._left_s()),
+            seconds=min(SOLVER_S, self._window.left_s()),
             plans=1,
             memory_limit=self._options.memory_limit_bytes,
             core=True,
@@ -331,32 +395,30 @@ class Asking:
 
     def _plan(self) -> None:
         """The plan that was begun, and what to ask for it: unmeasured problems, then long ones that may get faster."""
-        assert self._solving is not None
-        future, offers, owners = self._solving
+        assert self._planning is not None
+        future, offers, owners = self._planning.future, self._planning.offers, self._planning.owners
         try:
-            found = future.result(None if math.isinf(left := self._left_s()) else left)
+            found = future.result(None if math.isinf(left := self._window.left_s()) else left)
         except TimeoutError:
             return  # and then the time is up
-        self._solving = None
-        self._plan_us = found.cost_us
-        self._last = [place(offers[i]) for i in found.chosen]
+        self._planning = None
+        self._last = [spot(offers[i]) for i in found.chosen]
         known = self.known
         wanted = unmeasured(found.chosen, owners, known)
-        known.plan_us, known.open = found.cost_us, len(wanted)
-        if not wanted:
-            known.whole_us = min(found.cost_us, known.whole_us or math.inf)
+        whole_us = self.standing.whole_us if wanted else min(found.cost_us, self.standing.whole_us or math.inf)
+        self.standing = Standing(len(known.best_us), len(wanted), found.cost_us, whole_us)
         saving = savings(known, offers, owners)
         dear = math.isinf(known.weight)
-        first = sorted(wanted.values(), key=lambda e: -known.price(e) * len(e.uses) if dear else -saving(e))
+        first = sorted(wanted.values(), key=lambda t: -known.price(t) * len(t.uses) if dear else -saving(t))
         hurried = self._policy.overlaps and self._search_s < HURRIED * TRIAL_S * len(wanted)
-        self._queue = [_Wish(e, self._depth(e, hurried=hurried)) for e in first]
+        self._queue = [_Wish(t, self._depth(t, hurried=hurried)) for t in first]
         uses = Counter(owners[i].problem.key for i in found.chosen)
         share = {k: n * known.best_us.get(k, 0.0) for k, n in uses.items()}
-        measured = sorted((self._problems.entries[k] for k in share), key=lambda e: -share[e.problem.key])
-        self._queue += [_Wish(e, FEW) for e in measured if e.hurried]
-        slow = [e for e in measured if share[e.problem.key] >= WIDEN_SHARE * found.cost_us]
-        more = [e for e in slow if not (e.widened or e.hurried) and (e.more or len(e.kernels or ()) > e.first)]
-        self._queue += [_Wish(e, ALL) for e in more]
+        measured = sorted((self.problems.tasks[k] for k in share), key=lambda t: -share[t.problem.key])
+        measured = [t for t in measured if t.problem.key not in wanted]
+        self._queue += [_Wish(t, Depth.FEW) for t in measured if self._depth_of(t) is Depth.ONE]
+        slow = [t for t in measured if share[t.problem.key] >= WIDEN_SHARE * found.cost_us]
+        self._queue += [_Wish(t, Depth.ALL) for t in slow if self._depth_of(t) is Depth.FEW and self._has_more(t)]
         if not wanted:
             self._collect_rest()
         self._cover(hurried=hurried, whole=not wanted)
@@ -366,16 +428,25 @@ class Asking:
         if hurried and not self._covering and not self._late:
             self._covering, self._prices, self._level = True, (LATE_PRICE, *PRICES), 0
         elif whole and self._covering:
-            self._covering, self._prices, self._level = False, prices(self._policy, self._spent()), 0
+            self._covering, self._prices, self._level = False, prices(self._policy, self._window.spent()), 0
 
-    def _depth(self, entry: Entry, *, hurried: bool) -> int:
-        if entry.widened:
-            return ALL
-        return ONE if hurried and (entry.problem.key, ONE) not in self._asked else FEW
+    def _depth_of(self, task: Task) -> Depth:
+        return self._depths.get(task.problem.key, Depth.FEW)
+
+    def _depth(self, task: Task, *, hurried: bool) -> Depth:
+        """How deep an unmeasured task is asked for."""
+        if self._depth_of(task) is Depth.ALL:
+            return Depth.ALL
+        return Depth.ONE if hurried and (task.problem.key, Depth.ONE) not in self._asked else Depth.FEW
+
+    def _has_more(self, task: Task) -> bool:
+        """Whether there are kernels, or may be, beside those that are measured first."""
+        kernels = self.known.kernels.get(task.problem.key)
+        return kernels is not None and (kernels.more or len(kernels.pairs) > kernels.first)
 
     @property
     def _search_s(self) -> float:
-        return (1.0 - self._spent()) * self._options.budget_s
+        return (1.0 - self._window.spent()) * self._options.budget_s
 
     def _all_known(self) -> bool:
         """Whether no problems are left out any more; waits for them where nothing else is to be asked."""
@@ -384,9 +455,9 @@ class Asking:
         if not self._rest.done() and self._ready():
             return False
         try:
-            rest = self._rest.result(None if math.isinf(left := self._left_s()) else left)
+            rest = self._rest.result(None if math.isinf(left := self._window.left_s()) else left)
         except TimeoutError:
             return False  # and then the time is up
-        self._problems.adopt(rest)
+        self.problems = self.problems.joined(rest)
         self._rest, self._stale = None, True
         return True

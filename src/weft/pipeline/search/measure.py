@@ -6,25 +6,30 @@ import contextlib
 import importlib
 import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from typing import final
 
 from weft.errors import NoWorkerError
 from weft.generate.registry import generators
 from weft.kernels.measurement import Measurement
-from weft.kernels.source import Schedule
+from weft.kernels.source import Kernel, Schedule
 from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import finish, qualify
 from weft.pipeline.deadline import Deadline
 from weft.pipeline.job import Job
-from weft.pipeline.problems import Entry, Problems, make_kernels
-from weft.pipeline.search.emission import Emission
-from weft.pipeline.search.loop import Inline, Learning, search
+from weft.pipeline.problems import Problems
+from weft.pipeline.search.emission import LOOK_S, Emission
+from weft.pipeline.search.kernels import Order, write
+from weft.pipeline.search.loop import Inline, Search, Standing, Window
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import Setting
 from weft.pipeline.stages import Say, Stages
 from weft.tune.store import Database
+from weft.tune.thread_pool import DaemonThreadPool
 from weft.tune.tuner import GRACE_S, ProblemTrial, Progress, Tuner
 
 GRACE_SHARE = 0.3
@@ -62,7 +67,14 @@ def opened(setting: Setting, clock: Deadline, stages: Stages) -> Iterator[Bench 
         with stages.timed("open"):
             database = open_.enter_context(Database.open(options.cache))
             tuner = open_.enter_context(
-                Tuner(options, platform.facts, database, compiler=platform.compiler, keep=options.keep_worker)
+                Tuner(
+                    options,
+                    platform.facts,
+                    database,
+                    compiler=platform.compiler,
+                    keep=options.keep_worker,
+                    thread=platform.thread,
+                )
             )
             tuner.start_early()
             emission = open_.enter_context(contextlib.closing(Emission(makers, platform.facts, options)))
@@ -74,116 +86,141 @@ def opened(setting: Setting, clock: Deadline, stages: Stages) -> Iterator[Bench 
             open_.close()
 
 
-def measured(job: Job, bench: Bench | None, alternatives: Alternatives, problems: Problems) -> Known:
-    """The stage: what is known when the search ends, and a line about it."""
-    known = job.stages.run("measure", measure, bench, alternatives, problems, job.setting, job.clock, job.stages.say)
+def measured(
+    job: Job, bench: Bench | None, alternatives: Alternatives, problems: Problems, *, whole: bool
+) -> tuple[Known, Problems]:
+    """The stage: what is known when the search ends, with all problems that it came to, and a line about it.
+
+    `whole`: there was time to find and cut out all that there is; else more time would find more.
+    """
+    if bench is None:
+        known = job.stages.run("measure", unmeasured, problems, job.setting)
+    else:
+        measuring = Measuring(bench, alternatives, problems, job.setting, job.clock, job.stages.say)
+        known = job.stages.run("measure", measuring.run)
+        problems = measuring.problems
+    known.complete = known.complete and whole
     clocks = bench.tuner.sm_clocks_mhz if bench is not None else []
     waits = waited(known, bench.tuner) if bench is not None else ""
     about = f"{len(known.measurements)} kernels of {len(known.best_us)} problems measured"
     job.stages.note(f"{about}{at_clocks(clocks)}{waits}")
-    return known
+    return known, problems
 
 
-def measure(
-    bench: Bench | None, alternatives: Alternatives, problems: Problems, setting: Setting, clock: Deadline, say: Say
-) -> Known:
-    """Build, verify and time what an optimal plan may need (see `search`), as long as the budget allows."""
-    options, policy = setting.options, setting.platform.policy
-    if bench is None:
-        return _unmeasured(problems, setting)
-    lookups = 0
-    asked_s = measured_s = 0.0
-    done: set[tuple[str, Schedule]] = set()
-    began = clock.clock()
-    reserved_s = finish.reserve_s(options.budget_s, problems.run_us, finish.weight_bytes(alternatives.graph))
-    deadline = max(began, clock.end - reserved_s)
-    grace_s = min(GRACE_S, GRACE_SHARE * reserved_s)
-    learned = Learning()
-    ahead = qualify.CallsAhead(
-        alternatives, problems, learned, setting.platform.facts, options, lambda: bench.tuner.seconds["run"]
-    )
+@final
+class Measuring:
+    """One search, its orders as trials of a tuner: builds, verifies and times what an optimal plan may need.
 
-    failed: list[str] = []
+    Threads. The tuner takes `_trials` where it makes trials: on a CPU in the thread that measures, on a GPU in that of
+    its queue, a few ahead. All else is called by the thread that measures; `_window` is asked by all, and `_failing`,
+    which tells them that nothing more can be measured, is an event.
+    """
 
-    def out_of_time() -> bool:
-        return bool(failed) or clock.passed(deadline) or bool(bench.tuner.gave_up)
+    def __init__(
+        self, bench: Bench, alternatives: Alternatives, problems: Problems, setting: Setting, clock: Deadline, say: Say
+    ) -> None:
+        options, policy = setting.options, setting.platform.policy
+        self._bench, self._clock, self._say = bench, clock, say
+        self._began = clock.clock()
+        reserved_s = finish.reserve_s(options.budget_s, problems.run_us, finish.weight_bytes(alternatives.graph))
+        self._deadline = max(self._began, clock.end - reserved_s)
+        self._grace_s = min(GRACE_S, GRACE_SHARE * reserved_s)
+        self._failing = threading.Event()
+        self._failed = ""
+        self._lookups = 0
+        self._asked_s = self._measured_s = 0.0
+        self._window = Window(self._is_over, self._spent, self._left_s)
+        self._solver: Executor = DaemonThreadPool(1, self._left_s) if policy.overlaps else Inline()
+        told = partial(say, "measure")
+        self._search = Search(
+            alternatives.graph, problems, alternatives, options, policy, self._window, self._solver, told
+        )
+        facts = setting.platform.facts
+        self._ahead = (
+            qualify.CallsAhead(
+                alternatives, problems, self._search.known, facts, options, lambda: bench.tuner.seconds["run"]
+            )
+            if policy.calls_in_time
+            else None
+        )
+        """Calls that are verified where the worker would wait; where it never does, there are none."""
 
-    def left_s() -> float:
-        return clock.seconds_to(deadline + grace_s)
+    @property
+    def problems(self) -> Problems:
+        """All that the search has come to."""
+        return self._search.problems
 
-    def spent() -> float:
-        return (clock.clock() - began) / max(deadline - began, 1e-3)
+    def run(self) -> Known:
+        """Search as long as the budget allows; what is known then."""
+        with self._solver:
+            known = self._search.run(self._pass)
+        known.reused, known.asked_s, known.measured_s = self._lookups, self._asked_s, self._measured_s
+        known.failed = self._failed or self._bench.tuner.gave_up
+        return known
 
-    def listen(progress: Progress) -> None:
-        nonlocal lookups
-        lookups = progress.lookups
-        say("measure", search_line(progress, learned, clock.seconds_to(deadline)))
-
-    def measure_batches(batches: Iterator[Sequence[Entry]]) -> Iterator[Measurement]:
-        nonlocal measured_s
-
-        def asked() -> Iterator[Sequence[Entry]]:
-            nonlocal asked_s
-            for batch in batches:
-                asked_s = asked_s or clock.clock() - began
-                yield batch
-
-        def trials() -> Iterator[ProblemTrial | None]:
-            setting.platform.enter_thread()  # the tuner takes these in a thread of its own
-            for entry in bench.emission.made(problems, asked(), out_of_time):
-                if entry is None:
-                    yield None
-                    continue
-                kernels = [(s, k, None) for s, k in entry.asked if (entry.problem.key, s) not in done]
-                if kernels and policy.calls_in_time and ahead.is_due(clock.seconds_to(deadline), deadline - began):
-                    yield from ahead
-                if kernels:
-                    ahead.leave(entry.problem.key)
-                for given, same in problems.by_tables(entry, kernels):
-                    yield ProblemTrial(entry.problem, same, entry.bound_us, given=given)
-
+    def _pass(self) -> Iterator[Measurement]:
+        """What is measured of the trials until there are none."""
         try:
-            for found in bench.tuner.measure(
-                trials(),
-                progress=listen,
-                deadline=deadline,
-                ready_by=bench.ready_by,
-                grace_s=grace_s,
-                meanwhile=ahead,
+            for found in self._bench.tuner.measure(
+                self._trials(),
+                progress=self._listen,
+                deadline=self._deadline,
+                ready_by=self._bench.ready_by,
+                grace_s=self._grace_s,
+                meanwhile=self._ahead or iter(()),
             ):
-                if ahead.takes(found):
+                if self._ahead is not None and self._ahead.takes(found):
                     continue  # it was not timed
-                done.add((found.problem_key, found.schedule))
-                measured_s = measured_s or clock.clock() - began
+                self._measured_s = self._measured_s or self._clock.clock() - self._began
                 yield found
         except NoWorkerError as error:
-            failed.append(str(error.details["problem"]))
+            self._failed = str(error.details["problem"])
+            self._failing.set()
 
-    known = search(
-        alternatives.graph,
-        problems,
-        alternatives,
-        measure_batches,
-        options,
-        out_of_time=out_of_time,
-        spent=spent,
-        say=partial(say, "measure"),
-        policy=policy,
-        solver=None if policy.overlaps else Inline(),
-        left_s=left_s,
-        known=learned,
-    )
-    known.reused, known.asked_s, known.measured_s = lookups, asked_s, measured_s
-    known.failed = failed[0] if failed else bench.tuner.gave_up
-    return known
+    def _trials(self) -> Iterator[ProblemTrial | None]:
+        """What is asked for, written; None: nothing for the moment."""
+        while (batch := self._search.next_batch()) is not None:
+            if not batch:
+                time.sleep(LOOK_S)
+                yield None
+                continue
+            self._asked_s = self._asked_s or self._clock.clock() - self._began
+            for order, kernels in self._bench.emission.write(batch, self._is_over):
+                yield from self._trials_of(order, self._search.wrote(order, kernels))
+
+    def _trials_of(self, order: Order, kernels: Sequence[tuple[Schedule, Kernel]]) -> Iterator[ProblemTrial]:
+        task = order.task
+        if kernels and self._ahead is not None:
+            if self._ahead.is_due(self._clock.seconds_to(self._deadline), self._deadline - self._began):
+                yield from self._ahead
+            self._ahead.leave(task.problem.key)
+        for given, same in self._search.problems.by_tables(task, [(s, k, None) for s, k in kernels]):
+            yield ProblemTrial(task.problem, same, task.bound_us, given=given)
+
+    def _listen(self, progress: Progress) -> None:
+        self._lookups = progress.lookups
+        if self._bench.tuner.gave_up:
+            self._failing.set()
+        self._say("measure", search_line(progress, self._search.standing, self._clock.seconds_to(self._deadline)))
+
+    def _is_over(self) -> bool:
+        return self._failing.is_set() or self._clock.passed(self._deadline)
+
+    def _left_s(self) -> float:
+        return self._clock.seconds_to(self._deadline + self._grace_s)
+
+    def _spent(self) -> float:
+        return (self._clock.clock() - self._began) / max(self._deadline - self._began, 1e-3)
 
 
-def _unmeasured(problems: Problems, setting: Setting) -> Known:
+def unmeasured(problems: Problems, setting: Setting) -> Known:
+    """Without a budget: the library's calls, of which nobody knows how long they take."""
+    known = Known()
     makers = generators(library=True, generated=False, device=setting.platform.kind)
-    for entry in problems.entries.values():
-        if entry.called:
-            make_kernels(entry, problems, makers, setting.platform.facts, setting.options)
-    return Known()
+    for task in problems.tasks.values():
+        if task.called:
+            known.wrote(task.problem.key, write(Order(task), makers, setting.platform.facts, setting.options))
+    return known
 
 
 def progress_line(progress: Progress) -> str:
@@ -194,14 +231,13 @@ def progress_line(progress: Progress) -> str:
     return line + (f", rejected: {refused}" if refused else "")
 
 
-def search_line(progress: Progress, known: Learning, left_s: float) -> str:
+def search_line(progress: Progress, standing: Standing, left_s: float) -> str:
     """How many problems are expected, the best plan so far and the time that is left, before the counter."""
-    done = len(known.best_us)
-    line = f"{done} of about {done + known.open} problems, {left_s:.0f} s left, "
-    if known.whole_us:
-        line += f"best plan so far {known.whole_us / 1e3:.3g} ms; "
-    elif known.plan_us:
-        line += f"best plan about {known.plan_us / 1e3:.3g} ms, with guesses; "
+    line = f"{standing.measured} of about {standing.measured + standing.open} problems, {left_s:.0f} s left, "
+    if standing.whole_us:
+        line += f"best plan so far {standing.whole_us / 1e3:.3g} ms; "
+    elif standing.plan_us:
+        line += f"best plan about {standing.plan_us / 1e3:.3g} ms, with guesses; "
     return line + progress_line(progress)
 
 

@@ -10,14 +10,15 @@ Source: measuring on demand is A* with the estimate as heuristic; `weft.orchestr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from weft.ir.graph import bits
 from weft.kernels.measurement import Measurement, Verdict
-from weft.kernels.source import LibraryCall, Schedule
+from weft.kernels.source import Kernel, LibraryCall, Schedule
 from weft.orchestrate.select import Priced
-from weft.pipeline.problems import LIBRARY_NEAR, Entry, Problems
+from weft.pipeline.problems import Problems, Task
+from weft.pipeline.search.kernels import LIBRARY_NEAR, Kernels
 
 OPTIMISM = 0.85
 """Factor on estimates where nothing was learned from measurements."""
@@ -25,14 +26,15 @@ WIDEN_SHARE = 0.01
 """Problems below this share of the best plan are left with the first kernels of each generator."""
 REFUSED_FACTOR = 4.0
 """On the estimates of what no plan can do without and every kernel was refused for: a library call may stand there."""
-Measure = Callable[[Iterator[Sequence[Entry]]], Iterator[Measurement]]
-"""Emits, builds, verifies and times the kernels of batches of problems, in their order. Batches are taken while those
-before them are measured."""
 
 
 @dataclass
 class Known:
-    """What is known about each problem's time so far."""
+    """What is known about each task, by the key of its problem.
+
+    One stage at a time has it and adds to it, each by a method of its own: the search (`wrote`, `learn`) until it has
+    ended, then who selects (`wrote`: calls that no plan can do without), then who qualifies (`heard`).
+    """
 
     measurements: dict[tuple[str, Schedule], Measurement] = field(default_factory=dict)
     best_us: dict[str, float] = field(default_factory=dict)
@@ -53,6 +55,17 @@ class Known:
     """Calls that were right then but for which results are NaN or infinite."""
     failed: str = ""
     """Why there is no worker; empty: there is."""
+    kernels: dict[str, Kernels] = field(default_factory=dict)
+    """What was written; nothing where no generator was asked."""
+
+    def pairs(self, problem_key: str) -> tuple[tuple[Schedule, Kernel], ...]:
+        """The kernels of a problem that were written so far."""
+        found = self.kernels.get(problem_key)
+        return () if found is None else found.pairs
+
+    def wrote(self, problem_key: str, kernels: Kernels) -> None:
+        """Take in what was written for a problem, in place of what was before."""
+        self.kernels[problem_key] = kernels
 
     def heard(self, found: Measurement, *, finite: bool) -> None:
         """Take in what was found of a call that was not timed; `finite`: it was verified on finite inputs alone."""
@@ -76,42 +89,46 @@ class Known:
         found = self.measurements.get(key)
         return key in self.right or (found is not None and found.verdict is Verdict.OK)
 
-    def learn(self, entry: Entry) -> None:
-        """Take in what was measured of a problem."""
-        if entry.kernels is None:
-            return  # time ran out before it was made
-        keys = [(entry.problem.key, schedule) for schedule, _ in entry.kernels]
-        tried = [m for k in keys if (m := self.measurements.get(k)) is not None]
-        times = [m.median_us for m in tried if m.verdict is Verdict.OK]
-        if not times and (entry.more or len(tried) < len(keys)):
-            if len(tried) >= entry.first:  # none of the first was right
-                entry.widened, entry.hurried = entry.widened or not entry.hurried, False
-            return  # or time ran out before it was its turn
-        self.best_us[entry.problem.key] = min(times, default=math.inf)
+    def learn(self, task: Task) -> bool:
+        """Take in what was measured of a task; whether it takes more of its kernels to know it.
 
-    def library_near(self, entry: Entry) -> bool:
+        None of those that go first was right then.
+        """
+        key = task.problem.key
+        kernels = self.kernels.get(key)
+        if kernels is None:
+            return False  # time ran out before they were written
+        tried = [m for schedule, _ in kernels.pairs if (m := self.measurements.get((key, schedule))) is not None]
+        times = [m.median_us for m in tried if m.verdict is Verdict.OK]
+        if not times and (kernels.more or len(tried) < len(kernels.pairs)):
+            return len(tried) >= kernels.first  # else time ran out before it was its turn
+        self.best_us[key] = min(times, default=math.inf)
+        return False
+
+    def library_near(self, task: Task) -> bool:
         """Whether a library's best call so far comes near the best kernel; false where kernels alone were measured."""
-        best = self.best_us.get(entry.problem.key)
+        key = task.problem.key
+        best = self.best_us.get(key)
         if best is None or math.isinf(best):
             return True
         found = [
             m.median_us
-            for schedule, kernel in entry.kernels or ()
+            for schedule, kernel in self.pairs(key)
             if isinstance(kernel, LibraryCall)
-            and (m := self.measurements.get((entry.problem.key, schedule))) is not None
+            and (m := self.measurements.get((key, schedule))) is not None
             and m.verdict is Verdict.OK
         ]
         return min(found, default=math.inf) <= LIBRARY_NEAR * best
 
-    def price(self, entry: Entry) -> float:
+    def price(self, task: Task) -> float:
         """Measured time, or the optimistic prediction."""
-        known = self.best_us.get(entry.problem.key)
+        known = self.best_us.get(task.problem.key)
         if known is not None:
             return known
-        return max(entry.bound_us, entry.estimate_us * OPTIMISM)
+        return max(task.bound_us, task.estimate_us * OPTIMISM)
 
 
-def savings(known: Known, offers: Sequence[Priced], owners: Sequence[Entry]) -> Callable[[Entry], float]:
+def savings(known: Known, offers: Sequence[Priced], owners: Sequence[Task]) -> Callable[[Task], float]:
     """By how much a problem's kernels, where they stand, are predicted to beat its primitives one by one."""
     alone: dict[int, float] = {}
     for offer, owner in zip(offers, owners, strict=True):
@@ -120,33 +137,33 @@ def savings(known: Known, offers: Sequence[Priced], owners: Sequence[Entry]) -> 
             price = max(offer.cost_us, owner.estimate_us)
             alone[members] = min(alone.get(members, math.inf), price)
 
-    def saving(entry: Entry) -> float:
+    def saving(task: Task) -> float:
         total = 0.0
-        for candidate, _ in entry.uses:
+        for candidate, _ in task.uses:
             total += sum(alone.get(1 << member, 0.0) for member in bits(candidate.members))
-        price = known.price(entry)
-        return max(total - price * len(entry.uses), 0.05 * price)
+        price = known.price(task)
+        return max(total - price * len(task.uses), 0.05 * price)
 
     return saving
 
 
-def priced_offers(problems: Problems, known: Known) -> tuple[list[Priced], list[Entry]]:
+def priced_offers(problems: Problems, known: Known) -> tuple[list[Priced], list[Task]]:
     """Every use of every problem that may still run, or that no plan can do without, with its price."""
     offers: list[Priced] = []
-    owners: list[Entry] = []
-    for entry in problems.entries.values():
-        price = known.price(entry)
+    owners: list[Task] = []
+    for task in problems.tasks.values():
+        price = known.price(task)
         if not math.isfinite(price):
-            if not entry.essential:
+            if not task.essential:
                 continue
-            price = REFUSED_FACTOR * max(entry.estimate_us, 1.0)
-        for candidate, ins, outs in entry.formats:
+            price = REFUSED_FACTOR * max(task.estimate_us, 1.0)
+        for candidate, ins, outs in task.formats:
             offers.append(Priced(candidate, ins, outs, price))
-            owners.append(entry)
+            owners.append(task)
     return offers, owners
 
 
-def unmeasured(chosen: Iterable[int], owners: Sequence[Entry], known: Known) -> dict[str, Entry]:
+def unmeasured(chosen: Iterable[int], owners: Sequence[Task], known: Known) -> dict[str, Task]:
     """The problems of a plan whose time nobody knows."""
     used = [owners[i] for i in chosen]
-    return {e.problem.key: e for e in used if e.problem.key not in known.best_us}
+    return {t.problem.key: t for t in used if t.problem.key not in known.best_us}

@@ -39,7 +39,7 @@ from weft.runtime.lanes import order_of
 from weft.runtime.streams import Lease
 from weft.runtime.values import survey as survey_values
 from weft.tune.keys import PACKAGE, PLAN_PARTS, source_hash
-from weft.tune.thread_pool import DaemonThreadPool
+from weft.tune.thread_pool import DaemonThreadPool, daemon
 
 Tensors = Sequence[torch.Tensor]
 BRANCHES = (2, 4)
@@ -159,10 +159,15 @@ class Cuda:
         finally:
             theirs.wait_stream(mine)
 
-    def enter_thread(self) -> None:
+    def thread(self, run: Callable[[], None], name: str, /) -> threading.Thread:
         """See `Platform`: a thread's current GPU is the first, whatever its parent's is."""
-        if self.device.index:
-            torch.cuda.set_device(self.device)
+
+        def there() -> None:
+            if self.device.index:
+                torch.cuda.set_device(self.device)
+            run()
+
+        return daemon(there, name)
 
     def is_sound(self) -> bool:
         """After an illegal access nothing in this process's context ever computes again."""
