@@ -2,11 +2,10 @@
 
     python -m benchmarks.model_fit [FAMILY...]
 
-Every constant is one of a module that ranks kernels: `weft.device.cuda.blocks` (products),
-`weft.generate.cuda.loops.pointwise`, and the models of the templates `tma`, `depthwise` and `halo`; each has a unit
-of time or bytes and a cause. Per model: the figures with the constants as they stand, with constants fitted to all
-networks, and for each network (at both batch sizes) with constants fitted to the others, all from the same first
-guesses. Needs scipy, and a quarter of an hour for all.
+Every constant is one of a section of the device's profile (`weft.costmodel.constants`); each has a unit of time or
+bytes and a cause. Per section: the figures with the constants as they stand, with constants fitted to all networks, and
+for each network (at both batch sizes) with constants fitted to the others, all from the same first guesses. Nothing is
+written: what is worth it is taken over into the profile by hand. Needs scipy, and a quarter of an hour for all.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -27,7 +25,7 @@ from scipy.optimize import least_squares
 from benchmarks.data.measured import Case, Table, Timed, load_table, problem_of
 from benchmarks.data.recorded import kernels_of_then
 from benchmarks.model_quality import LATER, NOTICED, RECORDED, TYPES, family, quantile
-from weft.device.cuda import blocks
+from weft.costmodel.profile import CostProfile, costs_of, instead
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.conv.depthwise import kernel as depthwise
 from weft.generate.cuda.conv.halo import choose as halo_choose
@@ -43,49 +41,51 @@ from weft.generate.cuda.loops.forms import Form
 from weft.ir.declined import Declined
 from weft.kernels.source import Schedule
 
-BLOCKS = {
-    "START": 100.0, "END": 500.0, "LATENCY": 900.0, "EXPOSED": 0.05, "CHAIN.group": 150.0, "CHAIN.mma": 100.0,
-    "MMA": 16.0, "ISSUE.rows": 0.06, "ISSUE.columns": 0.06, "ISSUE.taps": 0.12, "ISSUE.elements": 1.5,
-    "ISSUE_WEIGHTS": 0.06,
-    "ELEMENTS": 300.0, "ELEMENT": 50.0, "ELEMENT_OF_TABLES": 100.0, "ITEM": 60.0, "ITEM_OPERAND": 50.0, "RESULT": 2.0,
-    "PLAIN": 1.0, "SPECIAL": 10.0, "CLUSTER_RANK": 200.0, "CLUSTER_BYTES": 10.0, "MEETING": 2000.0,
-    "MEETING_BYTES": 8.0,
+TILES = {
+    "start": 100.0, "end": 500.0, "latency": 900.0, "exposed": 0.05, "chain.group": 150.0, "chain.mma": 100.0,
+    "mma": 16.0, "issue.rows": 0.06, "issue.columns": 0.06, "issue.taps": 0.12, "issue.elements": 1.5,
+    "issue_weights": 0.06,
+    "elements": 300.0, "element": 50.0, "element_of_tables": 100.0, "item": 60.0, "item_operand": 50.0, "result": 2.0,
+    "plain": 1.0, "special": 10.0, "cluster_rank": 200.0, "cluster_bytes": 10.0, "meeting": 2000.0,
+    "meeting_bytes": 8.0,
 }  # fmt: skip
 """Constants of products, and what the notes and the data sheets would make them."""
-SIMT = {"RATE.simt": 250.0, "CHAIN.simt": 200.0, "SIMT_READ": 2.0, "SIMT_EXPOSED": 0.3}
+SIMT = {"rate.simt": 250.0, "chain.simt": 200.0, "simt_read": 2.0, "simt_exposed": 0.3}
 """The same of products on CUDA cores alone."""
 POINTWISE = {
-    "BLOCK": 150.0, "RESULT": 5.0, "VALUE": 3.0, "SPECIAL": 20.0, "TAP": 3.0, "APART": 20.0, "THREAD_SLOTS": 20.0,
-    "RESULT_SLOTS": 5.0, "VALUE_SLOTS": 1.5, "SPECIAL_SLOTS": 2.0, "TAP_SLOTS": 3.0, "SHARED_SLOTS": 5.0,
-    "TILE": 1000.0, "GATHER": 400.0, "PORT_BYTES": 64.0, "SCATTERED": 0.3, "SCATTERED_TILE": 0.3, "SECTORS": 0.3,
-    "MEMORY": 1.0, "SHOWN": 0.1, "IN_STEP": 1.0,
+    "block": 150.0, "result": 5.0, "value": 3.0, "special": 20.0, "tap": 3.0, "apart": 20.0, "thread_slots": 20.0,
+    "result_slots": 5.0, "value_slots": 1.5, "special_slots": 2.0, "tap_slots": 3.0, "shared_slots": 5.0,
+    "tile": 1000.0, "gather": 400.0, "port_bytes": 64.0, "scattered": 0.3, "scattered_tile": 0.3, "sectors": 0.3,
+    "memory": 1.0, "shown": 0.1, "in_step": 1.0,
 }  # fmt: skip
 """Of elementwise kernels."""
 TMA = {
-    "PORT": 50.0, "BUSY": 0.9, "START": 950.0, "LATENCY": 950.0, "AGAIN": 60.0, "FIELD": 100.0, "LATE": 300.0,
-    "VECTOR": 60.0, "STEPS": 8.0, "SPECIALS": 40.0, "CLIPPED": 800.0, "DIVIDED": 320.0, "EXACT": 80.0, "RESULT": 0.93,
-    "PLAIN": 3.3, "SPECIAL": 5.0, "DIVIDED_SLOTS": 20.0, "EXACT_SLOTS": 10.0, "STORE": 32.0, "HALF": 2.0,
-    "SINGLE": 32.0, "CLUSTER": 300.0, "RANK": 470.0, "EXCHANGE": 28.0, "STRANGERS": 1.15, "EXPOSED": 0.14,
+    "port": 50.0, "busy": 0.9, "start": 950.0, "latency": 950.0, "again": 60.0, "field": 100.0, "late": 300.0,
+    "vector": 60.0, "steps": 8.0, "specials": 40.0, "clipped": 800.0, "divided": 320.0, "exact": 80.0, "result": 0.93,
+    "plain": 3.3, "special": 5.0, "divided_slots": 20.0, "exact_slots": 10.0, "store": 32.0, "half": 2.0,
+    "single": 32.0, "cluster": 300.0, "rank": 470.0, "exchange": 28.0, "strangers": 1.15, "exposed": 0.14,
 }  # fmt: skip
 """Those of products through TMA."""
 DEPTHWISE = {
-    "BLOCK": 100.0, "RESULT": 3.0, "STEP": 8.0, "SPECIAL": 15.0, "CLIPPED": 40.0, "OPERAND": 20.0, "VECTOR": 3.0,
-    "FIELD": 0.66, "WEIGHT": 10.0, "RESULT_SLOTS": 5.0, "STEP_SLOTS": 2.0, "SPECIAL_SLOTS": 5.0, "CLIPPED_SLOTS": 40.0,
-    "TAP_SLOTS": 1.0, "VECTOR_SLOTS": 5.0, "WEIGHT_SLOTS": 5.0, "THREAD_SLOTS": 20.0, "PORT_BYTES": 50.0,
-    "ACROSS": 3.0, "SHOWN": 0.2, "IN_STEP": 0.3,
+    "block": 100.0, "result": 3.0, "step": 8.0, "special": 15.0, "clipped": 40.0, "operand": 20.0, "vector": 3.0,
+    "field": 0.66, "weight": 10.0, "result_slots": 5.0, "step_slots": 2.0, "special_slots": 5.0, "clipped_slots": 40.0,
+    "tap_slots": 1.0, "vector_slots": 5.0, "weight_slots": 5.0, "thread_slots": 20.0, "port_bytes": 50.0,
+    "across": 3.0, "shown": 0.2, "in_step": 0.3,
 }  # fmt: skip
 HALO = {
-    "LAUNCH": 1000.0, "BLOCK": 100.0, "ELEMENT": 60.0, "PORT": 26.0, "SHARED_WEIGHTS": 0.4, "TENSOR": 1.7,
-    "LONE": 0.65, "SEVERAL": 0.85, "FRAGMENTS": 100.0, "STEP": 36.0, "PRODUCT": 8.0, "FIRST": 0.5, "TURN": 1.3,
-    "END": 500.0, "RESULT": 5.0, "PLAIN": 3.0, "SPECIAL": 6.0, "CLIPPED": 40.0, "OPERAND": 8.0, "RESULT_SLOTS": 3.0,
-    "PLAIN_SLOTS": 2.0, "SPECIAL_SLOTS": 4.0, "CLIPPED_SLOTS": 25.0, "STORED": 32.0, "SINGLE": 0.5, "CLUSTER": 1500.0,
-    "RANK": 40.0, "EXCHANGE": 64.0, "ALONE": 600.0,
+    "launch": 1000.0, "block": 100.0, "element": 60.0, "port": 26.0, "shared_weights": 0.4, "tensor": 1.7,
+    "lone": 0.65, "several": 0.85, "fragments": 100.0, "step": 36.0, "product": 8.0, "first": 0.5, "turn": 1.3,
+    "end": 500.0, "result": 5.0, "plain": 3.0, "special": 6.0, "clipped": 40.0, "operand": 8.0, "result_slots": 3.0,
+    "plain_slots": 2.0, "special_slots": 4.0, "clipped_slots": 25.0, "stored": 32.0, "single": 0.5, "cluster": 1500.0,
+    "rank": 40.0, "exchange": 64.0, "alone": 600.0,
 }  # fmt: skip
 SEARCHES = (
     *("candy",) * 2, *("segformer_b0",) * 2, *("resnet50",) * 2, *("bert_base",) * 2, *("yolox_nano",) * 2,
     *("inception_v3",) * 2, *("yolov4",) * 2, *("vit_b16",) * 2, *("vgg16",) * 3, *("efficientvit_b1",) * 2,
 )  # fmt: skip
 """What the searches of the later table, which are numbered there, were for: batch 1, then 16 (one was interrupted)."""
+H200 = GpuFacts()
+"""What all tables were measured on."""
 CASES = 10**5
 """More than a table has."""
 WITHIN = 2.0
@@ -102,7 +102,7 @@ class Kernel:
     network: str
     us: float
     model: Callable[[], float]
-    """Predicted microseconds with the module's constants of the moment."""
+    """Predicted microseconds with the constants of the moment."""
 
 
 def network_of(case: Case) -> str:
@@ -111,7 +111,7 @@ def network_of(case: Case) -> str:
 
 
 def product_kernels(table: Table, templates: Sequence[str] = ("mma", "wgmma")) -> list[Kernel]:
-    """Those of templates that `blocks` ranks."""
+    """Those of templates that `costmodel.tiles` ranks."""
     found = []
     for number, case in enumerate(table.cases):
         chosen = _of(case, *templates)
@@ -183,29 +183,29 @@ def pointwise_kernels(table: Table) -> list[Kernel]:
     return found
 
 
-def read(module: ModuleType, names: Iterable[str]) -> list[float]:
-    """The constants of a module; `A.b` is entry b of dictionary A."""
+def read(section: object, names: Iterable[str]) -> list[float]:
+    """Constants of a section; `a.b` is entry b of table a."""
     found = []
     for name in names:
         head, _, key = name.partition(".")
-        value = getattr(module, head)
+        value = getattr(section, head)
         found.append(float(value[key] if key else value))
     return found
 
 
-def write(module: ModuleType, names: Iterable[str], values: Iterable[float]) -> None:
-    """Set them."""
+def changed(profile: CostProfile, section: str, names: Iterable[str], values: Iterable[float]) -> CostProfile:
+    """The profile with these constants of a section."""
+    now = getattr(profile, section)
     for name, value in zip(names, values, strict=True):
         head, _, key = name.partition(".")
-        if key:
-            getattr(module, head)[key] = float(value)
-        else:
-            setattr(module, head, float(value))
+        new = {**getattr(now, head), key: float(value)} if key else float(value)
+        now = replace(now, **{head: new})
+    return replace(profile, **{section: now})
 
 
-def fitted(module: ModuleType, guesses: Mapping[str, float], kernels: Sequence[Kernel]) -> list[float]:
+def fitted(section: str, guesses: Mapping[str, float], kernels: Sequence[Kernel]) -> list[float]:
     """Constants with the least errors of logarithms, large ones counting less than their square."""
-    names, now = list(guesses), read(module, guesses)
+    names = list(guesses)
     start = np.log(list(guesses.values()))
     us = np.log([k.us for k in kernels])
     _, group = np.unique([k.case for k in kernels], return_inverse=True)
@@ -213,15 +213,12 @@ def fitted(module: ModuleType, guesses: Mapping[str, float], kernels: Sequence[K
     pull = PRIOR * math.sqrt(len(kernels) / 50)
 
     def errors(at: np.ndarray) -> np.ndarray:
-        write(module, names, np.exp(at))
-        error = np.log([k.model() for k in kernels]) - us
+        with instead(changed(costs_of(H200), section, names, np.exp(at))):
+            error = np.log([k.model() for k in kernels]) - us
         shared = np.bincount(group, error) / sizes
         return np.concatenate([error, WITHIN * (error - shared[group]), pull * (at - start)])
 
-    try:
-        found = least_squares(errors, start, loss="soft_l1", f_scale=0.15, max_nfev=25).x
-    finally:
-        write(module, names, now)
+    found = least_squares(errors, start, loss="soft_l1", f_scale=0.15, max_nfev=25).x
     return [float(x) for x in np.exp(found)]
 
 
@@ -244,23 +241,25 @@ def figures(kernels: Sequence[Kernel], predicted: Sequence[float]) -> str:
     )
 
 
-def report(name: str, module: ModuleType, guesses: Mapping[str, float], kernels: Sequence[Kernel]) -> None:
+def report(section: str, guesses: Mapping[str, float], kernels: Sequence[Kernel]) -> None:
     """Print the three rows of a model, and the constants of a fit to all."""
-    names, now = list(guesses), read(module, guesses)
-    print(f"{name}: {len(kernels)} kernels")
-    print("  as they stand:     ", figures(kernels, [k.model() for k in kernels]))
-    everything = fitted(module, guesses, kernels)
-    write(module, names, everything)
-    print("  fitted to all:     ", figures(kernels, [k.model() for k in kernels]))
-    write(module, names, now)
-    predicted = [0.0] * len(kernels)
+    profile = costs_of(H200)
+    names, now = list(guesses), read(getattr(profile, section), guesses)
+
+    def predicted(some: Sequence[Kernel], fit: Sequence[float]) -> list[float]:
+        with instead(changed(profile, section, names, fit)):
+            return [k.model() for k in some]
+
+    print(f"{section}: {len(kernels)} kernels")
+    print("  as they stand:     ", figures(kernels, predicted(kernels, now)))
+    everything = fitted(section, guesses, kernels)
+    print("  fitted to all:     ", figures(kernels, predicted(kernels, everything)))
+    left_out: dict[int, float] = {}
     for network in sorted({k.network for k in kernels}):
-        write(module, names, fitted(module, guesses, [k for k in kernels if k.network != network]))
-        for i, k in enumerate(kernels):
-            if k.network == network:
-                predicted[i] = k.model()
-        write(module, names, now)
-    print("  network left out:  ", figures(kernels, predicted))
+        fit = fitted(section, guesses, [k for k in kernels if k.network != network])
+        own = [i for i, k in enumerate(kernels) if k.network == network]
+        left_out |= zip(own, predicted([kernels[i] for i in own], fit), strict=True)
+    print("  network left out:  ", figures(kernels, [left_out[i] for i in range(len(kernels))]))
     print("  " + ", ".join(f"{n} {a:.3g} -> {b:.3g}" for n, a, b in zip(names, now, everything, strict=True)))
 
 
@@ -277,19 +276,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return found
 
     families = {
-        "products": (blocks, BLOCKS, lambda: of(product_kernels, 0, 1, 2)),
-        "simt": (blocks, SIMT, lambda: of(partial(product_kernels, templates=("simt",)), 2)),
-        "pointwise": (pointwise, POINTWISE, lambda: of(pointwise_kernels, 0, 1, 2)),
-        "tma": (tma_cost, TMA, lambda: of(partial(template_kernels, template="tma"), 1, 2)),
-        "depthwise": (depthwise, DEPTHWISE, lambda: of(partial(template_kernels, template="depthwise"), 1)),
-        "halo": (halo_choose, HALO, lambda: of(partial(template_kernels, template="halo"), 1, 2)),
+        "products": ("tiles", TILES, lambda: of(product_kernels, 0, 1, 2)),
+        "simt": ("tiles", SIMT, lambda: of(partial(product_kernels, templates=("simt",)), 2)),
+        "pointwise": ("pointwise", POINTWISE, lambda: of(pointwise_kernels, 0, 1, 2)),
+        "tma": ("tma", TMA, lambda: of(partial(template_kernels, template="tma"), 1, 2)),
+        "depthwise": ("depthwise", DEPTHWISE, lambda: of(partial(template_kernels, template="depthwise"), 1)),
+        "halo": ("halo", HALO, lambda: of(partial(template_kernels, template="halo"), 1, 2)),
     }
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_fit", description=__doc__)
     parser.add_argument("family", nargs="*", choices=[*families, []], help="default: all")
     for name in parser.parse_args(arguments).family or families:
-        module, guesses, kernels = families[name]
+        section, guesses, kernels = families[name]
         with kernels_of_then() if name == "depthwise" else nullcontext():  # its model looks at ends by itself
-            report(name, module, guesses, kernels())
+            report(section, guesses, kernels())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fits find the constants that made the times, and leave the modules as they were."""
+"""Fits find the constants that made the times, and leave the profile as it is."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 from benchmarks.data.measured import load_table, problem_of
 from benchmarks.model_fit import (
-    BLOCKS,
     DEPTHWISE,
     HALO,
     POINTWISE,
+    SIMT,
+    TILES,
     TMA,
+    changed,
     figures,
     fitted,
     network_of,
@@ -20,55 +22,60 @@ from benchmarks.model_fit import (
     product_kernels,
     read,
     template_kernels,
-    write,
 )
 from benchmarks.model_quality import LATER, RECORDED
 
-from weft.device.cuda import blocks
-from weft.generate.cuda.conv.depthwise import kernel as depthwise
-from weft.generate.cuda.conv.halo import choose as halo_choose
-from weft.generate.cuda.gemm.tma import cost as tma_cost
-from weft.generate.cuda.loops import pointwise
+from weft.costmodel.profile import costs_of
+from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.predict import predicted_us
 
-SOME = {"END": 500.0, "CHAIN.mma": 100.0, "ITEM": 40.0}
+H200 = GpuFacts()
+SOME = {"end": 500.0, "chain.mma": 100.0, "item": 40.0}
 
 
-def test_every_constant_is_one_of_its_module() -> None:
-    modules = (blocks, BLOCKS), (pointwise, POINTWISE), (tma_cost, TMA), (depthwise, DEPTHWISE), (halo_choose, HALO)
-    assert all(x > 0 for module, guesses in modules for x in read(module, guesses))
+def test_every_constant_is_one_of_its_section() -> None:
+    costs = costs_of(H200)
+    sections = (
+        (costs.tiles, TILES), (costs.tiles, SIMT), (costs.pointwise, POINTWISE), (costs.tma, TMA),
+        (costs.depthwise, DEPTHWISE), (costs.halo, HALO),
+    )  # fmt: skip
+    assert all(x > 0 for section, guesses in sections for x in read(section, guesses))
     with pytest.raises(AttributeError):
-        read(blocks, ["NOTHING"])
+        read(costs.tiles, ["nothing"])
     with pytest.raises(KeyError):
-        read(blocks, ["CHAIN.nothing"])
+        read(costs.tiles, ["chain.nothing"])
 
 
 def test_a_fit_finds_what_made_the_times() -> None:
     table = load_table(RECORDED)
     kernels = product_kernels(replace(table, cases=table.cases[:60]))
     assert len(kernels) > 50
-    before = read(blocks, SOME)
+    before = read(costs_of(H200).tiles, SOME)
     made = [replace(k, us=k.model()) for k in kernels]
-    assert fitted(blocks, SOME, made) == pytest.approx(before, rel=0.1)
-    assert read(blocks, SOME) == before
+    assert fitted("tiles", SOME, made) == pytest.approx(before, rel=0.1)
+    assert read(costs_of(H200).tiles, SOME) == before
 
 
-def test_constants_are_put_back_after_an_error() -> None:
+def test_the_profile_stands_after_an_error() -> None:
     table = load_table(RECORDED)
     kernels = pointwise_kernels(replace(table, cases=table.cases[:40]))
-    names = {"RESULT": 5.0}
-    before = read(pointwise, names)
+    profile = costs_of(H200)
 
     def broken() -> float:
+        assert read(costs_of(H200).pointwise, ["result"]) == [pytest.approx(5.0)]
         raise OverflowError
 
     with pytest.raises(OverflowError):
-        fitted(pointwise, names, [replace(kernels[0], model=broken)])
-    assert read(pointwise, names) == before
-    write(pointwise, names, [7.0])
-    assert pointwise.RESULT == 7.0
-    write(pointwise, names, before)
-    assert read(pointwise, names) == before
+        fitted("pointwise", {"result": 5.0}, [replace(kernels[0], model=broken)])
+    assert costs_of(H200) is profile
+
+
+def test_a_changed_constant_is_the_only_one() -> None:
+    profile = costs_of(H200)
+    other = changed(profile, "tiles", ["end", "chain.mma"], [7.0, 8.0])
+    assert read(other.tiles, ["end", "chain.mma", "chain.group"]) == [7.0, 8.0, profile.tiles.chain["group"]]
+    assert replace(other.tiles, end=profile.tiles.end, chain=profile.tiles.chain) == profile.tiles
+    assert other.tma is profile.tma and read(profile.tiles, ["end"]) != [7.0]
 
 
 def test_the_figures_of_a_perfect_model_and_of_its_opposite() -> None:

@@ -10,8 +10,8 @@ import pytest
 from tests.orchestrate.graphs import Net, residual_net, transformer
 from tests.orchestrate.test_estimate import problem_of
 
+from weft.costmodel.roofline import Product, gap_us
 from weft.device.cuda.facts import GpuFacts, profile
-from weft.device.cuda.model import Product, gap_us
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder, mask_of
 from weft.ir.prims import CATEGORY, FREE, Category, Prim

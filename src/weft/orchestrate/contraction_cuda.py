@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from weft.device.cuda.blocks import LeftLoad, Sizes, least_cycles, least_together
-from weft.device.cuda.model import Product, gap_us, product_us
+from weft.costmodel.constants import LeftLoad
+from weft.costmodel.roofline import Product, gap_us, product_us
+from weft.costmodel.tiles import Sizes, least_cycles, least_together
 from weft.device.cuda.record import GpuFacts
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Node, NodeId

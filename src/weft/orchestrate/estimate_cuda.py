@@ -2,7 +2,7 @@
 
 At batch 1 most kernels are gaps, latencies and waves of few blocks, so these are what the estimate is made of.
 
-Source: performance notes, sections 3 to 5; the terms stand in `weft.device.cuda.model`.
+Source: performance notes, sections 3 to 5; the terms stand in `weft.costmodel`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from weft.device.cuda.model import (
-    SFU_PER_CLOCK,
+from weft.costmodel.profile import costs_of
+from weft.costmodel.roofline import (
     gap_us,
     halo_ratio,
     memory_us,
@@ -170,8 +170,8 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     if Format.LAST in problem.output_formats and Format.LAST not in problem.input_formats:
         across = sum(graph.nodes[i].type.size for i in linear if i not in multiplied_on)
         traffic = max(traffic, ACROSS_CYCLES * across / clocks)
-    costs = (multiplied, slots / LANES / clocks, special / SFU_PER_CLOCK / clocks, traffic)
-    return gap_us(facts) + overlapped(costs) + _latency_us(problem, traits, multiplied_on, mixed)
+    costs = (multiplied, slots / LANES / clocks, special / costs_of(facts).roofline.sfu_per_clock / clocks, traffic)
+    return gap_us(facts) + overlapped(costs, facts) + _latency_us(problem, traits, multiplied_on, mixed)
 
 
 def _apart(graph: Graph, linear: Sequence[NodeId]) -> bool:

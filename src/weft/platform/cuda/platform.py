@@ -127,7 +127,7 @@ class Cuda:
     def survey(cls, options: Options, *, calibrate_s: float) -> Self:
         """See `Platform`; without NVRTC, which is warned of, nothing is generated."""
         facts, compiler, environment = survey(options, calibrate=calibrate_s > 0)
-        environment["weft"] = source_hash(PACKAGE, (*PLAN_PARTS, "device/cuda"))
+        environment["weft"] = source_hash(PACKAGE, (*PLAN_PARTS, "device/cuda", "costmodel"))
         return cls(facts, compiler, environment, device_of(options))
 
     @classmethod

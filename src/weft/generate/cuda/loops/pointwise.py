@@ -2,8 +2,8 @@
 
 A multiprocessor starts its blocks one after another, computes in issue slots, moves bytes, and waits for a thread's own
 results. The largest of these hides the others only as far as many blocks follow each other: blocks that all start at
-once load, compute and store in step. What a thread does follows from its loops (`pieces`). The constants were fitted to
-2,695 kernels of ten networks, some at batch 16, measured on an NVIDIA H200; see docs/performance-model.md.
+once load, compute and store in step. What a thread does follows from its loops (`pieces`). The constants are those of
+the device's profile; see docs/performance-model.md.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from weft.device.cuda.blocks import crowded
+from weft.costmodel.constants import Pointwise
+from weft.costmodel.profile import costs_of
+from weft.costmodel.roofline import gap_us, memory_us
+from weft.costmodel.tiles import crowded
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.model import gap_us, memory_us
 from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.loops.pieces import Piece, pieces_of
 from weft.generate.loopnest.plan import live_nodes
@@ -25,33 +27,10 @@ from weft.ir.prims import Prim
 from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.candidate import Problem
 
-BLOCK = 222.0
-"""Cycles in which a multiprocessor starts one block: addresses, and the first instructions of its warps."""
-RESULT, VALUE, SPECIAL, TAP, APART = 30.3, 0.63, 32.4, 6.8, 10.6
-"""Cycles of a thread for a result, and for each value, transcendental step, element of a window and read at a distance
-on the way to it: its results come one after another."""
-THREAD_SLOTS = 13.0
-"""Issue slots of a thread besides its results."""
-RESULT_SLOTS, VALUE_SLOTS, SPECIAL_SLOTS, TAP_SLOTS, SHARED_SLOTS = 8.5, 0.09, 3.3, 5.2, 13.7
-"""Of a result, and of the same steps; of a read that the neighbours of a vector share."""
-TILE = 770.0
-"""Filling a tile in shared memory, and the barrier behind it."""
-GATHER = 255.0
-"""A read at an address that was read."""
-PORT_BYTES = 67.0
-"""Bytes side by side that a multiprocessor loads and stores in a cycle."""
-SCATTERED, SCATTERED_TILE = 0.35, 0.16
-"""Cycles of a multiprocessor for an element by itself, and where a tile turns it."""
-SECTORS = 1.58
-"""Time of sectors of which little is used, over that of as many bytes from the L2 cache."""
-MEMORY = 0.64
-"""Time of the bytes over that of a copy of as many: what was just written is still in the L2 cache."""
-SHOWN, IN_STEP = 0.24, 0.41
-"""Share of the smaller costs that is not hidden, and what is added to it where each multiprocessor has one block."""
 LANES = 128
 """Issue slots of a cycle."""
-REGISTERS, RESULT_REGISTERS, VALUE_REGISTERS, MOST_REGISTERS = 16, 0.5, 0.13, 255
-"""Registers of a thread: for addresses, for each result, and for each of its values."""
+MOST_REGISTERS = 255
+"""Of a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +108,8 @@ class _Cost:
 
 def cycles(w: Work, form: Form, facts: GpuFacts) -> float:
     """Modelled cycles in a chain of kernels."""
-    costs = list(_costs(w, form))
+    fit = costs_of(facts).pointwise
+    costs = list(_costs(w, form, fit))
     launches = 1 + max((p.launch for p in w.flat), default=0)
     gaps = launches * gap_us(facts) * facts.clock_ghz * 1e3
     if not costs:
@@ -148,37 +128,39 @@ def cycles(w: Work, form: Form, facts: GpuFacts) -> float:
     shares = (
         waves * max(c.thread for c in costs),
         uneven * sum(c.issued for c in costs) / facts.sms,
-        uneven * busiest * BLOCK,
+        uneven * busiest * fit.block,
         max(
-            MEMORY * memory_us(facts, w.read, w.written) * facts.clock_ghz * 1e3,
-            SECTORS * sum(c.sectors for c in costs) / l2,
+            fit.memory * memory_us(facts, w.read, w.written) * facts.clock_ghz * 1e3,
+            fit.sectors * sum(c.sectors for c in costs) / l2,
         ),
         uneven * sum(c.loaded for c in costs) / facts.sms,
     )
     largest = max(shares)
-    return gaps + largest + min(1.0, SHOWN + IN_STEP / busiest) * (sum(shares) - largest)
+    return gaps + largest + min(1.0, fit.shown + fit.in_step / busiest) * (sum(shares) - largest)
 
 
-def _costs(w: Work, form: Form) -> Iterator[_Cost]:
+def _costs(w: Work, form: Form, fit: Pointwise) -> Iterator[_Cost]:
     """Of each piece."""
     for p in w.tiled if form.tile else w.flat:
         lanes = p.lanes(form.vector)
         results = p.edge * p.edge / form.threads if p.tiles else lanes * form.items
         blocks = p.tiles or -(-p.size // (lanes * form.threads * form.items))
-        slots = RESULT_SLOTS + VALUE_SLOTS * p.values + SPECIAL_SLOTS * w.special + TAP_SLOTS * w.taps
-        slots += p.same * SHARED_SLOTS / lanes
-        way = RESULT + VALUE * p.values + SPECIAL * w.special + TAP * w.taps
-        scattered, sectors = p.apart * SCATTERED_TILE, 0.0
+        slots = fit.result_slots + fit.value_slots * p.values + fit.special_slots * w.special + fit.tap_slots * w.taps
+        slots += p.same * fit.shared_slots / lanes
+        way = fit.result + fit.value * p.values + fit.special * w.special + fit.tap * w.taps
+        scattered, sectors = p.apart * fit.scattered_tile, 0.0
         if not p.tiles:
-            way += p.apart * APART
-            scattered = p.apart * SCATTERED
+            way += p.apart * fit.apart
+            scattered = p.apart * fit.scattered
             # further rows of the same block use the rest of a sector
             sectors = p.size * max(p.least, p.sectors / max(1.0, form.threads * results / p.along))
         yield _Cost(
             blocks=blocks,
-            issued=(blocks * form.threads * THREAD_SLOTS + p.size * slots) / LANES,
-            loaded=p.size * (scattered + p.near / PORT_BYTES),
+            issued=(blocks * form.threads * fit.thread_slots + p.size * slots) / LANES,
+            loaded=p.size * (scattered + p.near / fit.port_bytes),
             sectors=sectors,
-            thread=(TILE if p.tiles else 0.0) + results * way + GATHER * w.gathers,
-            registers=REGISTERS if p.tiles else REGISTERS + results * (RESULT_REGISTERS + VALUE_REGISTERS * p.values),
+            thread=(fit.tile if p.tiles else 0.0) + results * way + fit.gather * w.gathers,
+            registers=fit.registers
+            if p.tiles
+            else fit.registers + results * (fit.result_registers + fit.value_registers * p.values),
         )

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.model import SFU_PER_CLOCK
 from weft.generate.cuda.mlp.image import PANEL, Image
 from weft.generate.cuda.mlp.match import Chain, last_use, padded
 from weft.generate.parameters import Parameters
@@ -332,7 +332,7 @@ def cycles(image: Image, shape: MlpConfig, facts: GpuFacts) -> float:
         steps = [p.graph.nodes[s].prim for s in p.steps[at]]
         plain = sum(x not in TRANSCENDENTAL for x in steps)
         arithmetic += shape.rows * n * (1.0 + plain) / 128
-        special += shape.rows * n * _special(p, steps) / SFU_PER_CLOCK
+        special += shape.rows * n * _special(p, steps) / costs_of(facts).roofline.sfu_per_clock
         latency += _LATENCY[0] + _LATENCY[1] * n / 16
     matrix /= 1.0 if shape.group else _WARP_RATE
     width = sum(p.rows * g.width * g.dtype.itemsize for g in p.given.values()) + p.stored_bytes

@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.device.cuda.blocks import Sizes
+from weft.costmodel.tiles import Sizes
 from weft.ir import attrs as a
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, FREE, Category, Prim

@@ -10,8 +10,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from weft.costmodel.constants import Depthwise
+from weft.costmodel.profile import costs_of
+from weft.costmodel.roofline import gap_us
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.model import gap_us
 from weft.generate.contraction.match import Walk
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.pack import pack_vectors, packed_by
@@ -28,26 +30,6 @@ from weft.kernels.source import CudaSource, Schedule
 
 _MOST_TEXT = 1200
 """Multiply-adds that one thread's text may hold where it has a choice: the compiler's time grows faster than they."""
-BLOCK = 260.0
-"""Cycles in which a multiprocessor starts one block. These and the constants below were fitted to 308 kernels of three
-networks, at batch 1 and 16, measured on an NVIDIA H200."""
-RESULT, STEP, SPECIAL, EXACT, CLIPPED = 3.5, 3.2, 7.1, 20.0, 119.0
-"""Cycles of a thread for a result, and for each elementwise step, function, exact function and exact division by a
-constant (a numerator of 0 takes the long way) on it."""
-OPERAND = 9.8
-"""Of an operand that is read for a vector of results."""
-VECTOR, FIELD, WEIGHT = 1.6, 0.91, 21.6
-"""Of a vector that is read; of an element of the field, and of a weight, which comes from memory."""
-RESULT_SLOTS, STEP_SLOTS, SPECIAL_SLOTS, CLIPPED_SLOTS, TAP_SLOTS = 10.2, 0.91, 2.8, 46.0, 1.2
-"""Issue slots of the same, and of each multiply-add."""
-VECTOR_SLOTS, WEIGHT_SLOTS, THREAD_SLOTS = 8.1, 4.1, 19.0
-"""Of a vector of the field, of one of weights, and of a thread."""
-PORT_BYTES = 27.5
-"""Bytes that a multiprocessor gets in a cycle; what tiles share is read by each."""
-ACROSS = 3.7
-"""Cycles of a multiprocessor for a result whose neighbours in memory are other blocks': pixels in, channels out."""
-SHOWN, IN_STEP = 0.1, 1.1
-"""Share of the smaller costs that is not hidden, and what is added to it where each multiprocessor has one block."""
 _HELD = 64
 """Words of the field that a thread asks for at once."""
 
@@ -141,6 +123,7 @@ def _near(p: Product, s: DepthwiseConfig) -> bool:
 
 def cycles(p: Product, s: DepthwiseConfig, facts: GpuFacts) -> float:
     """Modelled cycles in a chain of kernels: the largest of five costs, and what it does not hide of the others."""
+    fit = costs_of(facts).depthwise
     c = p.c
     pixels, taps = math.prod(c.dims), math.prod(c.kernel)
     count = c.dims[0] * -(-c.dims[1] // s.th) * -(-c.dims[2] // s.tw) * (p.n // s.width)
@@ -150,32 +133,37 @@ def cycles(p: Product, s: DepthwiseConfig, facts: GpuFacts) -> float:
     results = s.th * s.tw * s.width
     registers = (high * wide * s.width + taps * max(2, s.width)) // 2 + results + 32
     resident = min(facts.threads_per_sm // s.threads, facts.registers_per_sm // (min(registers, 255) * s.threads))
-    way, slots = _results(p, s)
-    one = results * way + high * wide * (VECTOR + FIELD * s.width) + taps * (VECTOR + WEIGHT * s.width)
-    each = results * (slots + TAP_SLOTS * taps) + VECTOR_SLOTS * high * wide + WEIGHT_SLOTS * taps + THREAD_SLOTS
+    way, slots = _results(p, s, fit)
+    one = results * way + high * wide * (fit.vector + fit.field * s.width) + taps * (fit.vector + fit.weight * s.width)
+    each = (
+        results * (slots + fit.tap_slots * taps)
+        + fit.vector_slots * high * wide
+        + fit.weight_slots * taps
+        + fit.thread_slots
+    )
     stored = sum((p.sum if slot < 0 else c.body[slot].dtype).itemsize for slot, _ in c.outputs)
     moved = p.n * pixels * (stored + p.dtype.itemsize * math.prod(c.strides))
     turned = c.a_walk.channel != 1 and c.outputs[0][1].channel == 1
     shares = (
         -(-busiest // max(1, resident)) * one,
         blocks / facts.sms * s.threads / 128 * each,
-        max(moved / (facts.l2_bandwidth / facts.clock_ghz), ACROSS * p.n * pixels / facts.sms if turned else 0.0),
-        p.dtype.itemsize * count * s.width * high * wide / facts.sms / PORT_BYTES,
-        busiest * BLOCK,
+        max(moved / (facts.l2_bandwidth / facts.clock_ghz), fit.across * p.n * pixels / facts.sms if turned else 0.0),
+        p.dtype.itemsize * count * s.width * high * wide / facts.sms / fit.port_bytes,
+        busiest * fit.block,
     )
-    shown = min(1.0, SHOWN + IN_STEP / busiest)
+    shown = min(1.0, fit.shown + fit.in_step / busiest)
     return gap_us(facts) * facts.clock_ghz * 1e3 + (1 - shown) * max(shares) + shown * sum(shares)
 
 
-def _results(p: Product, s: DepthwiseConfig) -> tuple[float, float]:
+def _results(p: Product, s: DepthwiseConfig, fit: Depthwise) -> tuple[float, float]:
     """Cycles of a thread, and issue slots, for what follows the sum of one result."""
     prims = [step.prim for step in p.c.body if step.source is None and step.prim is not Prim.CAST]
     special = sum(x in TRANSCENDENTAL for x in prims)
     plain = sum(CATEGORY[x] is Category.ELEMENTWISE for x in prims) - special
     clipped, divided, others = epilogue.exact(p.c)
-    way = RESULT + STEP * plain + SPECIAL * special + CLIPPED * clipped + EXACT * (divided + others)
-    way += OPERAND * len(epilogue.leaves(p.c)) / s.width
-    return way, RESULT_SLOTS + STEP_SLOTS * plain + SPECIAL_SLOTS * special + CLIPPED_SLOTS * clipped
+    way = fit.result + fit.step * plain + fit.special * special + fit.clipped * clipped + fit.exact * (divided + others)
+    way += fit.operand * len(epilogue.leaves(p.c)) / s.width
+    return way, fit.result_slots + fit.step_slots * plain + fit.special_slots * special + fit.clipped_slots * clipped
 
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from weft.costmodel.constants import Halo
+from weft.costmodel.profile import costs_of
+from weft.costmodel.roofline import gap_us
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.model import gap_us
 from weft.generate.cuda.conv.halo.kernel import FEW, Geometry, HaloConfig, Window, refuse, window, work
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
@@ -18,37 +20,6 @@ from weft.ir.work import TRANSCENDENTAL
 
 WASTE = 1.15
 """Most pixels that tiles may cover over those of the image."""
-LAUNCH, BLOCK = 563.0, 316.0
-"""Cycles to a block's first copy and back, and in which a multiprocessor starts one more. These and the constants below
-were fitted to 506 kernels of nine networks, at batch 1 and 16, in f16 and TF32, measured on an NVIDIA H200."""
-CHUNK, ELEMENT, WEIGHT = 16.0, 60.0, 6.0
-"""Issue slots of a copy of 16 bytes of the image, of an element by itself, and of a copy of weights."""
-PORT, SHARED_WEIGHTS = 17.6, 0.305
-"""Bytes that a multiprocessor gets from the L2 cache per cycle, while all ask; share of weights, which all ask for."""
-TENSOR, LONE, SEVERAL = 2.01, 0.51, 0.68
-"""Cycles of products over those of the peak; what up to 4 warps, and fewer than 8, reach of it."""
-FRAGMENTS = 106.0
-"""Bytes of fragments per cycle."""
-ROUND = 0.5
-"""Cycles in which a warp rounds a number of each lane to TF32: conversions have half the lanes."""
-STEP, PRODUCT = 38.3, 8.0
-"""Cycles of a step of one warp, or of each of its products that do not overlap."""
-FIRST, TURN, LATENCY = 0.66, 1.26, 900.0
-"""Share of a load that nothing hides, cycles of a stage that is used again over its largest cost, and of a copy."""
-END = 506.0
-RESULT, PLAIN, SPECIAL, CLIPPED, EXACT, OPERAND = 7.2, 1.4, 3.9, 23.5, 10.0, 3.9
-"""Cycles of a thread for a result, and on its way for a step, a function, an exact division by a constant, another
-exact function (a division counts for three), and an operand."""
-RESULT_SLOTS, PLAIN_SLOTS, SPECIAL_SLOTS, CLIPPED_SLOTS = 3.4, 0.66, 1.15, 18.3
-"""Issue slots of the same."""
-STORED, SINGLE = 89.5, 0.435
-"""Bytes of vectors that a multiprocessor stores in a cycle; cycles of a result by itself."""
-CLUSTER, RANK, EXCHANGE, MEETING = 614.0, 34.9, 63.1, 1800.0
-"""A cluster: cycles, cycles per block, bytes per cycle; blocks that meet through memory."""
-CLUSTERED = {2: 0.97, 4: 0.87, 8: 0.85}
-"""Share of the multiprocessors that clusters of so many blocks fill."""
-ALONE = 1100.0
-"""Cycles lost by blocks beside which none of the next kernel can start: its weights are not on their way early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +164,7 @@ def registers(g: Geometry) -> int:
 
 def cycles(g: Geometry, facts: GpuFacts, end: End) -> float:
     """Modelled cycles in a chain of kernels; infinite where it does not fit."""
+    c = costs_of(facts).halo
     w, s = g.w, g.s
     shared = g.shared + 1024
     if shared > facts.shared_per_block:
@@ -203,17 +175,19 @@ def cycles(g: Geometry, facts: GpuFacts, end: End) -> float:
         return math.inf
     room = facts.sms
     if s.cluster:
-        room = max(s.split, int(CLUSTERED[s.split] * room) // s.split * s.split)
+        room = max(s.split, int(c.clustered[s.split] * room) // s.split * s.split)
     busiest = -(-work(g)[0] // room)
     waves = -(-busiest // resident)
     active = -(-busiest // waves)
-    inside = waves * (_body(g, active) + _end(g, active, end) + (ALONE if 2 * shared > facts.shared_per_sm else 0.0))
+    inside = waves * (
+        _body(g, active, c) + _end(g, active, end, c) + (c.alone if 2 * shared > facts.shared_per_sm else 0.0)
+    )
     weights = g.columns * g.taps * w.ic * w.groups * 2 * w.words
     outside = weights / (facts.bandwidth_at(max(weights, 1)) / facts.clock_ghz)
-    return gap_us(facts) * facts.clock_ghz * 1e3 + LAUNCH + BLOCK * busiest + max(inside, outside)
+    return gap_us(facts) * facts.clock_ghz * 1e3 + c.launch + c.block * busiest + max(inside, outside)
 
 
-def _body(g: Geometry, active: int) -> float:
+def _body(g: Geometry, active: int, c: Halo) -> float:
     """Cycles of the sums of so many blocks that share a multiprocessor."""
     w, s = g.w, g.s
     high, broad = g.field
@@ -221,33 +195,33 @@ def _body(g: Geometry, active: int) -> float:
     warps, steps = g.threads // 32, g.steps // s.wk
     mi, ni = s.wm // 16, s.wn // 16
     # one block of channels
-    issue = (pieces * (CHUNK if w.chunks else ELEMENT) + g.w_bytes / 16 * WEIGHT) / 128
-    arrival = (pieces * 16.0 + SHARED_WEIGHTS * g.w_bytes) / PORT
+    issue = (pieces * (c.chunk if w.chunks else c.element) + g.w_bytes / 16 * c.weight) / 128
+    arrival = (pieces * 16.0 + c.shared_weights * g.w_bytes) / c.port
     together = active * warps
-    used = min(1.0, together / 4) * (LONE if together <= 4 else SEVERAL if together < 8 else 1.0)
-    tensor = work(g)[1] / g.deepest * TENSOR / used
-    fragments = warps * steps * (mi + ni) * 512.0 / FRAGMENTS
-    rounded = warps * steps * mi * 4 * ROUND if w.words == 2 else 0.0
-    compute = max(active * tensor, active * fragments, steps * max(STEP, mi * ni * 2 * PRODUCT)) + active * rounded
+    used = min(1.0, together / 4) * (c.lone if together <= 4 else c.several if together < 8 else 1.0)
+    tensor = work(g)[1] / g.deepest * c.tensor / used
+    fragments = warps * steps * (mi + ni) * 512.0 / c.fragments
+    rounded = warps * steps * mi * 4 * c.round if w.words == 2 else 0.0
+    compute = max(active * tensor, active * fragments, steps * max(c.step, mi * ni * 2 * c.product)) + active * rounded
     load = active * max(issue, arrival)
     if g.deepest == 1:
         return load + compute
     if g.deepest <= s.stages:
-        return FIRST * load * (1 + g.deepest) + max(FIRST * load * (g.deepest - 1), compute * g.deepest)
-    return load * s.stages + TURN * max(load, compute, LATENCY / s.stages) * g.deepest
+        return c.first * load * (1 + g.deepest) + max(c.first * load * (g.deepest - 1), compute * g.deepest)
+    return load * s.stages + c.turn * max(load, compute, c.latency / s.stages) * g.deepest
 
 
-def _end(g: Geometry, active: int, end: End) -> float:
+def _end(g: Geometry, active: int, end: End, c: Halo) -> float:
     """Cycles from the last step to the last result of so many blocks that share a multiprocessor."""
     w, s = g.w, g.s
     tile, finished = g.bm * s.bn, s.th * s.tw * min(s.bn, w.oc)
-    stores = tile * s.wk * 8 / 128 + finished * 2.0 * w.words * (1 + end.operands) / STORED
-    stores += finished * SINGLE if end.single else 0.0
-    slots = RESULT_SLOTS + PLAIN_SLOTS * end.plain + SPECIAL_SLOTS * end.special + CLIPPED_SLOTS * end.clipped
-    each = RESULT + PLAIN * end.plain + SPECIAL * end.special + CLIPPED * end.clipped
-    each += EXACT * end.exact + OPERAND * end.operands
-    found = END + finished / g.threads * each + active * (stores + finished / 128 * slots)
+    stores = tile * s.wk * 8 / 128 + finished * 2.0 * w.words * (1 + end.operands) / c.stored
+    stores += finished * c.single if end.single else 0.0
+    slots = c.result_slots + c.plain_slots * end.plain + c.special_slots * end.special + c.clipped_slots * end.clipped
+    each = c.result + c.plain * end.plain + c.special * end.special + c.clipped * end.clipped
+    each += c.exact * end.exact + c.operand * end.operands
+    found = c.end + finished / g.threads * each + active * (stores + finished / 128 * slots)
     if s.split > 1:
-        meeting = CLUSTER if s.cluster else MEETING + tile * 4.0 * s.split / 64
-        found += meeting + tile * 4.0 / EXCHANGE + RANK * s.split
+        meeting = c.cluster if s.cluster else c.meeting + tile * 4.0 * s.split / 64
+        found += meeting + tile * 4.0 / c.exchange + c.rank * s.split
     return found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from weft.costmodel.roofline import gap_us, memory_us
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.model import gap_us, memory_us
 from weft.generate.cuda.conv.halo import choose as halo_choose
 from weft.generate.cuda.conv.halo import kernel as halo
 from weft.generate.cuda.conv.halo.kernel import FEW

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product as combinations
 
+from weft.costmodel.roofline import gap_us
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.model import gap_us
 from weft.generate.cuda.gemm.common import epilogue, float8, narrow
 from weft.generate.cuda.gemm.common.pack import pack_tiles, packed_by
 from weft.generate.cuda.gemm.common.product import Product, offset_of

@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 
+from weft.costmodel.profile import costs_of
+from weft.costmodel.roofline import gap_us
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.model import gap_us
 from weft.generate.cuda.gemm.grouped.match import Member
 from weft.generate.cuda.gemm.tma import choose as tma_choose
 from weft.generate.cuda.gemm.tma import cost as tma_cost
@@ -106,7 +107,8 @@ def _divided(
     cases: Sequence[Case], options: Sequence[Sequence[TmaConfig]], cluster: int, facts: GpuFacts
 ) -> tuple[float, GroupedTmaConfig]:
     """The best shape of each member and its multiprocessors, so that all are done as early as possible."""
-    room = int(facts.sms * tma_cost.CLUSTERED.get(cluster, 1.0))
+    c = costs_of(facts).tma
+    room = int(facts.sms * c.clustered.get(cluster, 1.0))
     points = []
     for case, shapes_ in zip(cases, options, strict=True):
         own = []
@@ -137,13 +139,13 @@ def _divided(
     # operands and results of all come through the same memory
     memory = sum(tma_cost.moved(case, facts) for case in cases)
     inside = max(t for _, t, _ in best)
-    gap = gap_us(facts) * facts.clock_ghz * 1e3 + tma_cost.START
-    return gap + max(inside, memory) + tma_cost.EXPOSED * min(inside, memory), GroupedTmaConfig(tuple(members))
+    gap = gap_us(facts) * facts.clock_ghz * 1e3 + c.start
+    return gap + max(inside, memory) + c.exposed * min(inside, memory), GroupedTmaConfig(tuple(members))
 
 
 def _busy(case: Case, s: TmaConfig, multiprocessors: int, facts: GpuFacts) -> float:
     """Cycles of a member that has so many multiprocessors to itself, in clusters as many as hold its blocks."""
-    share = tma_cost.CLUSTERED.get(s.split, 1.0)
+    share = costs_of(facts).tma.clustered.get(s.split, 1.0)
     return tma_cost.busy(case, s, replace(facts, sms=max(1, math.ceil(multiprocessors / share))))
 
 
@@ -161,8 +163,9 @@ def cycles(found: Sequence[Member], s: GroupedTmaConfig, facts: GpuFacts) -> flo
         assert case is not None
         each.append(_busy(case, one, min(-(-blocks // beside), facts.sms), facts))
         moved += tma_cost.moved(case, facts)
-    gap = gap_us(facts) * facts.clock_ghz * 1e3 + tma_cost.START
-    return gap + max(*each, moved) + tma_cost.EXPOSED * min(max(each), moved)
+    c = costs_of(facts).tma
+    gap = gap_us(facts) * facts.clock_ghz * 1e3 + c.start
+    return gap + max(*each, moved) + c.exposed * min(max(each), moved)
 
 
 def emit(found: Sequence[Member], schedule: Schedule, entry: str) -> CudaSource | Declined:

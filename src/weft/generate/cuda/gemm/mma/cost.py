@@ -1,8 +1,8 @@
-"""The cost model of `weft.device.cuda.blocks` for shapes of the product templates; it ranks, and measuring decides."""
+"""The cost model of `weft.costmodel.tiles` for shapes of the product templates; it ranks, and measuring decides."""
 
 from __future__ import annotations
 
-from weft.device.cuda.blocks import EXPOSED, PLAIN, RESULT, SPECIAL, Block, Sizes
+from weft.costmodel.tiles import Block, Sizes
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
@@ -10,7 +10,7 @@ from weft.generate.cuda.gemm.mma.kernel import MmaConfig, shared_of, table_bytes
 from weft.ir.prims import CATEGORY, Category
 from weft.ir.work import TRANSCENDENTAL
 
-__all__ = ["EXPOSED", "PLAIN", "RESULT", "SPECIAL", "Sizes", "block", "cycles", "registers", "resident", "sizes_of"]
+__all__ = ["Sizes", "block", "cycles", "registers", "resident", "sizes_of"]
 
 
 def sizes_of(p: Product) -> Sizes:

@@ -4,8 +4,8 @@ Of many rows they are offered where memory runs along the columns of the right o
 64, these have rows by 8, so that all multiprocessors get a tile of the same size.
 
 Bytes that are on their way at once and what blocks read of the left operand may bound a kernel, too; besides there are
-the gap before it, the latency of its first and last bytes, and clusters. The constants were fitted to kernels measured
-on an NVIDIA H200 (docs/gemm.md).
+the gap before it, the latency of its first and last bytes, and clusters. The constants are those of the device's
+profile (docs/gemm.md).
 """
 
 from __future__ import annotations
@@ -13,27 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from weft.costmodel.profile import costs_of
+from weft.costmodel.roofline import gap_us
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.model import gap_us
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.swap_ab import kernel as swap
 from weft.generate.cuda.gemm.swap_ab.kernel import SwapAbConfig
-from weft.generate.cuda.gemm.tma.cost import AGAIN, BUSY, CLUSTERED, LATE, LATENCY, PORT, SHARED, START, STORE, WITHIN
 from weft.generate.cuda.gemm.tma.operands import STEP, rows_of, stages_of_sum
 from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES
 from weft.ir.declined import Declined
 
 MOST = 32
 """Rows up to which transposed shapes are offered: of more, other templates have tiles that are as full."""
-STREAMED = 0.9
-"""Share of the bandwidth of reading that a kernel reaches."""
-FIRST = 2600.0
-"""Cycles of the first weights from memory and of the last results on their way."""
-FLIGHT = 3000.0
-"""Cycles from asking for a stage to asking for the next one in its place, while memory is busy."""
-RANK = 600.0
-"""Cycles for every block of a cluster beyond the first, less what a pair of them saves."""
-_PAIR = 400.0
 _STAGES = (5, 8, 12)
 _RESERVED = 1024
 _CLUSTER_SHAPES = (0, 1, 2, 3, 5, 7)
@@ -42,15 +33,8 @@ _TILES: Mapping[int, int] = {128: 200, 192: 160}
 """Most rows of tiles of many rows by their columns: what registers are left for."""
 _FEWEST = 64
 _MOST_STAGES, _LEAST_STAGES = 8, 4
-APART, BY_TURNS = 46.0, 34.0
-"""Bytes per cycle and multiprocessor from the L2 cache where rows begin within sectors, and where CTAs of a
-cluster load alternately for all."""
 SECTOR = 16
 """Words of 16 bits."""
-TURNED = 8.0
-"""Results of a cycle whose sums change their order in shared memory."""
-MATES = {1: 0.0, 2: 1700.0, 4: 1400.0, 8: 1400.0}
-"""Cycles in which blocks of a cluster start and leave together."""
 
 
 def shapes(p: Product, facts: GpuFacts, keep: int = 3) -> list[tuple[float, SwapAbConfig]]:
@@ -85,7 +69,7 @@ def _candidates(p: Product, facts: GpuFacts) -> Iterable[SwapAbConfig]:
         if bn > 64 and bn >= 2 * p.n:
             continue
         tiles = -(-p.n // bn) * p.z
-        for split in (1, *CLUSTERED):
+        for split in (1, *costs_of(facts).tma.clustered):
             if split > 1 and (kt < 4 * split or tiles * split > 2 * facts.sms):
                 continue
             for stages in sorted({max(2, min(n, kt // split)) for n in _STAGES}):
@@ -103,7 +87,7 @@ def _of_many(p: Product, facts: GpuFacts) -> list[tuple[float, SwapAbConfig]]:
         for multicast in _CLUSTER_SHAPES:
             cluster_m, cluster_n = CLUSTER_SHAPES[multicast]
             multicast_ctas = cluster_m * cluster_n
-            room = int(CLUSTERED.get(multicast_ctas, 1.0) * facts.sms) // multicast_ctas
+            room = int(costs_of(facts).tma.clustered.get(multicast_ctas, 1.0) * facts.sms) // multicast_ctas
             wide = -(-p.n // (bn * cluster_n))
             high = room // wide * cluster_m
             bm = max(_FEWEST, -(-p.m // (8 * high)) * 8) if high else most + 1
@@ -118,34 +102,36 @@ def _of_many(p: Product, facts: GpuFacts) -> list[tuple[float, SwapAbConfig]]:
 
 def _cycles_of_many(p: Product, s: SwapAbConfig, facts: GpuFacts) -> float:
     """As of the tma template: a tile's steps, each bound by what is slowest, and its end."""
+    c, tma = costs_of(facts).swap_ab, costs_of(facts).tma
     cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
     loaded = s.stage_bytes
     rows = rows_of(p)
     within = not isinstance(rows, Declined) and rows.steps[2] % SECTOR != 0
-    ported = (s.bm * (WITHIN if within else 1.0) / cluster_n + s.bn / cluster_m) * STEP * 2
-    port = BY_TURNS if s.multicast else APART if within else PORT
-    products = s.consumers * 2 * s.bm / BUSY
-    reads = (s.consumers * (64 + s.bm) * 128 + loaded) / SHARED
-    step = max(products, reads, ported / port, LATENCY / s.stages, 2 * s.bm + AGAIN)
+    ported = (s.bm * (tma.within if within else 1.0) / cluster_n + s.bn / cluster_m) * STEP * 2
+    port = c.by_turns if s.multicast else c.apart if within else tma.port
+    products = s.consumers * 2 * s.bm / tma.busy
+    reads = (s.consumers * (64 + s.bm) * 128 + loaded) / tma.shared
+    step = max(products, reads, ported / port, tma.latency / s.stages, 2 * s.bm + tma.again)
     area = s.bm * s.bn
-    end = LATE + area / TURNED + area * p.dtype.itemsize / STORE
-    start = gap_us(facts) * facts.clock_ghz * 1e3 + START + MATES[cluster_m * cluster_n]
+    end = tma.late + area / c.turned + area * p.dtype.itemsize / tma.store
+    start = gap_us(facts) * facts.clock_ghz * 1e3 + tma.start + c.mates[cluster_m * cluster_n]
     return start + stages_of_sum(p, STEP) * step + end
 
 
 def cycles(p: Product, s: SwapAbConfig, facts: GpuFacts) -> float:
     """Modelled cycles in a chain of kernels."""
+    c, tma = costs_of(facts).swap_ab, costs_of(facts).tma
     if p.m > MOST:
         return _cycles_of_many(p, s, facts)
     blocks = -(-p.m // s.bm) * -(-p.n // s.bn) * p.z * s.split
     resident = max(1, min(facts.shared_per_sm // (s.shared_bytes + _RESERVED), facts.threads_per_sm // s.threads))
-    room = int(facts.sms * CLUSTERED.get(s.split, 1.0)) * resident
+    room = int(facts.sms * tma.clustered.get(s.split, 1.0)) * resident
     kt = stages_of_sum(p, STEP)
-    far = STREAMED * facts.read_bandwidth[-1][1] / facts.clock_ghz
-    flight = min(blocks, room) * s.stages * s.bn * STEP * 2.0 / FLIGHT
-    port = min(blocks, facts.sms) * PORT
+    far = c.streamed * facts.read_bandwidth[-1][1] / facts.clock_ghz
+    flight = min(blocks, room) * s.stages * s.bn * STEP * 2.0 / c.flight
+    port = min(blocks, facts.sms) * tma.port
     main = max(p.n * p.k * p.z * 2.0 / min(far, flight), blocks * kt / s.split * s.stage_bytes / port)
     if blocks > room:  # the last ones are few
         main *= math.sqrt(-(-blocks // room) * room / blocks)
-    start = gap_us(facts) * facts.clock_ghz * 1e3 + FIRST
-    return start + main + (RANK * (s.split - 1) - _PAIR if s.split > 1 else 0.0)
+    start = gap_us(facts) * facts.clock_ghz * 1e3 + c.first
+    return start + main + (c.rank * (s.split - 1) - c.pair if s.split > 1 else 0.0)

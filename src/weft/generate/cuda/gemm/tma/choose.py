@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.gemm.tma.align import aligned
-from weft.generate.cuda.gemm.tma.cost import CLUSTERED, PORT, Case, active_clusters, cycles, halo_bytes, ported, units
+from weft.generate.cuda.gemm.tma.cost import Case, active_clusters, cycles, halo_bytes, ported, units
 from weft.generate.cuda.gemm.tma.operands import (
     INTERLEAVED,
     STEP,
@@ -202,7 +203,7 @@ def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, TmaConfig], ...]:
 
 
 def _candidates(case: Case, facts: GpuFacts) -> Iterable[TmaConfig]:
-    p = case.sizes
+    p, clustered = case.sizes, costs_of(facts).tma.clustered
     tiles_ = (*_TILES, *(_BETWEEN if p.w_load == "nk" and p.dtype.itemsize == 2 else ()))
     for bm, bn, consumers, pingpong, min_ctas in tiles_:
         if (bm > 64 and bm >= 2 * p.m) or (bn > 32 and bn >= 2 * p.n):
@@ -246,7 +247,7 @@ def _candidates(case: Case, facts: GpuFacts) -> Iterable[TmaConfig]:
             yield from _cooperating(case, usual, facts)
             if any(case.reach):
                 yield from _with_halo(case, base, shared, facts)
-            for split, share in CLUSTERED.items():
+            for split, share in clustered.items():
                 stages = max(2, min(most, kt // split))
                 s = replace(base, stages=stages, split=split, min_ctas=1)
                 fits = bm * bn * 4 <= stages * base.stage_bytes
@@ -267,7 +268,8 @@ def _cooperating(case: Case, usual: TmaConfig, facts: GpuFacts) -> Iterable[TmaC
         return
     counts, columns = math.prod(case.rows.tiles(usual.box)), -(-p.n // usual.bn)
     k_tiles = dict(case.stages)[usual.panel]
-    copies = ported(case, usual) / PORT
+    c = costs_of(facts).tma
+    copies = ported(case, usual, c) / c.port
     clusters = [0]
     # of 8-bit floats they were 1.3 to 2 times slower on an H200, whatever the shape
     if not p.dtype.is_float8 and copies > _SHARED_COPY * (usual.bm // 64) * 2 * usual.bn:
@@ -309,6 +311,7 @@ def _clusters_fit(case: Case, counts: int, columns: int, multicast: int) -> bool
 
 def _with_halo(case: Case, base: TmaConfig, shared: int, facts: GpuFacts) -> Iterable[TmaConfig]:
     """The same tile of 8 columns of pixels, read once for all taps."""
+    clustered = costs_of(facts).tma.clustered
     images, tall, _ = case.rows.sizes
     lines = base.bm // 8
     even = -(-tall // -(-tall // lines))
@@ -326,7 +329,7 @@ def _with_halo(case: Case, base: TmaConfig, shared: int, facts: GpuFacts) -> Ite
         yield s
         channels = -(-case.sizes.k // case.taps // base.panel)
         fits = s.bm * s.bn * 4 <= 2 * bytes_ + most * s.stage_bytes
-        for split, share in CLUSTERED.items():
+        for split, share in clustered.items():
             if not s.pingpong and fits and channels >= split and tiles * split <= share * facts.sms:
                 yield replace(s, split=split, min_ctas=1, persistent_ctas=0)
 

@@ -13,20 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.record import GpuFacts
 from weft.device.stored import Table
-
-OVERLAP = 0.05
-"""Share of the second largest of several concurrent costs that is not hidden behind the largest."""
-L2_PORT_BYTES = 64
-"""Bytes per clock that a multiprocessor receives from the L2 cache."""
-DRAM_PORT_BYTES = 32
-"""Bytes per clock that a multiprocessor receives from memory."""
-MULTICAST = 1.6
-"""Blocks of a cluster that load an operand together take so much less from the L2 cache; a large product of a library
-reaches 790 TFLOP/s where single loads would allow 550."""
-SFU_PER_CLOCK = 16
-"""Special-function operations per clock of a multiprocessor."""
 
 
 def wave_efficiency(blocks: int, sms: int) -> float:
@@ -49,10 +38,11 @@ def halo_ratio(tile: Sequence[int], kernel: Sequence[int], strides: Sequence[int
     )
 
 
-def overlapped(costs: Sequence[float]) -> float:
+def overlapped(costs: Sequence[float], facts: GpuFacts) -> float:
     """Time of costs on different resources at once: the largest and a small share of the second."""
+    c = costs_of(facts).roofline
     first, second = sorted([0.0, 0.0, *costs])[:-3:-1]
-    return first + OVERLAP * second
+    return first + c.overlap * second
 
 
 def gap_us(facts: GpuFacts) -> float:
@@ -65,6 +55,7 @@ def memory_us(facts: GpuFacts, read_bytes: int, written_bytes: int, active_sms: 
 
     Fewer `active_sms` than there are (0: all) may not fill the memory interface.
     """
+    c = costs_of(facts).roofline
     total = read_bytes + written_bytes
     if total == 0:
         return 0.0
@@ -73,7 +64,7 @@ def memory_us(facts: GpuFacts, read_bytes: int, written_bytes: int, active_sms: 
     moving = written * copied + (1 - written) * only_read - facts.launch_us
     moving = max(moving, total / max(facts.l2_bandwidth, facts.bandwidth[-1][1]) / 1e3)
     sms = min(active_sms or facts.sms, facts.sms)
-    port = L2_PORT_BYTES if total <= facts.l2_bytes // 2 else DRAM_PORT_BYTES
+    port = c.l2_port_bytes if total <= facts.l2_bytes // 2 else c.dram_port_bytes
     return max(moving, total / (sms * port * facts.clock_ghz) / 1e3)
 
 
@@ -123,18 +114,21 @@ _FILL_STEPS = 2
 
 def tile_us(facts: GpuFacts, product: Product, tile: Tile) -> float:
     """Microseconds of a product with this tile, operands coming from the L2 cache; no gap, no traffic with memory."""
+    c = costs_of(facts).roofline
     p = product
     blocks = p.batch * -(-p.m // tile.m) * -(-p.n // tile.n) * tile.split
     busiest = -(-blocks // facts.sms)
     useful = wave_efficiency(blocks, facts.sms) * tile_efficiency((p.m, p.n), (tile.m, tile.n))
-    compute = p.flops / (achieved(facts, p.dtype) * _reach(tile) * useful) * 1e6
+    compute = p.flops / (achieved(facts, p.dtype) * _reach(tile, facts) * useful) * 1e6
     steps = -(-p.k * p.itemsize // (_STEP_BYTES * tile.split))
     resident = 2 if tile.m * tile.n <= 128 * 128 else 1
     latency = -(-blocks // (facts.sms * resident)) * (steps + _FILL_STEPS) * facts.step_us
     loaded = (tile.m + tile.n) * steps * _STEP_BYTES
-    shared = MULTICAST if facts.capability >= 90 and tile.m * tile.n >= 128 * 128 else 1.0
-    l2 = max(blocks * loaded / facts.l2_bandwidth / shared, busiest * loaded / (L2_PORT_BYTES * facts.clock_ghz)) / 1e3
-    return overlapped((compute, latency, l2)) + _split_us(facts, p, tile)
+    shared = c.multicast if facts.capability >= 90 and tile.m * tile.n >= 128 * 128 else 1.0
+    l2 = (
+        max(blocks * loaded / facts.l2_bandwidth / shared, busiest * loaded / (c.l2_port_bytes * facts.clock_ghz)) / 1e3
+    )
+    return overlapped((compute, latency, l2), facts) + _split_us(facts, p, tile)
 
 
 @lru_cache(maxsize=4096)
@@ -152,9 +146,9 @@ def achieved(facts: GpuFacts, dtype: str) -> float:
     return known.get(dtype) or 0.5 * peaks.get(dtype, peaks.get("f32", 1e12))
 
 
-def _reach(tile: Tile) -> float:
-    """Share of the rate of large tiles that smaller ones reach (0.63: a published derating below 64 rows)."""
-    rows = 0.63 if tile.m < 64 else 1.0
+def _reach(tile: Tile, facts: GpuFacts) -> float:
+    """Share of the rate of large tiles that smaller ones reach."""
+    rows = costs_of(facts).roofline.narrow_rows if tile.m < 64 else 1.0
     return rows * min(1.0, 0.5 + tile.n / 256)
 
 

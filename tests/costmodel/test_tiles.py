@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from weft.device.cuda.blocks import CUTS, Block, Cut, Sizes, least_cycles
+from weft.costmodel.tiles import CUTS, Block, Cut, Sizes, least_cycles
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.ir.types import DType
 

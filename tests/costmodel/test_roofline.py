@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from weft.device.cuda.facts import GpuFacts, profile
-from weft.device.cuda.model import (
-    OVERLAP,
+from weft.costmodel.profile import costs_of
+from weft.costmodel.roofline import (
     Product,
     Tile,
     chained_us,
@@ -21,6 +20,7 @@ from weft.device.cuda.model import (
     tile_us,
     wave_efficiency,
 )
+from weft.device.cuda.facts import GpuFacts, profile
 
 H200 = GpuFacts()
 
@@ -57,8 +57,8 @@ def test_halo_with_dilation_and_gaps() -> None:
 
 
 def test_concurrent_costs() -> None:
-    assert overlapped(()) == 0.0 and overlapped((3.0,)) == 3.0
-    assert overlapped((1.0, 5.0, 2.0)) == 5.0 + OVERLAP * 2.0
+    assert overlapped((), H200) == 0.0 and overlapped((3.0,), H200) == 3.0
+    assert overlapped((1.0, 5.0, 2.0), H200) == 5.0 + costs_of(H200).roofline.overlap * 2.0
 
 
 def test_traffic_never_falls_with_size() -> None:

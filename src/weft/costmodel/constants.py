@@ -1,0 +1,352 @@
+"""The constants of every cost model, a section each: a unit and a cause for each of them, numbers in `profiles`.
+
+A name is that of the term which it stands for in its model; times are cycles of a multiprocessor where nothing else is
+said, rates bytes per cycle of a multiprocessor, shares between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Unit = Literal["group", "mma", "simt"]
+"""What multiplies: warpgroups (wgmma), warps (mma.sync), lanes."""
+LeftLoad = Literal["rows", "taps", "columns", "elements"]
+"""How tiles of the left operand are found: by chunks of 16 bytes along the sum or across it, or by single elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Of `costmodel.roofline`: ports, and what is hidden behind what."""
+
+    overlap: float
+    """Share of the second largest of several concurrent costs that is not hidden behind the largest."""
+    l2_port_bytes: int
+    """Bytes per clock that a multiprocessor receives from the L2 cache."""
+    dram_port_bytes: int
+    """Bytes per clock that a multiprocessor receives from memory."""
+    multicast: float
+    """Blocks of a cluster that load an operand together take so much less from the L2 cache; a large product of a
+    library reaches 790 TFLOP/s where single loads would allow 550."""
+    sfu_per_clock: int
+    """Special-function operations per clock of a multiprocessor."""
+    narrow_rows: float
+    """Share of the rate of large tiles that tiles of fewer than 64 rows reach (a published derating)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Of `costmodel.tiles`: products by mma.sync, wgmma and CUDA cores, tile by tile."""
+
+    start: float
+    """Addresses, and the first copies on their way."""
+    end: float
+    """The last barrier, the sums into shared memory, and the way of the last results to memory."""
+    latency: float
+    """Of a copy from memory: weights were last used a whole inference ago."""
+    exposed: float
+    """Share of the smaller costs of a step that is not hidden behind the largest."""
+    rate: Mapping[Unit, float]
+    """FLOP per cycle on Hopper: warpgroup products, those of warps (62 % of the peak at most), multiply-adds."""
+    reached: float
+    """Share of the peak that any of them reaches."""
+    chain: Mapping[Unit, float]
+    """Cycles of a step of one block that nothing shortens."""
+    mma: float
+    """Cycles of one 16x8x16 product of a warp that does not overlap with the next."""
+    remainder: float
+    """Cycles of a step whose stage is a remainder by what is no power of two: 64 kernels with 5 stages took 3 % longer
+    than those with 4 and nothing else different."""
+    simt_read: float
+    simt_exposed: float
+    """Cycles in which a warp reads 16 bytes per thread, however many threads read the same; and the share of the reads
+    or the multiply-adds, whichever takes less, that the other does not hide. Fitted, with the rate and the chain, to
+    443 kernels of two networks in f32; 70 of products by themselves were left out (77 % of their pairs are in
+    order)."""
+    clustered: Mapping[int, float]
+    """Share of the multiprocessors that clusters of so many blocks fill. In f16 the fitted constants have that in
+    them."""
+    issue: Mapping[LeftLoad, float]
+    """Cycles in which a multiprocessor issues the copy of 16 bytes of the left operand, by how they are found."""
+    issue_weights: float
+    elements: float
+    """Latency of a step whose elements pass through registers."""
+    element: float
+    element_of_tables: float
+    """Further latency per element of a thread: they are read one after another; through tables of places yet slower."""
+    item: float
+    item_operand: float
+    """Latency of one vector of results of a thread, and of each operand that is read for it."""
+    result: float
+    plain: float
+    special: float
+    """Issue slots of lanes: per result, and per elementwise and per transcendental operation on it."""
+    port_bytes: float
+    """Bytes per cycle that a multiprocessor gets from the L2 cache while all ask for the same few lines: more than
+    their share of what the cache gives to a copy."""
+    store_bytes: int
+    """Bytes per cycle that a multiprocessor stores."""
+    cluster_rank: float
+    """Per block of a cluster: they start together, and wait for each other twice."""
+    cluster_bytes: float
+    """Bytes per cycle that a block reads from the shared memory of its cluster."""
+    meeting: float
+    """Blocks that meet through memory: fences, a counter, and the last one reads what all have written."""
+    meeting_bytes: float
+    """Bytes per cycle of that."""
+    waited: float
+    """Share of the slowest block of several products in one launch that is waited for where not all find room at once;
+    58 kernels on an NVIDIA H200 took 0.94 of the model by that (a median; half of them were within a factor of
+    1.12)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tma:
+    """Of products through TMA (`gemm.tma.cost`), by which those of transposed and grouped ones go too."""
+
+    port: float
+    """Bytes per cycle and multiprocessor from the L2 cache while all load."""
+    shared: float
+    """Bytes per cycle that shared memory takes and gives: 128, at the clock of an H200 where copies bound products."""
+    busy: float
+    """Share of the tensor cores' peak that a stream of products reaches."""
+    start: float
+    """Descriptors, barriers, and the first copies on their way."""
+    latency: float
+    """Cycles of a copy, over the stages that are under way."""
+    again: float
+    """Cycles in which a stage is used again: its products have ended, and the copies know."""
+    field: float
+    """Cycles until the first pixels of a field are there, besides their bytes."""
+    late: float
+    """From the last product of a tile to the first of the next one of the same warpgroup."""
+    vector: float
+    steps: float
+    specials: float
+    """Latency of one vector of results: beside it, of each operand that is read for it, elementwise step and
+    function."""
+    clipped: float
+    divided: float
+    exact: float
+    """Latency of a vector whose results are divided exactly: by constants, where a numerator of 0 takes the long way
+    and all lanes wait, or by others; and of another function of all bits of f32."""
+    result: float
+    plain: float
+    special: float
+    divided_slots: float
+    exact_slots: float
+    """Issue slots of lanes: per result, elementwise operation, function, and the exact ones of them."""
+    store: float
+    """Bytes per cycle that a multiprocessor stores, or reads of residuals."""
+    half: float
+    """Factor where a thread's results are more bytes than one store: each fills every other half of a sector."""
+    single: float
+    """Bytes that a store of single results costs: what it takes of sectors that others fill."""
+    cluster: float
+    rank: float
+    exchange: float
+    """A cluster: cycles, cycles per block, and bytes per cycle of its exchange."""
+    clustered: Mapping[int, float]
+    """Share of the multiprocessors that clusters of so many blocks can fill: those of one cluster are neighbours.
+
+    An H200 says that it runs 66 clusters of 2 at once, 39 of 3, 30 of 4, 17 of 6 and 15 of 8.
+    """
+    cluster_registers: int
+    """Registers of a thread, roughly, by which several blocks of clusters may share a multiprocessor."""
+    handed: float
+    """Bytes per cycle in which a block leaves sums in memory, or reads what others have left."""
+    handed_latency: float
+    coop_fixup: float
+    """Cycles for each of the CTAs of a cooperative fix-up, besides the bytes of their partial sums."""
+    apart_port: float
+    """Bytes per cycle and multiprocessor from the L2 cache where neighbours are at different parts of a sum."""
+    multicast: Mapping[int, float]
+    """Cycles in which the CTAs of a multicast cluster start and leave together, less what else they save: of four too
+    little is looked up to be in the way of anything."""
+    drift: float
+    """Blocks that are at different steps of their sums find less of each other's operands on its way from the L2
+    cache."""
+    less: float
+    """Share of a step that copies cost though products take longer."""
+    within: float
+    """Factor for the copy of 128 bytes that begin within a sector: five are asked for, of two lines."""
+    copying: float
+    """Cycles of a launch that copies operands, besides their bytes and the gap to the next one."""
+    exchanged: float
+    """Latency that a vector saves whose results no lane exchanges."""
+    moved: float
+    """Cycles before a sum of 64 rows that is to move is complete, besides an addition for each register."""
+    near: float
+    """Share of the L2 cache that operands and results may take and still be there."""
+    strangers: float
+    """CTAs of one multiprocessor are not ordered as ping-pong consumers are: their epilogues coincide."""
+    exposed: float
+    """Share of the memory's time, or of the multiprocessors', whichever is less, that the other does not hide."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwapAB:
+    """Of transposed products (`gemm.swap_ab.choose`), beside those of `Tma`."""
+
+    streamed: float
+    """Share of the bandwidth of reading that a kernel reaches."""
+    first: float
+    """Cycles of the first weights from memory and of the last results on their way."""
+    flight: float
+    """Cycles from asking for a stage to asking for the next one in its place, while memory is busy."""
+    rank: float
+    """Cycles for every block of a cluster beyond the first, less what a pair of them saves."""
+    pair: float
+    apart: float
+    by_turns: float
+    """Bytes per cycle and multiprocessor from the L2 cache where rows begin within sectors, and where CTAs of a cluster
+    load alternately for all."""
+    turned: float
+    """Results of a cycle whose sums change their order in shared memory."""
+    mates: Mapping[int, float]
+    """Cycles in which blocks of a cluster start and leave together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halo:
+    """Of convolutions from tiles with their borders in shared memory (`conv.halo.choose`)."""
+
+    launch: float
+    block: float
+    """Cycles to a block's first copy and back, and in which a multiprocessor starts one more. These and the constants
+    below were fitted to 506 kernels of nine networks, at batch 1 and 16, in f16 and TF32, measured on an NVIDIA
+    H200."""
+    chunk: float
+    element: float
+    weight: float
+    """Issue slots of a copy of 16 bytes of the image, of an element by itself, and of a copy of weights."""
+    port: float
+    shared_weights: float
+    """Bytes that a multiprocessor gets from the L2 cache per cycle, while all ask; share of weights, which all ask
+    for."""
+    tensor: float
+    lone: float
+    several: float
+    """Cycles of products over those of the peak; what up to 4 warps, and fewer than 8, reach of it."""
+    fragments: float
+    """Bytes of fragments per cycle."""
+    round: float
+    """Cycles in which a warp rounds a number of each lane to TF32: conversions have half the lanes."""
+    step: float
+    product: float
+    """Cycles of a step of one warp, or of each of its products that do not overlap."""
+    first: float
+    turn: float
+    latency: float
+    """Share of a load that nothing hides, cycles of a stage that is used again over its largest cost, and of a copy."""
+    end: float
+    result: float
+    plain: float
+    special: float
+    clipped: float
+    exact: float
+    operand: float
+    """Cycles of a thread for a result, and on its way for a step, a function, an exact division by a constant, another
+    exact function (a division counts for three), and an operand."""
+    result_slots: float
+    plain_slots: float
+    special_slots: float
+    clipped_slots: float
+    """Issue slots of the same."""
+    stored: float
+    single: float
+    """Bytes of vectors that a multiprocessor stores in a cycle; cycles of a result by itself."""
+    cluster: float
+    rank: float
+    exchange: float
+    meeting: float
+    """A cluster: cycles, cycles per block, bytes per cycle; blocks that meet through memory."""
+    clustered: Mapping[int, float]
+    """Share of the multiprocessors that clusters of so many blocks fill."""
+    alone: float
+    """Cycles lost by blocks beside which none of the next kernel can start: its weights are not on their way early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depthwise:
+    """Of depthwise convolutions (`conv.depthwise.kernel`)."""
+
+    block: float
+    """Cycles in which a multiprocessor starts one block. These and the constants below were fitted to 308 kernels of
+    three networks, at batch 1 and 16, measured on an NVIDIA H200."""
+    result: float
+    step: float
+    special: float
+    exact: float
+    clipped: float
+    """Cycles of a thread for a result, and for each elementwise step, function, exact function and exact division by a
+    constant (a numerator of 0 takes the long way) on it."""
+    operand: float
+    """Of an operand that is read for a vector of results."""
+    vector: float
+    field: float
+    weight: float
+    """Of a vector that is read; of an element of the field, and of a weight, which comes from memory."""
+    result_slots: float
+    step_slots: float
+    special_slots: float
+    clipped_slots: float
+    tap_slots: float
+    """Issue slots of the same, and of each multiply-add."""
+    vector_slots: float
+    weight_slots: float
+    thread_slots: float
+    """Of a vector of the field, of one of weights, and of a thread."""
+    port_bytes: float
+    """Bytes that a multiprocessor gets in a cycle; what tiles share is read by each."""
+    across: float
+    """Cycles of a multiprocessor for a result whose neighbours in memory are other blocks': pixels in, channels out."""
+    shown: float
+    in_step: float
+    """Share of the smaller costs that is not hidden, and what is added to it where each multiprocessor has one
+    block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """Of elementwise kernels and windows (`loops.pointwise`)."""
+
+    block: float
+    """Cycles in which a multiprocessor starts one block: addresses, and the first instructions of its warps."""
+    result: float
+    value: float
+    special: float
+    tap: float
+    apart: float
+    """Cycles of a thread for a result, and for each value, transcendental step, element of a window and read at a
+    distance on the way to it: its results come one after another."""
+    thread_slots: float
+    """Issue slots of a thread besides its results."""
+    result_slots: float
+    value_slots: float
+    special_slots: float
+    tap_slots: float
+    shared_slots: float
+    """Of a result, and of the same steps; of a read that the neighbours of a vector share."""
+    tile: float
+    """Filling a tile in shared memory, and the barrier behind it."""
+    gather: float
+    """A read at an address that was read."""
+    port_bytes: float
+    """Bytes side by side that a multiprocessor loads and stores in a cycle."""
+    scattered: float
+    scattered_tile: float
+    """Cycles of a multiprocessor for an element by itself, and where a tile turns it."""
+    sectors: float
+    """Time of sectors of which little is used, over that of as many bytes from the L2 cache."""
+    memory: float
+    """Time of the bytes over that of a copy of as many: what was just written is still in the L2 cache."""
+    shown: float
+    in_step: float
+    """Share of the smaller costs that is not hidden, and what is added to it where each multiprocessor has one
+    block."""
+    registers: int
+    result_registers: float
+    value_registers: float
+    """Registers of a thread: for addresses, for each result, and for each of its values."""
