@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.report.records import HOSTILE, MARKUP, make_record
 
+from weft.kernels.pretty import pretty
 from weft.kernels.record import CompileRecord
 from weft.report import render
 from weft.report.data import MAX_DRAWN
@@ -66,7 +67,7 @@ def test_data_carries_every_kernel_and_node() -> None:
     data = _data(render(record))
     assert [k["n"] for k in data["kernels"]] == [0, 1, 2, 3]
     assert len(data["nodes"]) == len(record.graph)
-    assert data["sources"][data["kernels"][2]["source"]] == record.steps[2].source
+    assert data["sources"][data["kernels"][2]["source"]] == pretty(record.steps[2].source)
     assert sum(k["share"] for k in data["kernels"]) == pytest.approx(1.0, rel=1e-3)
     assert data["kernels"][1]["near"][1][1] is None, "an infinite cost is no number in JSON"
     assert data["strings"][data["kernels"][1]["schedule"]] == "cpp.tile(1)"

@@ -1,6 +1,6 @@
 """The folder of one product: kernel, parameters, timings, plot, and a script that runs the kernel again.
 
-cuda.cu           the best kernel's text (`library.json` where a library call is the best)
+cuda.cu           the best kernel's text, laid out for a reader (`library.json` where a library call is the best)
 kernel.json       the same with how it is launched, as `weft.kernels.codec` has it
 parameters.json   the product, the best configuration, times, what was asked and what was found
 timings.jsonl     a line for every configuration: estimate, verdict, all samples
@@ -21,6 +21,7 @@ from weft.gemm.plot import plot
 from weft.gemm.search import Found, Outcome
 from weft.gemm.spec import Gemm, Search, layout_of, typed
 from weft.kernels.codec import kernel_from_json, kernel_to_json
+from weft.kernels.pretty import pretty
 from weft.kernels.source import CudaSource
 
 SCRIPT = '''"""Runs the kernel beside this file on an NVIDIA GPU: checks it, and times it against cuBLASLt."""
@@ -51,7 +52,7 @@ def write(root: Path, found: Found, suffix: str = "") -> Path:
     }
     if found.kernel is not None:
         kernel = json.dumps(kernel_to_json(found.kernel), allow_nan=False) + "\n"
-        files |= {"cuda.cu": found.kernel.text, "kernel.json": kernel, "script.py": SCRIPT}
+        files |= {"cuda.cu": pretty(found.kernel.text), "kernel.json": kernel, "script.py": SCRIPT}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -33,6 +33,7 @@ from weft.ir.text import parse_graph, print_graph
 from weft.ir.types import Array, DType, round_emulated
 from weft.kernels.codec import Json
 from weft.kernels.plan import Plan
+from weft.kernels.pretty import pretty
 from weft.kernels.source import CudaSource, KernelSource
 from weft.options import Options
 from weft.pipeline import finish, reference
@@ -123,7 +124,7 @@ def _source_name(plan: Plan, step: int) -> str:
 
 def _source(plan: Plan, step: int) -> str:
     kernel = plan.steps[step].kernel
-    return kernel.text if isinstance(kernel, KernelSource | CudaSource) else call_text(kernel)
+    return pretty(kernel.text) if isinstance(kernel, KernelSource | CudaSource) else call_text(kernel)
 
 
 def _files(case: Case) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from weft.generate.written import written_in
+from weft.kernels.pretty import pretty
 from weft.kernels.record import CompileRecord, NodeRecord, StepRecord
 from weft.report.layout import draw
 from weft.report.text import clean, clean_source, finite
@@ -68,7 +69,8 @@ def _sources(steps: Sequence[StepRecord], budget: int) -> tuple[list[str], list[
         if s.source in at:
             continue
         at[s.source] = -1
-        shown = clean_source(s.source, SOURCE_LIMIT)
+        generated = not s.schedule.startswith("library(") and len(s.source) <= SOURCE_LIMIT
+        shown = clean_source(pretty(s.source) if generated else s.source, SOURCE_LIMIT)
         if len(shown) <= budget:
             budget -= len(shown)
             at[s.source] = len(texts)

@@ -1,7 +1,7 @@
 """A golden text of every template: a change of any is seen in review, and a template without one is told.
 
 `tests/golden/cuda/templates/NAME.cu` says in its first two lines whose text it is: a case of the tables of these tests,
-as `FILE PLACE`, and a schedule. What follows is the text, without the headers that stand in files, which
+as `FILE PLACE`, and a schedule. What follows is the text as `pretty` lays it out, without the headers in files, which
 `WEFT_UPDATE_GOLDEN=1` writes; a new golden begins as these two lines.
 """
 
@@ -21,12 +21,14 @@ from tests import goldens
 import weft.generate.cuda
 from tools import replay_corpus
 from weft.device.cuda.facts import profile
+from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.training import Network, gradient, layered
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import schedule_from_json, schedule_to_json
+from weft.kernels.pretty import pretty
 from weft.kernels.source import CudaSource
 
 FOLDER = goldens.FOLDER / "cuda" / "templates"
@@ -76,7 +78,7 @@ def golden(place: str, schedule: Any) -> str:
         f"// {replay_corpus.plain(x.entry)}: {x.grid} x {x.block}, {x.shared_bytes} bytes\n"
         for x in ((*source.pack, *source.launches) if isinstance(source, CudaSource) else ())
     )
-    return f"// {place}\n// {json.dumps(told)}\n{launches}{text}"
+    return f"// {place}\n// {json.dumps(told)}\n{launches}{pretty(text)}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,6 +87,17 @@ def test_the_text_is_the_golden_one(name: str) -> None:
     first, second = path.read_text(encoding="utf-8").split("\n")[:2]
     text = golden(first.removeprefix("// "), json.loads(second.removeprefix("// ")))
     goldens.check(f"cuda/templates/{name}.cu", text)
+
+
+def test_what_is_shown_is_compiled_to_the_same_machine_code() -> None:
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip("no NVRTC")
+    first, second = (FOLDER / "tma.cu").read_text(encoding="utf-8").split("\n")[:2]
+    text = made(first.removeprefix("// "), json.loads(second.removeprefix("// "))).text
+    assert pretty(text) != text
+    plain, shown = (nvrtc.compile(x, arch="sm_90a").sha256 for x in (text, pretty(text)))
+    assert plain == shown
 
 
 def test_every_template_has_a_golden() -> None:

@@ -16,180 +16,218 @@ W_FN float w_exp2(float x) {  // within 2 ulp
   return r;
 }
 #endif
-extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ in0, const void* __restrict__ in1, const void* __restrict__ in2, void* __restrict__ out0) {
-static constexpr w_solo role{};
-W_DYNAMIC(sm);
-const u32 sb = w_shared(sm);
-const int t = role.thread(), lane = t & 31, warp = t >> 5;
-const int z = role.block_x() / 2, m0 = role.block_x() % 2 * 32;
-const int row0 = warp / 2 * 16, key0 = warp % 2 * 32;
-(void)z; (void)m0; (void)key0;
-auto fill_q = [&](int first, u32 to) {
-auto place = [&](int x, int& r, int& c) { r = x / 8; c = x % 8 * 8; };
-const u16* const base = (const u16*)in0 + (z * 2112);
-#pragma unroll
-for (int x = t; x < 256; x += 128) { int r, c; place(x, r, c);
-const bool inside = first + r < 33;
-const u16* const from = base + (inside ? (first + r) * 64 + c : 0);
-w_copy16(to + (u32)(r * 144 + c * 2), from, inside ? 16u : 0u);
-}
-};
-auto fill_k = [&](int first, u32 to) {
-auto place = [&](int x, int& r, int& c) { r = x / 8; c = x % 8 * 8; };
-const u16* const base = (const u16*)in1 + (z * 2560);
-#pragma unroll
-for (int x = t; x < 512; x += 128) { int r, c; place(x, r, c);
-const bool inside = first + r < 40;
-const u16* const from = base + (inside ? (first + r) * 64 + c : 0);
-w_copy16(to + (u32)(r * 144 + c * 2), from, inside ? 16u : 0u);
-}
-};
-auto fill_v = [&](int first, u32 to) {
-auto place = [&](int x, int& r, int& c) { r = x / 8; c = x % 8 * 8; };
-const u16* const base = (const u16*)in2 + (z * 2560);
-#pragma unroll
-for (int x = t; x < 512; x += 128) { int r, c; place(x, r, c);
-const bool inside = first + r < 40;
-const u16* const from = base + (inside ? (first + r) * 64 + c : 0);
-w_copy16(to + (u32)(r * 144 + c * 2), from, inside ? 16u : 0u);
-}
-};
-float o[1][8][4], top[1][2], total[1][2];
-#pragma unroll
-for (int a = 0; a < 1; ++a) {
-#pragma unroll
-for (int j = 0; j < 8; ++j)
-#pragma unroll
-for (int e = 0; e < 4; ++e) o[a][j][e] = 0.0f;
-top[a][0] = top[a][1] = -__builtin_inff(); total[a][0] = total[a][1] = 0.0f;
-}
-role.pdl_wait(); role.pdl_trigger();
-fill_q(m0, sb);
-fill_k(0, sb + 4608u); w_commit();
-fill_v(0, sb + 13824u); w_commit();
-u32 fq[1][4][4];
-{ const int i = 0; (void)i;
-if (i == 0) w_arrived<1>();
-role.sync();
-#pragma unroll
-for (int a = 0; a < 1; ++a)
-#pragma unroll
-for (int kk = 0; kk < 4; ++kk) w_matrices(fq[a][kk], sb + (u32)((row0 + a * 16 + (lane & 15)) * 144 + kk * 32 + (lane >> 4) * 16));
-const u32 here = sb + 4608u + (u32)(i * 18432);
-const int n0 = i * 64 + key0;
-float s[1][4][4];
-if (n0 < 40) {
-#pragma unroll
-for (int a = 0; a < 1; ++a)
-#pragma unroll
-for (int j = 0; j < 4; ++j)
-#pragma unroll
-for (int e = 0; e < 4; ++e) s[a][j][e] = 0.0f;
-#pragma unroll
-for (int kk = 0; kk < 4; ++kk) {
-#pragma unroll
-for (int j = 0; j < 2; ++j) { u32 f[4];
-w_matrices(f, here + (u32)((key0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)) * 144 + kk * 32 + ((lane >> 3) & 1) * 16));
-#pragma unroll
-for (int a = 0; a < 1; ++a) {
-w_mma_bf16(s[a][2 * j], fq[a][kk], f[0], f[1]);
-w_mma_bf16(s[a][2 * j + 1], fq[a][kk], f[2], f[3]);
-}
-}
-}
-#pragma unroll
-for (int j = 0; j < 4; ++j)
-#pragma unroll
-for (int e = 0; e < 4; ++e) {
-const int at = n0 + j * 8 + (lane & 3) * 2 + (e & 1);
-#pragma unroll
-for (int a = 0; a < 1; ++a) {
-if (at >= 40) s[a][j][e] = -__builtin_inff();
-}
-}
-#pragma unroll
-for (int a = 0; a < 1; ++a)
-#pragma unroll
-for (int h = 0; h < 2; ++h) {
-float x = s[a][0][2 * h];
-#pragma unroll
-for (int j = 0; j < 4; ++j) { x = w_max_f32(x, s[a][j][2 * h]); x = w_max_f32(x, s[a][j][2 * h + 1]); }
-x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 1)));
-x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 2)));
-const float base = x == -__builtin_inff() ? 0.0f : x;
-top[a][h] = x;
-#pragma unroll
-for (int j = 0; j < 4; ++j)
-#pragma unroll
-for (int e = 0; e < 2; ++e) {
-s[a][j][2 * h + e] = w_exp2((s[a][j][2 * h + e] - base) * 0.1803368777036667f);
-total[a][h] += s[a][j][2 * h + e];
-}
-}
-}
-if (i == 0) w_arrived<0>();
-role.sync();
-if (n0 < 40) {
-#pragma unroll
-for (int q = 0; q < 2; ++q) { u32 w[1][4];
-#pragma unroll
-for (int a = 0; a < 1; ++a) {
-w[a][0] = w_narrow2_bf16(s[a][2 * q + 0][0], s[a][2 * q + 0][1]);
-w[a][1] = w_narrow2_bf16(s[a][2 * q + 0][2], s[a][2 * q + 0][3]);
-w[a][2] = w_narrow2_bf16(s[a][2 * q + 1][0], s[a][2 * q + 1][1]);
-w[a][3] = w_narrow2_bf16(s[a][2 * q + 1][2], s[a][2 * q + 1][3]);
-}
-#pragma unroll
-for (int j = 0; j < 4; ++j) { u32 f[4];
-w_matrices_transposed(f, here + 9216u + (u32)((key0 + q * 16 + (lane & 15)) * 144 + j * 32 + (lane >> 4) * 16));
-#pragma unroll
-for (int a = 0; a < 1; ++a) {
-w_mma_bf16(o[a][2 * j], w[a], f[0], f[1]);
-w_mma_bf16(o[a][2 * j + 1], w[a], f[2], f[3]);
-}
-}
-}
-}
-}
-w_arrived<0>(); role.sync();
-float* const sums = (float*)sm;
-float* const tops = sums + 4608, * const totals = tops + 64;
-(void)tops;
-#pragma unroll
-for (int a = 0; a < 1; ++a)
-#pragma unroll
-for (int h = 0; h < 2; ++h) {
-float x = total[a][h];
-x += __uint_as_float(w_shfl_word(__float_as_uint(x), 1));
-x += __uint_as_float(w_shfl_word(__float_as_uint(x), 2));
-const int r = warp % 2 * 32 + row0 + a * 16 + (lane >> 2) + h * 8;
-if ((lane & 3) == 0) { totals[r] = x; tops[r] = top[a][h]; }
-#pragma unroll
-for (int j = 0; j < 8; ++j) *(float2*)(sums + r * 72 + j * 8 + (lane & 3) * 2) = make_float2(o[a][j][2 * h], o[a][j][2 * h + 1]);
-}
-role.sync();
-for (int x = t; x < 256; x += 128) {
-const int r = x / 8, c = x % 8 * 8, m = m0 + r;
-if (m < 33) { float v[8], all;
-float top = tops[r];
-#pragma unroll
-for (int y = 0; y < 2; ++y) top = w_max_f32(top, tops[y * 32 + r]);
-const float base = top == -__builtin_inff() ? 0.0f : top;
-all = 0.0f;
-#pragma unroll
-for (int e = 0; e < 8; ++e) v[e] = 0.0f;
-#pragma unroll
-for (int y = 0; y < 2; ++y) {
-const float f = w_exp2((tops[y * 32 + r] - base) * 0.1803368777036667f);
-all = fmaf(totals[y * 32 + r], f, all);
-#pragma unroll
-for (int e = 0; e < 8; ++e) v[e] = fmaf(sums[(y * 32 + r) * 72 + c + e], f, v[e]);
-}
-all = 1.0f / all;
-#pragma unroll
-for (int e = 0; e < 8; ++e) v[e] *= all;
-u16* const y = (u16*)out0 + (z * 2112 + m * 64 + c);
-*(uint4*)(y) = make_uint4(w_narrow2_bf16(v[0], v[1]), w_narrow2_bf16(v[2], v[3]), w_narrow2_bf16(v[4], v[5]), w_narrow2_bf16(v[6], v[7]));
-}
-}
+extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ in0, const void* __restrict__ in1,
+    const void* __restrict__ in2, void* __restrict__ out0) {
+  static constexpr w_solo role{};
+  W_DYNAMIC(sm);
+  const u32 sb = w_shared(sm);
+  const int t = role.thread(), lane = t & 31, warp = t >> 5;
+  const int z = role.block_x() / 2, m0 = role.block_x() % 2 * 32;
+  const int row0 = warp / 2 * 16, key0 = warp % 2 * 32;
+  (void)z; (void)m0; (void)key0;
+  auto fill_q = [&](int first, u32 to) {
+    auto place = [&](int x, int& r, int& c) {
+      r = x / 8;
+      c = x % 8 * 8;
+    };
+    const u16* const base = (const u16*)in0 + (z * 2112);
+    #pragma unroll
+    for (int x = t; x < 256; x += 128) {
+      int r, c;
+      place(x, r, c);
+      const bool inside = first + r < 33;
+      const u16* const from = base + (inside ? (first + r) * 64 + c : 0);
+      w_copy16(to + (u32)(r * 144 + c * 2), from, inside ? 16u : 0u);
+    }
+  };
+  auto fill_k = [&](int first, u32 to) {
+    auto place = [&](int x, int& r, int& c) {
+      r = x / 8;
+      c = x % 8 * 8;
+    };
+    const u16* const base = (const u16*)in1 + (z * 2560);
+    #pragma unroll
+    for (int x = t; x < 512; x += 128) {
+      int r, c;
+      place(x, r, c);
+      const bool inside = first + r < 40;
+      const u16* const from = base + (inside ? (first + r) * 64 + c : 0);
+      w_copy16(to + (u32)(r * 144 + c * 2), from, inside ? 16u : 0u);
+    }
+  };
+  auto fill_v = [&](int first, u32 to) {
+    auto place = [&](int x, int& r, int& c) {
+      r = x / 8;
+      c = x % 8 * 8;
+    };
+    const u16* const base = (const u16*)in2 + (z * 2560);
+    #pragma unroll
+    for (int x = t; x < 512; x += 128) {
+      int r, c;
+      place(x, r, c);
+      const bool inside = first + r < 40;
+      const u16* const from = base + (inside ? (first + r) * 64 + c : 0);
+      w_copy16(to + (u32)(r * 144 + c * 2), from, inside ? 16u : 0u);
+    }
+  };
+  float o[1][8][4], top[1][2], total[1][2];
+  #pragma unroll
+  for (int a = 0; a < 1; ++a) {
+    #pragma unroll
+    for (int j = 0; j < 8; ++j)
+      #pragma unroll
+      for (int e = 0; e < 4; ++e) o[a][j][e] = 0.0f;
+    top[a][0] = top[a][1] = -__builtin_inff();
+    total[a][0] = total[a][1] = 0.0f;
+  }
+  role.pdl_wait();
+  role.pdl_trigger();
+  fill_q(m0, sb);
+  fill_k(0, sb + 4608u);
+  w_commit();
+  fill_v(0, sb + 13824u);
+  w_commit();
+  u32 fq[1][4][4];
+  {
+    const int i = 0;
+    (void)i;
+    if (i == 0) w_arrived<1>();
+    role.sync();
+    #pragma unroll
+    for (int a = 0; a < 1; ++a)
+      #pragma unroll
+      for (int kk = 0; kk < 4; ++kk)
+        w_matrices(fq[a][kk], sb + (u32)((row0 + a * 16 + (lane & 15)) * 144 + kk * 32 + (lane >> 4) * 16));
+    const u32 here = sb + 4608u + (u32)(i * 18432);
+    const int n0 = i * 64 + key0;
+    float s[1][4][4];
+    if (n0 < 40) {
+      #pragma unroll
+      for (int a = 0; a < 1; ++a)
+        #pragma unroll
+        for (int j = 0; j < 4; ++j)
+          #pragma unroll
+          for (int e = 0; e < 4; ++e) s[a][j][e] = 0.0f;
+      #pragma unroll
+      for (int kk = 0; kk < 4; ++kk) {
+        #pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          u32 f[4];
+          w_matrices(f, here + (u32)((key0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)) * 144 + kk * 32
+              + ((lane >> 3) & 1) * 16));
+          #pragma unroll
+          for (int a = 0; a < 1; ++a) {
+            w_mma_bf16(s[a][2 * j], fq[a][kk], f[0], f[1]);
+            w_mma_bf16(s[a][2 * j + 1], fq[a][kk], f[2], f[3]);
+          }
+        }
+      }
+      #pragma unroll
+      for (int j = 0; j < 4; ++j)
+        #pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int at = n0 + j * 8 + (lane & 3) * 2 + (e & 1);
+          #pragma unroll
+          for (int a = 0; a < 1; ++a) {
+            if (at >= 40) s[a][j][e] = -__builtin_inff();
+          }
+        }
+      #pragma unroll
+      for (int a = 0; a < 1; ++a)
+        #pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float x = s[a][0][2 * h];
+          #pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            x = w_max_f32(x, s[a][j][2 * h]);
+            x = w_max_f32(x, s[a][j][2 * h + 1]);
+          }
+          x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 1)));
+          x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), 2)));
+          const float base = x == -__builtin_inff() ? 0.0f : x;
+          top[a][h] = x;
+          #pragma unroll
+          for (int j = 0; j < 4; ++j)
+            #pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              s[a][j][2 * h + e] = w_exp2((s[a][j][2 * h + e] - base) * 0.1803368777036667f);
+              total[a][h] += s[a][j][2 * h + e];
+            }
+        }
+    }
+    if (i == 0) w_arrived<0>();
+    role.sync();
+    if (n0 < 40) {
+      #pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        u32 w[1][4];
+        #pragma unroll
+        for (int a = 0; a < 1; ++a) {
+          w[a][0] = w_narrow2_bf16(s[a][2 * q + 0][0], s[a][2 * q + 0][1]);
+          w[a][1] = w_narrow2_bf16(s[a][2 * q + 0][2], s[a][2 * q + 0][3]);
+          w[a][2] = w_narrow2_bf16(s[a][2 * q + 1][0], s[a][2 * q + 1][1]);
+          w[a][3] = w_narrow2_bf16(s[a][2 * q + 1][2], s[a][2 * q + 1][3]);
+        }
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          u32 f[4];
+          w_matrices_transposed(f, here + 9216u + (u32)((key0 + q * 16 + (lane & 15)) * 144 + j * 32
+              + (lane >> 4) * 16));
+          #pragma unroll
+          for (int a = 0; a < 1; ++a) {
+            w_mma_bf16(o[a][2 * j], w[a], f[0], f[1]);
+            w_mma_bf16(o[a][2 * j + 1], w[a], f[2], f[3]);
+          }
+        }
+      }
+    }
+  }
+  w_arrived<0>();
+  role.sync();
+  float* const sums = (float*)sm;
+  float* const tops = sums + 4608, * const totals = tops + 64;
+  (void)tops;
+  #pragma unroll
+  for (int a = 0; a < 1; ++a)
+    #pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float x = total[a][h];
+      x += __uint_as_float(w_shfl_word(__float_as_uint(x), 1));
+      x += __uint_as_float(w_shfl_word(__float_as_uint(x), 2));
+      const int r = warp % 2 * 32 + row0 + a * 16 + (lane >> 2) + h * 8;
+      if ((lane & 3) == 0) {
+        totals[r] = x;
+        tops[r] = top[a][h];
+      }
+      #pragma unroll
+      for (int j = 0; j < 8; ++j)
+        *(float2*)(sums + r * 72 + j * 8 + (lane & 3) * 2) = make_float2(o[a][j][2 * h], o[a][j][2 * h + 1]);
+    }
+  role.sync();
+  for (int x = t; x < 256; x += 128) {
+    const int r = x / 8, c = x % 8 * 8, m = m0 + r;
+    if (m < 33) {
+      float v[8], all;
+      float top = tops[r];
+      #pragma unroll
+      for (int y = 0; y < 2; ++y) top = w_max_f32(top, tops[y * 32 + r]);
+      const float base = top == -__builtin_inff() ? 0.0f : top;
+      all = 0.0f;
+      #pragma unroll
+      for (int e = 0; e < 8; ++e) v[e] = 0.0f;
+      #pragma unroll
+      for (int y = 0; y < 2; ++y) {
+        const float f = w_exp2((tops[y * 32 + r] - base) * 0.1803368777036667f);
+        all = fmaf(totals[y * 32 + r], f, all);
+        #pragma unroll
+        for (int e = 0; e < 8; ++e) v[e] = fmaf(sums[(y * 32 + r) * 72 + c + e], f, v[e]);
+      }
+      all = 1.0f / all;
+      #pragma unroll
+      for (int e = 0; e < 8; ++e) v[e] *= all;
+      u16* const y = (u16*)out0 + (z * 2112 + m * 64 + c);
+      *(uint4*)(y) = make_uint4(w_narrow2_bf16(v[0], v[1]), w_narrow2_bf16(v[2], v[3]), w_narrow2_bf16(v[4], v[5]),
+          w_narrow2_bf16(v[6], v[7]));
+    }
+  }
 }

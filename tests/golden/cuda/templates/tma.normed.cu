@@ -13,218 +13,325 @@
 W_FN void w_product_bf16_r0(float (&d)[16], const u32 (&a)[4], u64 b, int add) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %21, 0;\n"
-    "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15},"
-    " {%16, %17, %18, %19}, %20, p, 1, 1, 0; }"
-    : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15},"
+      " {%16, %17, %18, %19}, %20, p, 1, 1, 0; }"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+      "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]) : "r"(a[0]), "r"(a[1]),
+      "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 #endif
 }
 #endif
-extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w_map ma, const void* __restrict__ in0, const void* __restrict__ in6, const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, const void* __restrict__ in4, const void* __restrict__ pk, void* __restrict__ out0, void* __restrict__ normed) {
-static constexpr w_solo role{};
-W_DYNAMIC(sm);
-enum { STAGE = 12288, RING = 0, FULL = RING + 24576, EMPTY = FULL + 16, TURN = EMPTY + 16, FIELD = 0, THERE = TURN + 16, READ = THERE + 0, COLUMNS = (READ + 0 + 15) / 16 * 16 };
-const u32 sb = w_shared(sm);
-const int t = role.thread(), lane = t & 31, warp = t >> 5;
-if (t == 0) { for (int i = 0; i < 2; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 4); } for (int i = 0; i < 0; ++i) { w_bar_init(sb + THERE + 8 * i, 1); w_bar_init(sb + READ + 8 * i, 4); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
-role.sync();
-const int first = 0, last = 2;
-if (warp >= 4) {
-if (t == 128) { w_map_prefetch(&ma);
-const int tile = role.block_x(); const int z = tile / 3, r = tile % 3; const int tm = r / 3, tn = r % 3; const int g = z / 1, b = z % 1, n0 = tn * 32; const int i0 = tm % 1 * 64, i1 = tm / 1 % 1 * 1, i2 = tm / 1 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 3 + tn) * 4096;
-for (u32 i = 0; i < (last - first < 2 ? (u32)(last - first) : 2u); ++i) { const u32 bar = sb + FULL + 8 * i; const u32 to = sb + RING + i * STAGE + 8192; const int kb = first + (int)i; w_bar_expect(bar, 12288u); w_bulk(to, pk_tile + (long long)kb * 2048, 4096u, bar); }
-}
-__syncwarp(); role.pdl_wait(); role.pdl_trigger();
-if (t == 128) { u32 it = 0;
-#pragma unroll 1
-for (int tile = role.block_x(); tile < 3; tile += role.blocks_x()) { const int z = tile / 3, r = tile % 3; const int tm = r / 3, tn = r % 3; const int g = z / 1, b = z % 1, n0 = tn * 32; const int i0 = tm % 1 * 64, i1 = tm / 1 % 1 * 1, i2 = tm / 1 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
-const u16* const pk_tile = (const u16*)pk + ((long long)g * 3 + tn) * 4096;
-#pragma unroll 1
-for (int st = first; st < last; ++st, ++it) { const int kb = st; (void)kb;
-const u32 slot = it % 2, bar = sb + FULL + 8 * slot;
-if (it >= (last - first < 2 ? (u32)(last - first) : 2u)) {
-w_bar_wait(sb + EMPTY + 8 * slot, it / 2 & 1 ^ 1); w_bar_expect(bar, 12288u);
-const u32 to = sb + RING + slot * STAGE + 8192; w_bulk(to, pk_tile + (long long)kb * 2048, 4096u, bar); }
-const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 2 * 64 + 0; w_tma(&ma, to + 0, bar, c, i0); } }
-} }
-} else {
-for (int i = t; i < 128; i += 128) ((float*)(sm + COLUMNS))[0 + i] = i < 96 ? w_unpack_bf16(*((const u16*)in1 + i)).x : 0.0f;
-for (int i = t; i < 128; i += 128) ((float*)(sm + COLUMNS))[128 + i] = i < 96 ? w_unpack_bf16(*((const u16*)in2 + i)).x : 0.0f;
-role.named_barrier(2, 128);
-role.pdl_wait(); role.pdl_trigger();
-const int row0 = 0; (void)row0;
-float acc[1][16];
-u32 it = 0;
-#pragma unroll 1
-for (int tile = role.block_x(); tile < 3; tile += role.blocks_x()) { const int z = tile / 3, r = tile % 3; const int tm = r / 3, tn = r % 3; const int g = z / 1, b = z % 1, n0 = tn * 32; const int i0 = tm % 1 * 64, i1 = tm / 1 % 1 * 1, i2 = tm / 1 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
-uint4 column0[1];
-#pragma unroll
-for (int j = 0; j < 1; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 72 ? n8 : 0; column0[j] = *(const uint4*)((const u16*)in6 + (0 + n)); }
-float row0_[2];
-float row1_[2];
-#pragma unroll
-for (int o = 0; o < 2; ++o)
-{
-const long long row_ = (i0 + row0 + o / 2 * 64 + (warp & 3) * 16 + o % 2 * 8 + (lane >> 2) < 50 ? i0 + row0 + o / 2 * 64 + (warp & 3) * 16 + o % 2 * 8 + (lane >> 2) : 49);
-const float v1_ = *((const float*)in3 + row_);
-row0_[o] = v1_;
-const float v4_ = *((const float*)in4 + row_);
-const float v3_ = (v4_ + 9.999999747378752e-06f);
-const float v2_ = (1.0f / w_sqrt(v3_));
-row1_[o] = v2_;
-}
-u32 even[1][4][4], odd[1][4][4];
-#pragma unroll 1
-for (int st = first; ;) {
-{
-const u32 slot = it % 2, at = sb + RING + slot * STAGE;
-w_bar_wait(sb + FULL + 8 * slot, it / 2 & 1);
-#pragma unroll
-for (int i = 0; i < 1; ++i)
-#pragma unroll
-for (int q = 0; q < 4; ++q) {
-const int line = row0 + i * 64 + (warp & 3) * 16 + (lane & 15);
-w_matrices(even[i][q], at + (u32)(line * 128 + ((q * 2 + (lane >> 4)) ^ (line & 7)) * 16)); }
-#pragma unroll
-for (int q = 0; q < 4; ++q)
-#pragma unroll
-for (int u = 0; u < 2; ++u) {
-const int k = st * 64 + q * 16 + u * 8 + (lane & 3) * 2;
-const float2 c0_ = *(const float2*)((const float*)(sm + COLUMNS) + 0 + k);
-const float2 c1_ = *(const float2*)((const float*)(sm + COLUMNS) + 128 + k);
-#pragma unroll
-for (int i = 0; i < 1; ++i)
-#pragma unroll
-for (int h = 0; h < 2; ++h) {
-u32& word = even[i][q][2 * u + h]; const float2 x_ = w_unpack_bf16(word);
-const float ex_5_ = x_.x;
-const float ex_7_ = (ex_5_ - row0_[2 * i + h]);
-const float ex_13_ = (ex_7_ * row1_[2 * i + h]);
-const float ex_16_ = (ex_13_ * c0_.x);
-const float ex_19_ = (ex_16_ + c1_.x);
-const float ey_5_ = x_.y;
-const float ey_7_ = (ey_5_ - row0_[2 * i + h]);
-const float ey_13_ = (ey_7_ * row1_[2 * i + h]);
-const float ey_16_ = (ey_13_ * c0_.y);
-const float ey_19_ = (ey_16_ + c1_.y);
-word = w_narrow2_bf16(ex_19_, ey_19_);
-if (k >= 96) word = 0;
-} }
-if (n0 == 0) {
-#pragma unroll
-for (int i = 0; i < 1; ++i)
-#pragma unroll
-for (int h = 0; h < 2; ++h) {
-const int m = i0 + row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);
-u16* const row_ = (u16*)normed + (long long)m * 96;
-#pragma unroll
-for (int q = 0; q < 4; ++q)
-#pragma unroll
-for (int u = 0; u < 2; ++u) {
-const int k = st * 64 + q * 16 + u * 8 + (lane & 3) * 2;
-if (m < 50 && k < 96) *(u32*)(row_ + k) = even[i][q][2 * u + h]; } } }
-w_group_begin();
-#pragma unroll
-for (int i = 0; i < 1; ++i)
-#pragma unroll
-for (int q = 0; q < 4; ++q) {
-w_product_bf16_r0(acc[i], even[i][q], w_operand_at(at + 8192 + (u32)(q * 32), 16, 1024, 1), (st - first) | q); }
-w_group_commit();
-w_group_wait<1>();
-if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
-}
- ++st, ++it;
-if (!( st < last)) break;
-{
-const u32 slot = it % 2, at = sb + RING + slot * STAGE;
-w_bar_wait(sb + FULL + 8 * slot, it / 2 & 1);
-#pragma unroll
-for (int i = 0; i < 1; ++i)
-#pragma unroll
-for (int q = 0; q < 4; ++q) {
-const int line = row0 + i * 64 + (warp & 3) * 16 + (lane & 15);
-w_matrices(odd[i][q], at + (u32)(line * 128 + ((q * 2 + (lane >> 4)) ^ (line & 7)) * 16)); }
-#pragma unroll
-for (int q = 0; q < 4; ++q)
-#pragma unroll
-for (int u = 0; u < 2; ++u) {
-const int k = st * 64 + q * 16 + u * 8 + (lane & 3) * 2;
-const float2 c0_ = *(const float2*)((const float*)(sm + COLUMNS) + 0 + k);
-const float2 c1_ = *(const float2*)((const float*)(sm + COLUMNS) + 128 + k);
-#pragma unroll
-for (int i = 0; i < 1; ++i)
-#pragma unroll
-for (int h = 0; h < 2; ++h) {
-u32& word = odd[i][q][2 * u + h]; const float2 x_ = w_unpack_bf16(word);
-const float ex_5_ = x_.x;
-const float ex_7_ = (ex_5_ - row0_[2 * i + h]);
-const float ex_13_ = (ex_7_ * row1_[2 * i + h]);
-const float ex_16_ = (ex_13_ * c0_.x);
-const float ex_19_ = (ex_16_ + c1_.x);
-const float ey_5_ = x_.y;
-const float ey_7_ = (ey_5_ - row0_[2 * i + h]);
-const float ey_13_ = (ey_7_ * row1_[2 * i + h]);
-const float ey_16_ = (ey_13_ * c0_.y);
-const float ey_19_ = (ey_16_ + c1_.y);
-word = w_narrow2_bf16(ex_19_, ey_19_);
-if (k >= 96) word = 0;
-} }
-if (n0 == 0) {
-#pragma unroll
-for (int i = 0; i < 1; ++i)
-#pragma unroll
-for (int h = 0; h < 2; ++h) {
-const int m = i0 + row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);
-u16* const row_ = (u16*)normed + (long long)m * 96;
-#pragma unroll
-for (int q = 0; q < 4; ++q)
-#pragma unroll
-for (int u = 0; u < 2; ++u) {
-const int k = st * 64 + q * 16 + u * 8 + (lane & 3) * 2;
-if (m < 50 && k < 96) *(u32*)(row_ + k) = odd[i][q][2 * u + h]; } } }
-w_group_begin();
-#pragma unroll
-for (int i = 0; i < 1; ++i)
-#pragma unroll
-for (int q = 0; q < 4; ++q) {
-w_product_bf16_r0(acc[i], odd[i][q], w_operand_at(at + 8192 + (u32)(q * 32), 16, 1024, 1), (st - first) | q); }
-w_group_commit();
-w_group_wait<1>();
-if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
-}
- ++st, ++it;
-if (!( st < last)) break;
-}
-w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
-#pragma unroll
-for (int o = 0; o < 2; ++o) {
-const int h = o % 2, i = o / 2 % 1, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
-const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int m = i0 + r < 50 ? i0 + r : -1;
-float v[8];
-#pragma unroll
-for (int c = 0; c < 4; ++c) { v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }
-{ const int n = n8 + 0; if (m >= 0 && n < 72) { const u16* const x0p = (const u16*)&column0[j];
-w_f32 x0[8];
-const uint4 x0w = *(const uint4*)(x0p);
-{ const float2 h = w_unpack_bf16(x0w.x); x0[0] = h.x; x0[1] = h.y; }
-{ const float2 h = w_unpack_bf16(x0w.y); x0[2] = h.x; x0[3] = h.y; }
-{ const float2 h = w_unpack_bf16(x0w.z); x0[4] = h.x; x0[5] = h.y; }
-{ const float2 h = w_unpack_bf16(x0w.w); x0[6] = h.x; x0[7] = h.y; }
-const w_f32 e1_0 = (v[0] + x0[0]);
-const w_f32 e1_1 = (v[1] + x0[1]);
-const w_f32 e1_2 = (v[2] + x0[2]);
-const w_f32 e1_3 = (v[3] + x0[3]);
-const w_f32 e1_4 = (v[4] + x0[4]);
-const w_f32 e1_5 = (v[5] + x0[5]);
-const w_f32 e1_6 = (v[6] + x0[6]);
-const w_f32 e1_7 = (v[7] + x0[7]);
-u16* const y0 = (u16*)out0 + ((m) * 72 + n);
-*(uint4*)(y0) = make_uint4(w_narrow2_bf16(e1_0, e1_1), w_narrow2_bf16(e1_2, e1_3), w_narrow2_bf16(e1_4, e1_5), w_narrow2_bf16(e1_6, e1_7)); } }
-}
-}
-}
+extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w_map ma, const void* __restrict__ in0,
+    const void* __restrict__ in6, const void* __restrict__ in1, const void* __restrict__ in2,
+    const void* __restrict__ in3, const void* __restrict__ in4, const void* __restrict__ pk, void* __restrict__ out0,
+    void* __restrict__ normed) {
+  static constexpr w_solo role{};
+  W_DYNAMIC(sm);
+  enum { STAGE = 12288, RING = 0, FULL = RING + 24576, EMPTY = FULL + 16, TURN = EMPTY + 16, FIELD = 0,
+      THERE = TURN + 16, READ = THERE + 0, COLUMNS = (READ + 0 + 15) / 16 * 16 };
+  const u32 sb = w_shared(sm);
+  const int t = role.thread(), lane = t & 31, warp = t >> 5;
+  if (t == 0) {
+    for (int i = 0; i < 2; ++i) {
+      w_bar_init(sb + FULL + 8 * i, 1);
+      w_bar_init(sb + EMPTY + 8 * i, 4);
+    }
+    for (int i = 0; i < 0; ++i) {
+      w_bar_init(sb + THERE + 8 * i, 1);
+      w_bar_init(sb + READ + 8 * i, 4);
+    }
+    w_bar_init(sb + TURN, 4);
+    w_bar_init(sb + TURN + 8, 4);
+    w_bar_ready();
+  }
+  role.sync();
+  const int first = 0, last = 2;
+  if (warp >= 4) {
+    if (t == 128) {
+      w_map_prefetch(&ma);
+      const int tile = role.block_x();
+      const int z = tile / 3, r = tile % 3;
+      const int tm = r / 3, tn = r % 3;
+      const int g = z / 1, b = z % 1, n0 = tn * 32;
+      const int i0 = tm % 1 * 64, i1 = tm / 1 % 1 * 1, i2 = tm / 1 * 1;
+      (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+      const u16* const pk_tile = (const u16*)pk + ((long long)g * 3 + tn) * 4096;
+      for (u32 i = 0; i < (last - first < 2 ? (u32)(last - first) : 2u); ++i) {
+        const u32 bar = sb + FULL + 8 * i;
+        const u32 to = sb + RING + i * STAGE + 8192;
+        const int kb = first + (int)i;
+        w_bar_expect(bar, 12288u);
+        w_bulk(to, pk_tile + (long long)kb * 2048, 4096u, bar);
+      }
+    }
+    __syncwarp();
+    role.pdl_wait();
+    role.pdl_trigger();
+    if (t == 128) {
+      u32 it = 0;
+      #pragma unroll 1
+      for (int tile = role.block_x(); tile < 3; tile += role.blocks_x()) {
+        const int z = tile / 3, r = tile % 3;
+        const int tm = r / 3, tn = r % 3;
+        const int g = z / 1, b = z % 1, n0 = tn * 32;
+        const int i0 = tm % 1 * 64, i1 = tm / 1 % 1 * 1, i2 = tm / 1 * 1;
+        (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+        const u16* const pk_tile = (const u16*)pk + ((long long)g * 3 + tn) * 4096;
+        #pragma unroll 1
+        for (int st = first; st < last; ++st, ++it) {
+          const int kb = st;
+          (void)kb;
+          const u32 slot = it % 2, bar = sb + FULL + 8 * slot;
+          if (it >= (last - first < 2 ? (u32)(last - first) : 2u)) {
+            w_bar_wait(sb + EMPTY + 8 * slot, it / 2 & 1 ^ 1);
+            w_bar_expect(bar, 12288u);
+            const u32 to = sb + RING + slot * STAGE + 8192;
+            w_bulk(to, pk_tile + (long long)kb * 2048, 4096u, bar);
+          }
+          const u32 to = sb + slot * STAGE;
+          {
+            const int q = kb;
+            (void)q;
+            const int c = q % 2 * 64 + 0;
+            w_tma(&ma, to + 0, bar, c, i0);
+          }
+        }
+      }
+    }
+  } else {
+    for (int i = t; i < 128; i += 128)
+      ((float*)(sm + COLUMNS))[0 + i] = i < 96 ? w_unpack_bf16(*((const u16*)in1 + i)).x : 0.0f;
+    for (int i = t; i < 128; i += 128)
+      ((float*)(sm + COLUMNS))[128 + i] = i < 96 ? w_unpack_bf16(*((const u16*)in2 + i)).x : 0.0f;
+    role.named_barrier(2, 128);
+    role.pdl_wait();
+    role.pdl_trigger();
+    const int row0 = 0;
+    (void)row0;
+    float acc[1][16];
+    u32 it = 0;
+    #pragma unroll 1
+    for (int tile = role.block_x(); tile < 3; tile += role.blocks_x()) {
+      const int z = tile / 3, r = tile % 3;
+      const int tm = r / 3, tn = r % 3;
+      const int g = z / 1, b = z % 1, n0 = tn * 32;
+      const int i0 = tm % 1 * 64, i1 = tm / 1 % 1 * 1, i2 = tm / 1 * 1;
+      (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+      uint4 column0[1];
+      #pragma unroll
+      for (int j = 0; j < 1; ++j) {
+        const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 72 ? n8 : 0;
+        column0[j] = *(const uint4*)((const u16*)in6 + (0 + n));
+      }
+      float row0_[2];
+      float row1_[2];
+      #pragma unroll
+      for (int o = 0; o < 2; ++o) {
+        const long long row_ = (i0 + row0 + o / 2 * 64 + (warp & 3) * 16 + o % 2 * 8 + (lane >> 2) < 50
+            ? i0 + row0 + o / 2 * 64 + (warp & 3) * 16 + o % 2 * 8 + (lane >> 2) : 49);
+        const float v1_ = *((const float*)in3 + row_);
+        row0_[o] = v1_;
+        const float v4_ = *((const float*)in4 + row_);
+        const float v3_ = (v4_ + 9.999999747378752e-06f);
+        const float v2_ = (1.0f / w_sqrt(v3_));
+        row1_[o] = v2_;
+      }
+      u32 even[1][4][4], odd[1][4][4];
+      #pragma unroll 1
+      for (int st = first; ;) {
+        {
+          const u32 slot = it % 2, at = sb + RING + slot * STAGE;
+          w_bar_wait(sb + FULL + 8 * slot, it / 2 & 1);
+          #pragma unroll
+          for (int i = 0; i < 1; ++i)
+            #pragma unroll
+            for (int q = 0; q < 4; ++q) {
+              const int line = row0 + i * 64 + (warp & 3) * 16 + (lane & 15);
+              w_matrices(even[i][q], at + (u32)(line * 128 + ((q * 2 + (lane >> 4)) ^ (line & 7)) * 16));
+            }
+          #pragma unroll
+          for (int q = 0; q < 4; ++q)
+            #pragma unroll
+            for (int u = 0; u < 2; ++u) {
+              const int k = st * 64 + q * 16 + u * 8 + (lane & 3) * 2;
+              const float2 c0_ = *(const float2*)((const float*)(sm + COLUMNS) + 0 + k);
+              const float2 c1_ = *(const float2*)((const float*)(sm + COLUMNS) + 128 + k);
+              #pragma unroll
+              for (int i = 0; i < 1; ++i)
+                #pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                  u32& word = even[i][q][2 * u + h];
+                  const float2 x_ = w_unpack_bf16(word);
+                  const float ex_5_ = x_.x;
+                  const float ex_7_ = (ex_5_ - row0_[2 * i + h]);
+                  const float ex_13_ = (ex_7_ * row1_[2 * i + h]);
+                  const float ex_16_ = (ex_13_ * c0_.x);
+                  const float ex_19_ = (ex_16_ + c1_.x);
+                  const float ey_5_ = x_.y;
+                  const float ey_7_ = (ey_5_ - row0_[2 * i + h]);
+                  const float ey_13_ = (ey_7_ * row1_[2 * i + h]);
+                  const float ey_16_ = (ey_13_ * c0_.y);
+                  const float ey_19_ = (ey_16_ + c1_.y);
+                  word = w_narrow2_bf16(ex_19_, ey_19_);
+                  if (k >= 96) word = 0;
+                }
+            }
+          if (n0 == 0) {
+            #pragma unroll
+            for (int i = 0; i < 1; ++i)
+              #pragma unroll
+              for (int h = 0; h < 2; ++h) {
+                const int m = i0 + row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);
+                u16* const row_ = (u16*)normed + (long long)m * 96;
+                #pragma unroll
+                for (int q = 0; q < 4; ++q)
+                  #pragma unroll
+                  for (int u = 0; u < 2; ++u) {
+                    const int k = st * 64 + q * 16 + u * 8 + (lane & 3) * 2;
+                    if (m < 50 && k < 96) *(u32*)(row_ + k) = even[i][q][2 * u + h];
+                  }
+              }
+          }
+          w_group_begin();
+          #pragma unroll
+          for (int i = 0; i < 1; ++i)
+            #pragma unroll
+            for (int q = 0; q < 4; ++q) {
+              w_product_bf16_r0(acc[i], even[i][q], w_operand_at(at + 8192 + (u32)(q * 32), 16, 1024, 1),
+                  (st - first) | q);
+            }
+          w_group_commit();
+          w_group_wait<1>();
+          if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
+        }
+        ++st, ++it;
+        if (!( st < last)) break;
+        {
+          const u32 slot = it % 2, at = sb + RING + slot * STAGE;
+          w_bar_wait(sb + FULL + 8 * slot, it / 2 & 1);
+          #pragma unroll
+          for (int i = 0; i < 1; ++i)
+            #pragma unroll
+            for (int q = 0; q < 4; ++q) {
+              const int line = row0 + i * 64 + (warp & 3) * 16 + (lane & 15);
+              w_matrices(odd[i][q], at + (u32)(line * 128 + ((q * 2 + (lane >> 4)) ^ (line & 7)) * 16));
+            }
+          #pragma unroll
+          for (int q = 0; q < 4; ++q)
+            #pragma unroll
+            for (int u = 0; u < 2; ++u) {
+              const int k = st * 64 + q * 16 + u * 8 + (lane & 3) * 2;
+              const float2 c0_ = *(const float2*)((const float*)(sm + COLUMNS) + 0 + k);
+              const float2 c1_ = *(const float2*)((const float*)(sm + COLUMNS) + 128 + k);
+              #pragma unroll
+              for (int i = 0; i < 1; ++i)
+                #pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                  u32& word = odd[i][q][2 * u + h];
+                  const float2 x_ = w_unpack_bf16(word);
+                  const float ex_5_ = x_.x;
+                  const float ex_7_ = (ex_5_ - row0_[2 * i + h]);
+                  const float ex_13_ = (ex_7_ * row1_[2 * i + h]);
+                  const float ex_16_ = (ex_13_ * c0_.x);
+                  const float ex_19_ = (ex_16_ + c1_.x);
+                  const float ey_5_ = x_.y;
+                  const float ey_7_ = (ey_5_ - row0_[2 * i + h]);
+                  const float ey_13_ = (ey_7_ * row1_[2 * i + h]);
+                  const float ey_16_ = (ey_13_ * c0_.y);
+                  const float ey_19_ = (ey_16_ + c1_.y);
+                  word = w_narrow2_bf16(ex_19_, ey_19_);
+                  if (k >= 96) word = 0;
+                }
+            }
+          if (n0 == 0) {
+            #pragma unroll
+            for (int i = 0; i < 1; ++i)
+              #pragma unroll
+              for (int h = 0; h < 2; ++h) {
+                const int m = i0 + row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);
+                u16* const row_ = (u16*)normed + (long long)m * 96;
+                #pragma unroll
+                for (int q = 0; q < 4; ++q)
+                  #pragma unroll
+                  for (int u = 0; u < 2; ++u) {
+                    const int k = st * 64 + q * 16 + u * 8 + (lane & 3) * 2;
+                    if (m < 50 && k < 96) *(u32*)(row_ + k) = odd[i][q][2 * u + h];
+                  }
+              }
+          }
+          w_group_begin();
+          #pragma unroll
+          for (int i = 0; i < 1; ++i)
+            #pragma unroll
+            for (int q = 0; q < 4; ++q) {
+              w_product_bf16_r0(acc[i], odd[i][q], w_operand_at(at + 8192 + (u32)(q * 32), 16, 1024, 1),
+                  (st - first) | q);
+            }
+          w_group_commit();
+          w_group_wait<1>();
+          if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
+        }
+        ++st, ++it;
+        if (!( st < last)) break;
+      }
+      w_group_wait<0>();
+      if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
+      #pragma unroll
+      for (int o = 0; o < 2; ++o) {
+        const int h = o % 2, i = o / 2 % 1, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
+        const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);
+        const int m = i0 + r < 50 ? i0 + r : -1;
+        float v[8];
+        #pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h];
+          v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1];
+        }
+        {
+          const int n = n8 + 0;
+          if (m >= 0 && n < 72) {
+            const u16* const x0p = (const u16*)&column0[j];
+            w_f32 x0[8];
+            const uint4 x0w = *(const uint4*)(x0p);
+            {
+              const float2 h = w_unpack_bf16(x0w.x);
+              x0[0] = h.x;
+              x0[1] = h.y;
+            }
+            {
+              const float2 h = w_unpack_bf16(x0w.y);
+              x0[2] = h.x;
+              x0[3] = h.y;
+            }
+            {
+              const float2 h = w_unpack_bf16(x0w.z);
+              x0[4] = h.x;
+              x0[5] = h.y;
+            }
+            {
+              const float2 h = w_unpack_bf16(x0w.w);
+              x0[6] = h.x;
+              x0[7] = h.y;
+            }
+            const w_f32 e1_0 = (v[0] + x0[0]);
+            const w_f32 e1_1 = (v[1] + x0[1]);
+            const w_f32 e1_2 = (v[2] + x0[2]);
+            const w_f32 e1_3 = (v[3] + x0[3]);
+            const w_f32 e1_4 = (v[4] + x0[4]);
+            const w_f32 e1_5 = (v[5] + x0[5]);
+            const w_f32 e1_6 = (v[6] + x0[6]);
+            const w_f32 e1_7 = (v[7] + x0[7]);
+            u16* const y0 = (u16*)out0 + ((m) * 72 + n);
+            *(uint4*)(y0) = make_uint4(w_narrow2_bf16(e1_0, e1_1), w_narrow2_bf16(e1_2, e1_3),
+                w_narrow2_bf16(e1_4, e1_5), w_narrow2_bf16(e1_6, e1_7));
+          }
+        }
+      }
+    }
+  }
 }
 extern "C" __global__ void k_pack(const void* __restrict__ w, void* __restrict__ pk) {
-static constexpr w_solo role{};
+  static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 12288u) return;
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 32;
@@ -233,8 +340,6 @@ static constexpr w_solo role{};
   const int c = q % 2 * 64 + ((place) ^ ((row) & 7)) * 8 + e, tap = q / 2;
   const int n = nt * 32 + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
   u16 v = 0;
-  if (q < 2 && c < 96 && n < 72)
-    v = ((const u16*)w)[0 + g * 0 + n * 1 + tap / 1 * 0
-                                  + tap % 1 * 0 + c * 72];
+  if (q < 2 && c < 96 && n < 72) v = ((const u16*)w)[0 + g * 0 + n * 1 + tap / 1 * 0 + tap % 1 * 0 + c * 72];
   ((u16*)pk)[i] = v;
 }
