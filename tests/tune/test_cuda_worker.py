@@ -376,10 +376,10 @@ def test_the_second_form_delays_every_meeting_and_lets_copies_come_late(tmp_path
     helped = """extern "C" __global__ void run(const float* x, float* y) {
 w_copy16(0, x); w_commit();
 awaited();
-}"""
-    for body in ("w_arrived<0>();", "w_commit();"):
+"""
+    for body, end in (("w_arrived<0>();", ""), ("w_commit();", "w_arrived<0>();\n")):
         helper = f"W_FN void awaited() {{\n{body}\n}}\n__shared__ float z;\n"
-        form = shaken(CudaSource(Schedule("cuda"), helper + helped, (LAUNCH,)))
+        form = shaken(CudaSource(Schedule("cuda"), f"{helper}{helped}{end}}}", (LAUNCH,)))
         # what one function copies and another waits for cannot be in one queue
         assert form is not None and "w_copy16(0, x)" in form.source.text and " w_late w_q;" not in form.source.text
     plain = 'extern "C" __global__ void run(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x]; }'

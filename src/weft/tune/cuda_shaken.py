@@ -1,7 +1,8 @@
 """A kernel in a form that shows what it does not wait for; verified beside the kernel, never timed.
 
 It computes the same, but every freedom that the machine has is used: behind each point where threads meet or wait, and
-where the kernel begins, every warp may stay behind for some microseconds, each by its own draw; and what a thread
+where the kernel begins, every warp may stay behind for some microseconds, each by its own draw; the thread that makes
+barriers ready (mbarrier.init) stays behind all others, also those that wait for the kernel before; and what a thread
 copies into shared memory without waiting destroys what lay there at once and arrives when the thread waits for it, or
 never. A barrier or a wait that is missing, or too few copies waited for, gives other numbers then, or hangs. In the
 kernel itself they may come right a thousand times, where nothing delays the warp that others read from.
@@ -26,6 +27,12 @@ static __device__ __forceinline__ void w_stay(unsigned site) {
   at = (at >> 2) + (warp + 1u) * 0x9E3779B9u + site * 0x85EBCA6Bu + blockIdx.x * 0xC2B2AE35u;
   at ^= at >> 16, at *= 0x7FEB352Du, at ^= at >> 15, at *= 0x846CA68Bu, at ^= at >> 16;
   asm volatile("nanosleep.u32 %0;" :: "r"((at & 1u) ? 0u : (at >> 8 & 4095u)) : "memory");
+}
+static __device__ __forceinline__ void w_lag() {  // behind the kernel before, and longer than any warp stays
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  asm volatile("nanosleep.u32 50000;" ::: "memory");
 }
 struct w_late {
   enum { MOST = 40 };
@@ -63,6 +70,8 @@ _GROUPS = re.compile(r"(?<!void )(?<![\w.])(w_group_wait|w_stores_read)<(\w+)>\(
 _ROLE = re.compile(r"\brole\.(?:pdl_wait|named_barrier)\((?:[^()]|\([^()]*\))*\)")
 _ARRIVED = re.compile(r"(?<!void )(?<![\w.])w_arrived<(.+?)>\(\)")
 _COPIES = re.compile(r"(?<!void )(?<![\w.])(w_copy16|w_commit)(?=\()")
+_INIT = re.compile(r"(?<!void )(?<![\w.])w_bar_init\(")
+_GUARD = re.compile(r"(?<!\w)if \((?:[^(){}]|\([^(){}]*\))*\) \{")
 _TOP = re.compile(r"^(extern \"C\" __global__|W_KERNEL\(|W_FN |static __device__|template |INLINE )")
 _SHARES = re.compile(
     r"\b(__shared__|W_SHARED|W_DYNAMIC|__syncthreads|w_sync|role\.sync|role\.named_barrier\w*|w_any_thread|w_arrived"
@@ -102,11 +111,14 @@ def shaken(source: CudaSource) -> Shaken | None:
     skeleton = hashlib.sha256("\n".join([template, *meeting]).encode()).hexdigest()
     starts = [k for k in own if _TOP.match(lines[k])]
     late = _copying(lines, own, starts)
+    lagging = _making_ready(lines, own, starts)
     found = list(lines)
     for k in own:
         line = lines[k]
         if line.startswith("#"):
             continue
+        if k in lagging:
+            line = line[: lagging[k]] + " w_lag();" + line[lagging[k] :]
         line = _CALL.sub(r"w_stay_\1", line)
         line = _GROUPS.sub(rf"(\1<\2>(), w_stay({k}))", line)
         line = _ROLE.sub(rf"(\g<0>, w_stay({k}))", line)
@@ -116,8 +128,7 @@ def shaken(source: CudaSource) -> Shaken | None:
         else:
             line = _ARRIVED.sub(rf"(w_arrived<\1>(), w_stay({k}))", line)
         if k in starts and line.endswith("{"):
-            kernel = "__global__" in line or line.startswith("W_KERNEL(")
-            line += (" w_late w_q;" if k in late else "") + (f" w_stay({k});" if kernel else "")
+            line += (" w_late w_q;" if k in late else "") + (f" w_stay({k});" if _is_kernel(line) else "")
         found[k] = line
     calls = "".join(f"#define w_stay_{name}(...) ({name}(__VA_ARGS__), w_stay(__LINE__))\n" for name in _MEET)
     schedule = Schedule(source.schedule.generator, (*source.schedule.params, ("shaken", 1)))
@@ -125,9 +136,40 @@ def shaken(source: CudaSource) -> Shaken | None:
 
 
 def _copying(lines: Sequence[str], own: Sequence[int], starts: Sequence[int]) -> frozenset[int]:
-    """Where functions begin that copy and wait for that; none where one copies what another one waits for."""
+    """Where functions begin that copy and wait for that; none where one may copy what another one waits for.
+
+    What a kernel copies itself no caller waits for, and where nobody waits, nothing is waited for elsewhere: a kernel
+    that has lost its only wait copies late, and is found out.
+    """
     copies, waits = (
         {max((s for s in starts if s < k), default=-1) for k in own if pattern.search(lines[k])}
         for pattern in (_COPIES, _ARRIVED)
     )
-    return frozenset(copies) if copies == waits and -1 not in copies else frozenset()
+    mine = frozenset(own)
+    hidden = [
+        x for k, x in enumerate(lines) if k not in mine or x.startswith("#")
+    ]  # headers and macros stay as they are
+    alone = copies - waits
+    if not waits <= copies or -1 in copies or (alone and any(_ARRIVED.search(x) for x in hidden)):
+        return frozenset()
+    if waits and not all(_is_kernel(lines[s]) for s in alone):
+        return frozenset()
+    return frozenset(copies)
+
+
+def _is_kernel(line: str) -> bool:
+    return "__global__" in line or line.startswith("W_KERNEL(")
+
+
+def _making_ready(lines: Sequence[str], own: Sequence[int], starts: Sequence[int]) -> dict[int, int]:
+    """Where the blocks begin in which one thread makes barriers ready: behind which character of which lines."""
+    found: dict[int, int] = {}
+    for k in own:
+        begin = max((s for s in starts if s < k), default=-1)
+        for made in _INIT.finditer(lines[k]):
+            before = [(k, lines[k][: made.start()]), *((j, lines[j]) for j in range(k - 1, begin, -1))]
+            for j, text in before:
+                if guards := list(_GUARD.finditer(text)):
+                    found[j] = guards[-1].end()
+                    break
+    return found
