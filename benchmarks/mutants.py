@@ -46,19 +46,10 @@ from pathlib import Path
 
 import numpy as np
 from tests.generate.cpp.test_groups import NAMED
-from tests.generate.cuda import (
-    test_attention,
-    test_attention_linear,
-    test_bytes,
-    test_grouped,
-    test_halo,
-    test_normed,
-    test_pooled,
-    test_separable,
-    test_swap,
-    test_templates,
-    test_tma,
-)
+from tests.generate.cuda import test_templates
+from tests.generate.cuda.attention import test_attention, test_attention_linear
+from tests.generate.cuda.conv import test_halo, test_pooled, test_separable
+from tests.generate.cuda.gemm import test_bytes, test_grouped, test_normed, test_swap, test_tma
 from tests.generate.cuda.products import convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, small_integers
 from tests.generate.cuda.tensor_emulator import run as emulated

@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tests.generate.cpp.templates.harness import LAST, ROW, Facts, conv, f32, problem
 from tests.generate.cuda import test_goldens as goldens
-from tests.generate.templates.harness import LAST, ROW, Facts, conv, f32, problem
 
 import weft
 from weft.generate.cpp import templates

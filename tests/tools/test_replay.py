@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.generate.cuda.products import product
-from tests.generate.cuda.test_training_skips import CASES as SKIPS
+from tests.generate.cuda.training.test_training_skips import CASES as SKIPS
 from tools.replay import Work
 
 from tools import replay, replay_corpus

@@ -43,7 +43,8 @@ NAMES = sorted(p.stem for p in FOLDER.glob("*.cu"))
 @cache
 def table(file: str) -> dict[str, Any]:
     """Problems and networks of a file's tables, by place."""
-    module = importlib.import_module(f"tests.generate.cuda.{file}")
+    (path,) = Path(__file__).parent.rglob(f"{file}.py")
+    module = importlib.import_module(".".join(path.relative_to(goldens.FOLDER.parent.parent).with_suffix("").parts))
     return {place: posed for place, posed, _ in replay_corpus._tables(vars(module))}
 
 

@@ -6,15 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from tests.generate.cuda import (
-    test_attention,
-    test_attention_linear,
-    test_bytes,
-    test_grouped,
-    test_normed,
-    test_pooled,
-    test_separable,
-)
+from tests.generate.cuda.attention import test_attention, test_attention_linear
+from tests.generate.cuda.conv import test_pooled, test_separable
+from tests.generate.cuda.gemm import test_bytes, test_grouped, test_normed
 from tests.generate.cuda.products import convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, run, small_integers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.generate.cuda.test_float8 import BF16, E4, E5, F16, F32, product
+from tests.generate.cuda.gemm.test_float8 import BF16, E4, E5, F16, F32, product
 
 from weft.device.cuda.facts import GpuFacts
 from weft.frontends.torch.dtypes import from_numpy

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.cases.radiance import BF16, Radiance, check, compile_all, layers_of, median, prepared, run
+from tests.generate.cuda.mlp.test_mlp_skips import CASES, heads
 from tests.generate.cuda.mlps import BF16 as KERNEL_BF16
 from tests.generate.cuda.mlps import normal
 from tests.generate.cuda.skips import nerf, random_skips, skips
-from tests.generate.cuda.test_mlp_skips import CASES, heads
 from tests.gpu.machine import Gpu, Known
 from torch import nn
 

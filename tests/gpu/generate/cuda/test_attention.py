@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.generate.cuda.attention.test_attention import CASES, inputs_of
+from tests.generate.cuda.attention.test_attention_linear import CASES as LINEAR
+from tests.generate.cuda.attention.test_attention_tma import CASES as WARPGROUPS
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, Heads, block, linear, plain
-from tests.generate.cuda.test_attention import CASES, inputs_of
-from tests.generate.cuda.test_attention_linear import CASES as LINEAR
-from tests.generate.cuda.test_attention_tma import CASES as WARPGROUPS
 from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts

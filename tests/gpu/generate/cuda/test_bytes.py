@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.generate.cuda.test_bytes import CASES, I8, U8, convolution, numbers, product, requantized
+from tests.generate.cuda.gemm.test_bytes import CASES, I8, U8, convolution, numbers, product, requantized
 from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.generate.cuda.gemm.test_bytes import convolution
+from tests.generate.cuda.gemm.test_bytes import product as constant
+from tests.generate.cuda.gemm.test_bytes_tma import BF16, CASES, F16, F32, I8, I32, U8, operands, product, written
+from tests.generate.cuda.gemm.test_tma import made
+from tests.generate.cuda.gemm.test_tma_tiles import CASES as TILES
+from tests.generate.cuda.gemm.test_tma_tiles import INTEGERS
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
-from tests.generate.cuda.test_bytes import convolution
-from tests.generate.cuda.test_bytes import product as constant
-from tests.generate.cuda.test_bytes_tma import BF16, CASES, F16, F32, I8, I32, U8, operands, product, written
-from tests.generate.cuda.test_tma import made
-from tests.generate.cuda.test_tma_tiles import CASES as TILES
-from tests.generate.cuda.test_tma_tiles import INTEGERS
 from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts

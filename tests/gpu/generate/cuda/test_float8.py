@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.generate.cuda.gemm.test_float8 import BF16, E4, E5, F16, F32, MMA, TMA, contraction, made, product, readings
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
-from tests.generate.cuda.test_float8 import BF16, E4, E5, F16, F32, MMA, TMA, contraction, made, product, readings
 from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.generate.cuda.gemm.test_grouped import CASES, GIVEN, network
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
-from tests.generate.cuda.test_grouped import CASES, GIVEN, network
 from tests.gpu.machine import TF32_ERROR, Gpu, Known, normal
 
 from weft.device.cuda.facts import GpuFacts

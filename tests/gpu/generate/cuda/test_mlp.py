@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.generate.cuda.mlp.test_mlp import CASES
 from tests.generate.cuda.mlps import BF16, F16, F32, Net, mlp, normal, random_net
-from tests.generate.cuda.test_mlp import CASES
 from tests.gpu.conftest import Compile
 from tests.gpu.machine import Gpu, Known
 

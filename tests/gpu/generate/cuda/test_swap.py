@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.generate.cuda.gemm.test_swap import CASES, made, shape
 from tests.generate.cuda.products import BF16, F16, product
-from tests.generate.cuda.test_swap import CASES, made, shape
 from tests.gpu.generate.cuda.test_tma import check
 from tests.gpu.machine import Gpu, Known
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.generate.cuda.conv.test_halo import CASES as HALO
+from tests.generate.cuda.conv.test_pooled import CASES as POOLED
+from tests.generate.cuda.conv.test_separable import CASES as PAIRS
+from tests.generate.cuda.conv.test_stacked import CASES as STACKED
 from tests.generate.cuda.products import BF16, F16, F32, ROW, convolution, pair, pooled_convolution, product
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
-from tests.generate.cuda.test_halo import CASES as HALO
-from tests.generate.cuda.test_pooled import CASES as POOLED
-from tests.generate.cuda.test_separable import CASES as PAIRS
-from tests.generate.cuda.test_stacked import CASES as STACKED
 from tests.generate.cuda.test_templates import CASES, TF32
 from tests.gpu.machine import TF32_ERROR, Gpu, Known, normal
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from tests.generate.cuda.gemm.test_tma import CASES, contraction, made
+from tests.generate.cuda.gemm.test_tma_mutual import CASES as TOGETHER
 from tests.generate.cuda.products import BF16, F16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
-from tests.generate.cuda.test_tma import CASES, contraction, made
-from tests.generate.cuda.test_tma_mutual import CASES as TOGETHER
 from tests.gpu.machine import TF32_ERROR, Gpu, Known, normal
 
 from weft.device.cuda.driver import primary_context

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from tests import goldens
-from tests.generate.templates.harness import LAST, ROW, Facts, conv, f32, problem
+from tests.generate.cpp.templates.harness import LAST, ROW, Facts, conv, f32, problem
 
 from weft.generate.contraction.views import View
 from weft.generate.cpp import templates

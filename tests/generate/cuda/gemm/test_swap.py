@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import replace
 
 import pytest
+from tests.generate.cuda.gemm.test_tma import compile_all, contraction
 from tests.generate.cuda.products import BF16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
-from tests.generate.cuda.test_tma import compile_all, contraction
 from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts

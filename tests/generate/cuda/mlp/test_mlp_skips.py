@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.generate.cuda.mlp.test_mlp import FLOWS, GROUP, PAIRS, PIECES, RING, RING_TURNS, SMALL, WARP
 from tests.generate.cuda.mlps import ACTIVATIONS, BF16, F16, F32, normal
 from tests.generate.cuda.skips import Skips, nerf, random_skips, skips
 from tests.generate.cuda.tensor_emulator import Emulated, run
-from tests.generate.cuda.test_mlp import FLOWS, GROUP, PAIRS, PIECES, RING, RING_TURNS, SMALL, WARP
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.device.cuda.facts import GpuFacts

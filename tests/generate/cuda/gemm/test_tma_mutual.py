@@ -7,11 +7,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.generate.cuda import test_bytes_tma as integers
+from tests.generate.cuda.gemm import test_bytes_tma as integers
+from tests.generate.cuda.gemm.test_tma import compile_all, contraction, linear, made
+from tests.generate.cuda.gemm.test_tma_tiles import nn, nt
 from tests.generate.cuda.products import BF16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
-from tests.generate.cuda.test_tma import compile_all, contraction, linear, made
-from tests.generate.cuda.test_tma_tiles import nn, nt
 from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts

@@ -10,9 +10,9 @@ from tests import goldens
 from tests.generate.cuda import products
 from tests.generate.cuda.emulate import build, trials
 from tests.generate.cuda.emulate import run as run_loops
+from tests.generate.cuda.gemm.test_tma import compile_all, linear
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, rounded, run, small_integers
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
-from tests.generate.cuda.test_tma import compile_all, linear
 
 from weft.generate.cuda import templates
 from weft.generate.cuda.gemm.common.product import Product

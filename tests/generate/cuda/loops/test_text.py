@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests import goldens
 from tests.generate.cpp.test_groups import NAMED, f32, problem
-from tests.generate.cuda.test_groups import LONG, mixed
+from tests.generate.cuda.loops.test_groups import LONG, mixed
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import find_nvrtc

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.generate.templates.harness import LAST, ROW, Facts, check, conv, f32, problem
+from tests.generate.cpp.templates.harness import LAST, ROW, Facts, check, conv, f32, problem
 
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder

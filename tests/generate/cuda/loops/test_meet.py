@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.generate.cpp.test_groups import NAMED, norm_relu_pad, problem
 from tests.generate.cuda.emulate import build, check, run, trial
-from tests.generate.cuda.test_groups import norm
+from tests.generate.cuda.loops.test_groups import norm
 from tests.ir.random_graphs import random_inputs
 
 from weft.device.cuda.facts import GpuFacts

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from tests import goldens
+from tests.generate.cuda.attention.test_attention import compare, inputs_of
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, block, plain, problem_of
 from tests.generate.cuda.tensor_emulator import Emulated, run
-from tests.generate.cuda.test_attention import compare, inputs_of
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.generate.cuda import test_bytes_tma as integers
+from tests.generate.cuda.gemm import test_bytes_tma as integers
+from tests.generate.cuda.gemm.test_tma import compile_all, contraction, linear, made
 from tests.generate.cuda.products import BF16, F32, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
-from tests.generate.cuda.test_tma import compile_all, contraction, linear, made
 from tests.slow import few
 
 from weft.generate.cuda.gemm.tma import kernel as tma

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests import goldens
+from tests.generate.cuda.gemm.test_bytes import convolution, made, requantized, requantized_convolution
+from tests.generate.cuda.gemm.test_tma import compile_all, linear, pixels
 from tests.generate.cuda.tensor_emulator import Emulated, run
-from tests.generate.cuda.test_bytes import convolution, made, requantized, requantized_convolution
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
-from tests.generate.cuda.test_tma import compile_all, linear, pixels
 
 from weft.fission.quantize import quantize_linear
 from weft.generate.cuda import templates

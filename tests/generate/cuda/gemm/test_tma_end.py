@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.generate.cuda.gemm.test_tma import linear, made
 from tests.generate.cuda.products import ROW
 from tests.generate.cuda.tensor_emulator import Emulated, rounded, run
-from tests.generate.cuda.test_tma import linear, made
 
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim

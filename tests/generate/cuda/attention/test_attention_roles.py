@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.generate.cuda import test_attention, test_attention_linear, test_attention_tma
+from tests.generate.cuda.attention import test_attention, test_attention_linear, test_attention_tma
 
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
 from weft.generate.cuda.attention import kernel as attention

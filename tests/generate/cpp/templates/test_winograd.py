@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.generate.templates.harness import LAST, ROW, Facts, check, conv, f32, problem, random_inputs, run
+from tests.generate.cpp.templates.harness import LAST, ROW, Facts, check, conv, f32, problem, random_inputs, run
 
 from weft.generate.cpp import templates
 from weft.generate.cpp.templates.winograd import matrices
