@@ -8,7 +8,7 @@ import torch
 from tests.ir.random_graphs import random_graph
 from tests.tune.cases import single_graphs
 
-from weft.frontends.torch.dtypes import HELD
+from weft.frontends.torch.dtypes import EMULATED
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -25,7 +25,7 @@ NO_MEANING = {Prim.INPUT, Prim.CONSTANT, Prim.OPAQUE}
 
 
 def as_array(x: torch.Tensor) -> Array:
-    return (x.float() if x.dtype in HELD else x).numpy()
+    return (x.float() if x.dtype in EMULATED else x).numpy()
 
 
 def run(graph: Graph, inputs: list[torch.Tensor], mode: Mode) -> Evaluation:
