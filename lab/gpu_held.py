@@ -29,8 +29,8 @@ from lab import gpu_meet
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.errors import WeftError
+from weft.generate.cuda.intrinsics.approx import approx_header
 from weft.generate.cuda.intrinsics.prelude import machine_header, runtime_header
-from weft.generate.cuda.intrinsics.rough import rough_header
 from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.loops.moments import meet_header, moments_header
 from weft.ir.declined import Declined
@@ -102,7 +102,7 @@ def text(case: Case, shape: Shape, step: int) -> str:
         "ACT": 2 if case.function is group_norm else 1 if case.function in (norm_pad, norm_up_pad) else 0,
         "RESIDUAL": int(case.function is residual_norm_pad), "PATIENCE": 1 if step == 3 else 4096,
     }  # fmt: skip
-    headers = [machine_header(), runtime_header(), rough_header(), moments_header(), meet_header()]
+    headers = [machine_header(), runtime_header(), approx_header(), moments_header(), meet_header()]
     body = Path(__file__).with_name("held_norm.cu").read_text()
     return "".join([*headers, *(f"#define {k} {v}\n" for k, v in defines.items()), body])
 

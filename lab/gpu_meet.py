@@ -44,8 +44,8 @@ from weft.device.cuda.nvrtc import find_nvrtc
 from weft.errors import WeftError
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.loops.forms import Form
-from weft.generate.cuda.loops.outward import outward
 from weft.generate.cuda.loops.parts import long_reductions
+from weft.generate.cuda.loops.scatter import scatter
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
@@ -92,7 +92,7 @@ def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
     large = stored > facts.sms << 16
     for threads, share in itertools.product((256, 128), ROOMS if large and beside and not run else ()):
         blocks = math.ceil(operand.shape[-1] * operand.shape[-2] / (share // 64))
-        found.append(Form(threads, columns=4, once=True, meet=max(2, blocks), room=True))
+        found.append(Form(threads, columns=4, single_pass=True, cross_cta=max(2, blocks), smem_stash=True))
     for threads in (256, 128, 512):
         for columns in ((4, 8) if run else (4, 2)) if beside else (0,):
             every = 1 if not beside else columns * (1 if run else 8)
@@ -100,18 +100,18 @@ def forms_of(problem: Problem, facts: GpuFacts) -> list[Form]:
             for blocks in (max(2, round(stored / s / groups)) for s in (SHARES if large else [stored // facts.sms])):
                 if every <= 32 and blocks <= facts.sms and blocks * every * 8 <= 1 << 16:
                     per_row = 0 if beside else threads
-                    found.append(Form(threads, columns=columns, per_row=per_row, once=True, meet=blocks))
+                    found.append(Form(threads, columns=columns, per_row=per_row, single_pass=True, cross_cta=blocks))
     return found
 
 
 def outwards(problem: Problem, facts: GpuFacts, most: int) -> list[Schedule]:
     """Forms that store from where they compute, where a problem has pads or resizes; then all others."""
     forms = forms_of(problem, facts)[:most]
-    if outward(problem) is None:
+    if scatter(problem) is None:
         return [form.schedule() for form in forms]
     schedules = CudaGenerator().schedules(problem, facts)
     ruled = [] if isinstance(schedules, Declined) else [Form.of(s) for s in schedules[:RULES]]
-    return [replace(form, outward=True).schedule() for form in [*ruled, *forms]]
+    return [replace(form, scatter=True).schedule() for form in [*ruled, *forms]]
 
 
 def prepare(case: Case, cache: str, most: int) -> Made | str:

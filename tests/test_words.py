@@ -71,6 +71,13 @@ OLD = (
         r"kernels/|device/|generate/bind"),
     Old("is_held|round_held|HELD", "element types that NumPy lacks", "emulated type",
         where=r"ir/|frontends/|runtime/|tune/"),
+    Old("meet|meets|meeting|meetings", "CTAs that wait for each other through memory", "cross-CTA reduction",
+        r"blocks (that )?meet", r"generate/cuda/loops/|generate/bind"),
+    Old("once", "mean and variance by one pass", "single-pass", where=r"generate/cuda/loops/"),
+    Old("outward|Outward", "results stored to all places that show them", "scatter", where=r"generate/cuda/"),
+    Old("room", "values in shared memory that wait", "stash", where=r"generate/cuda/loops/forms"),
+    Old("rough|is_rough|may_be_rough|rough_header", "functions of the machine", "approximation",
+        where=r"generate/cuda/"),
     Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
     Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
 )  # fmt: skip

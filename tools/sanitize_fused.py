@@ -337,10 +337,12 @@ def shown() -> Problem:
 
 def images() -> Mapping[str, Case]:
     """Two kernels' work in one, and blocks that meet through memory; without a schedule the generator's own first."""
-    form = Form(threads=64, columns=2, once=True, outward=True)
+    form = Form(threads=64, columns=2, single_pass=True, scatter=True)
     return {
-        "images, norm whose blocks meet": (shown(), replace(form, meet=3).schedule()),
-        "images, norm that waits in shared memory": (shown(), replace(form, columns=1, meet=2, room=True).schedule()),
+        "images, norm whose blocks meet": (shown(), replace(form, cross_cta=3).schedule()),
+        "images, norm that waits in shared memory": (
+            shown(), replace(form, columns=1, cross_cta=2, smem_stash=True).schedule()
+        ),
         "images, norm in parts": (shown(), replace(form, parts=3, spread=8).schedule()),
         "images, norm by clusters": (shown(), replace(form, cluster=2).schedule()),
         "images, depthwise and 1x1": (pair(72, 0, 40, 7), None),

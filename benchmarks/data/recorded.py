@@ -14,7 +14,7 @@ from unittest.mock import patch
 from weft.generate.contraction.match import Contraction
 from weft.generate.cuda import predict
 from weft.generate.cuda.gemm.common import epilogue
-from weft.generate.cuda.intrinsics.rough import FUNCTIONS, JUMPS, may_be_rough
+from weft.generate.cuda.intrinsics.approx import FUNCTIONS, JUMPS, may_approximate
 from weft.ir.graph import Graph
 from weft.ir.prims import Prim
 from weft.ir.types import DType
@@ -25,7 +25,7 @@ COMPARISONS = frozenset({Prim.EQ, Prim.NE, Prim.LT, Prim.LE, Prim.GT, Prim.GE})
 
 def exact(c: Contraction) -> tuple[int, int, int]:
     """`epilogue.exact` of then."""
-    rough = c.graph is not None and not any(s.prim in JUMPS for s in c.body) and may_be_rough(c.graph)
+    rough = c.graph is not None and not any(s.prim in JUMPS for s in c.body) and may_approximate(c.graph)
     clipped, divided, others = 0, 0, 0
     for step in c.body:
         if step.prim not in FUNCTIONS or step.dtype is not DType.F32:

@@ -26,6 +26,7 @@ _TMA = {
     "taps_per_stage": "unit",
 }  # fmt: skip
 FIELDS: Mapping[str, Mapping[str, str]] = {
+    "": {"single_pass": "once", "cross_cta": "meet", "scatter": "outward", "smem_stash": "room"},
     "tma": _TMA,
     "grouped_tma": _TMA,
     "attention_tma": {**_CONSUMERS, "split_keys": "keyed"},

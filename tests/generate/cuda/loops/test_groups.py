@@ -11,7 +11,7 @@ from tests.generate.cpp.test_groups import NAMED, f32, norm_relu_pad, problem
 from tests.generate.cuda.emulate import Trial, build, check, run, trial, trials
 from tests.ir.random_graphs import random_inputs
 
-from weft.generate.cuda.intrinsics.rough import may_be_rough
+from weft.generate.cuda.intrinsics.approx import may_approximate
 from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.loops.parts import in_parts
 from weft.ir import attrs as a
@@ -38,11 +38,11 @@ def random_form(seed: int) -> Form:
         spread=rng.choice([0, 0, 3, 20]),
         tile=rng.random() < 0.4,
         parts=rng.choice([1, 1, 2, 4]),
-        once=rng.random() < 0.5,
+        single_pass=rng.random() < 0.5,
         corners=rng.random() < 0.5,
         whole=rng.random() < 0.5,
         apart=rng.random() < 0.3,
-        meet=rng.choice([1, 2, 3]),
+        cross_cta=rng.choice([1, 2, 3]),
     )
 
 
@@ -113,19 +113,25 @@ LONG = {
     "parts-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, parts=5, spread=12)),
     "parts-norm-pad": (NAMED["norm-pad/last"](), Form(threads=128, columns=2, parts=5, spread=20)),
     "parts-groups": (NAMED["group-norm/last"](), Form(threads=64, parts=7, spread=12)),
-    "once": (norm(3, 4100), Form(threads=128, per_row=128, once=True)),
-    "once-cluster": (norm(3, 4100), Form(threads=128, per_row=128, cluster=4, once=True)),
-    "once-cluster-short": (norm(2, 1037), Form(threads=128, per_row=128, cluster=8, once=True)),
-    "once-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, once=True)),
-    "once-cluster-columns": (norm(24, 500, columns=True), Form(threads=64, columns=1, cluster=4, once=True)),
+    "once": (norm(3, 4100), Form(threads=128, per_row=128, single_pass=True)),
+    "once-cluster": (norm(3, 4100), Form(threads=128, per_row=128, cluster=4, single_pass=True)),
+    "once-cluster-short": (norm(2, 1037), Form(threads=128, per_row=128, cluster=8, single_pass=True)),
+    "once-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, single_pass=True)),
+    "once-cluster-columns": (norm(24, 500, columns=True), Form(threads=64, columns=1, cluster=4, single_pass=True)),
     "once-cluster-norm-pad": (
         problem(norm_relu_pad((2, 24, 20, 31), 2), "once-pad-24", Format.LAST),
-        Form(threads=64, columns=4, cluster=4, once=True),
+        Form(threads=64, columns=4, cluster=4, single_pass=True),
     ),
-    "once-parts-norm-pad": (NAMED["norm-pad/last"](), Form(threads=128, columns=2, parts=5, spread=20, once=True)),
-    "once-groups": (NAMED["group-norm/last"](), Form(threads=64, columns=2, cluster=2, once=True)),
-    "once-parts-groups": (NAMED["group-norm/last"](), Form(threads=64, parts=7, spread=12, once=True)),
-    "once-parts-norm-pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=64, parts=4, spread=30, once=True)),
+    "once-parts-norm-pad": (
+        NAMED["norm-pad/last"](),
+        Form(threads=128, columns=2, parts=5, spread=20, single_pass=True),
+    ),
+    "once-groups": (NAMED["group-norm/last"](), Form(threads=64, columns=2, cluster=2, single_pass=True)),
+    "once-parts-groups": (NAMED["group-norm/last"](), Form(threads=64, parts=7, spread=12, single_pass=True)),
+    "once-parts-norm-pad-row": (
+        NAMED["norm-pad/row"](),
+        Form(threads=64, per_row=64, parts=4, spread=30, single_pass=True),
+    ),
     "parts-norm-pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=32, parts=4, spread=30)),
 }
 
@@ -153,9 +159,9 @@ def test_what_is_indexed_is_read_in_batches() -> None:
     inputs = [x, np.arange(24) // 2, np.arange(50) // 2]
     forms = (
         Form(threads=64, columns=2, parts=3, spread=2),
-        Form(threads=64, columns=2, parts=3, spread=2, once=True),
-        Form(threads=32, columns=2, cluster=2, once=True),
-        Form(threads=64, columns=2, parts=3, once=True, apart=True),
+        Form(threads=64, columns=2, parts=3, spread=2, single_pass=True),
+        Form(threads=32, columns=2, cluster=2, single_pass=True),
+        Form(threads=64, columns=2, parts=3, single_pass=True, apart=True),
     )
     batch = [trial(p, form.schedule(), inputs) for form in forms]
     for one in batch[:3]:
@@ -228,9 +234,9 @@ def test_what_may_not_be_rough() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F16, (8,)))
     quotient = b.apply(Prim.DIV, b.cast(x, DType.F32), 3.0)
-    assert may_be_rough(b.build([b.cast(quotient, DType.F16)]))
-    assert not may_be_rough(b.build([quotient]))  # a result of 32 bits
-    assert not may_be_rough(b.build([b.cast(b.apply(Prim.FLOOR, quotient), DType.F16)]))  # floor(6 / 3) must be 2
+    assert may_approximate(b.build([b.cast(quotient, DType.F16)]))
+    assert not may_approximate(b.build([quotient]))  # a result of 32 bits
+    assert not may_approximate(b.build([b.cast(b.apply(Prim.FLOOR, quotient), DType.F16)]))  # floor(6 / 3) must be 2
 
 
 def test_only_whole_parts_and_known_chains_are_cut() -> None:

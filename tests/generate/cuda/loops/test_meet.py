@@ -16,8 +16,8 @@ from tests.ir.random_graphs import random_inputs
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda import CudaGenerator
+from weft.generate.cuda.loops.cross_cta import cross_cta_forms, factors_together
 from weft.generate.cuda.loops.forms import Form
-from weft.generate.cuda.loops.meeting import factors_together, meetings
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -43,20 +43,20 @@ def half(p: Problem) -> Problem:
 
 
 MEETING: dict[str, tuple[Problem, Form]] = {
-    "rows": (norm(3, 4100), Form(threads=64, per_row=64, once=True, meet=3)),
-    "rows-one-too-many": (norm(2, 1037), Form(threads=128, per_row=128, once=True, meet=8)),
-    "columns": (norm(24, 500, columns=True), Form(threads=64, columns=2, once=True, meet=5)),
+    "rows": (norm(3, 4100), Form(threads=64, per_row=64, single_pass=True, cross_cta=3)),
+    "rows-one-too-many": (norm(2, 1037), Form(threads=128, per_row=128, single_pass=True, cross_cta=8)),
+    "columns": (norm(24, 500, columns=True), Form(threads=64, columns=2, single_pass=True, cross_cta=5)),
     "pad": (
         problem(norm_relu_pad((2, 24, 20, 31), 2), "meet-pad", Format.LAST),
-        Form(threads=64, columns=4, once=True, meet=12),
+        Form(threads=64, columns=4, single_pass=True, cross_cta=12),
     ),
-    "pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=64, once=True, meet=2)),
-    "half-rows": (half(norm(3, 4096)), Form(threads=64, per_row=64, once=True, meet=4)),
+    "pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=64, single_pass=True, cross_cta=2)),
+    "half-rows": (half(norm(3, 4096)), Form(threads=64, per_row=64, single_pass=True, cross_cta=4)),
     "half-pad": (
         half(problem(norm_relu_pad((2, 24, 20, 31), 2), "meet-pad", Format.LAST)),
-        Form(threads=64, columns=1, once=True, meet=9),
+        Form(threads=64, columns=1, single_pass=True, cross_cta=9),
     ),
-    "groups": (NAMED["group-norm/last"](), Form(threads=64, columns=2, once=True, meet=2)),
+    "groups": (NAMED["group-norm/last"](), Form(threads=64, columns=2, single_pass=True, cross_cta=2)),
 }
 
 
@@ -102,7 +102,10 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
 def test_only_one_pass_meets() -> None:
     """A form that does not apply is ignored: reductions that are no mean and variance, rows of one block."""
     softmax = NAMED["softmax(33, 100)/1"]()
-    for p, form in ((softmax, Form(threads=64, once=True, meet=4)), (norm(3, 60), Form(per_row=64, once=True, meet=4))):
+    for p, form in (
+        (softmax, Form(threads=64, single_pass=True, cross_cta=4)),
+        (norm(3, 60), Form(per_row=64, single_pass=True, cross_cta=4)),
+    ):
         source = trial(p, form.schedule(), []).source
         assert "w_meet<" not in source.text and not source.state_bytes
 
@@ -145,22 +148,22 @@ def test_factors_of_a_row_are_multiplied_first() -> None:
 
 def test_meetings_fill_the_machine_and_read_sectors() -> None:
     facts = GpuFacts()
-    first, second = meetings(facts, 64, 64 * 12544 * 2, access=16, lanes=8, beside=True)
-    assert first.columns == second.columns == 2 and first.meet == second.meet == 33  # 4 groups of 16 channels
+    first, second = cross_cta_forms(facts, 64, 64 * 12544 * 2, access=16, lanes=8, beside=True)
+    assert first.columns == second.columns == 2 and first.cross_cta == second.cross_cta == 33  # 4 groups of 16 channels
     assert first.threads < second.threads
-    large = meetings(facts, 512, 512 * 50176 * 2, access=16, lanes=8, beside=True)
+    large = cross_cta_forms(facts, 512, 512 * 50176 * 2, access=16, lanes=8, beside=True)
     assert [f.columns for f in large] == [4, 2]
     for form in large:
         groups = 512 // (form.columns * 8)
-        assert groups * form.meet > 2 * facts.sms and 512 * 50176 * 2 / (groups * form.meet) < 96 << 10
-    rows = meetings(facts, 32, 32 * 50176 * 2, access=16, lanes=8, beside=False)
-    assert rows[0].meet == 4 and rows[0].per_row == rows[0].threads and not rows[0].columns
+        assert groups * form.cross_cta > 2 * facts.sms and 512 * 50176 * 2 / (groups * form.cross_cta) < 96 << 10
+    rows = cross_cta_forms(facts, 32, 32 * 50176 * 2, access=16, lanes=8, beside=False)
+    assert rows[0].cross_cta == 4 and rows[0].per_row == rows[0].threads and not rows[0].columns
 
 
 def test_no_meeting_of_one_block_or_of_too_many() -> None:
     facts = GpuFacts()
-    assert meetings(facts, 4096, 4096 * 512 * 2, access=16, lanes=8, beside=False) == []
-    assert meetings(facts, 1, 1 << 30, access=16, lanes=8, beside=False) == []
+    assert cross_cta_forms(facts, 4096, 4096 * 512 * 2, access=16, lanes=8, beside=False) == []
+    assert cross_cta_forms(facts, 1, 1 << 30, access=16, lanes=8, beside=False) == []
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -168,4 +171,4 @@ def test_norms_of_few_long_rows_are_offered_it_first(capability: int) -> None:
     p = half(problem(norm_relu_pad((1, 64, 112, 112), 1), "meet-offered", Format.LAST))
     schedules = CudaGenerator().schedules(p, GpuFacts(capability=capability))
     assert not isinstance(schedules, Declined)
-    assert schedules[0].param("meet") == 33 and "w_meet<" in trial(p, schedules[0], []).source.text
+    assert schedules[0].param("cross_cta") == 33 and "w_meet<" in trial(p, schedules[0], []).source.text

@@ -12,9 +12,9 @@ from tests.ir.random_graphs import random_inputs
 
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda import CudaGenerator
+from weft.generate.cuda.loops.cross_cta import balanced, stashed
 from weft.generate.cuda.loops.forms import Form
-from weft.generate.cuda.loops.meeting import balanced, roomy
-from weft.generate.cuda.loops.outward import FEW, LONGEST, outward
+from weft.generate.cuda.loops.scatter import FEW, LONGEST, scatter
 from weft.ir import attrs as a
 from weft.ir.attrs import PadMode
 from weft.ir.declined import Declined
@@ -25,15 +25,15 @@ from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 
 CHANNELS, HEIGHT, WIDTH = 32, 9, 11
-MEET = Form(threads=64, columns=2, once=True, meet=3, outward=True)
+MEET = Form(threads=64, columns=2, single_pass=True, cross_cta=3, scatter=True)
 FORMS = (
     MEET,
-    Form(threads=64, columns=1, once=True, meet=2, outward=True, room=True),
-    Form(threads=64, columns=2, once=True, parts=3, spread=8, outward=True),
-    Form(threads=64, columns=2, parts=3, spread=8, outward=True),
-    Form(threads=64, columns=2, once=True, cluster=2, outward=True),
-    Form(threads=64, columns=2, once=True, apart=True, parts=3, outward=True),
-    Form(threads=64, fuse=False, outward=True),
+    Form(threads=64, columns=1, single_pass=True, cross_cta=2, scatter=True, smem_stash=True),
+    Form(threads=64, columns=2, single_pass=True, parts=3, spread=8, scatter=True),
+    Form(threads=64, columns=2, parts=3, spread=8, scatter=True),
+    Form(threads=64, columns=2, single_pass=True, cluster=2, scatter=True),
+    Form(threads=64, columns=2, single_pass=True, apart=True, parts=3, scatter=True),
+    Form(threads=64, fuse=False, scatter=True),
 )
 
 
@@ -129,12 +129,15 @@ def test_blocks_one_after_another_give_the_same_bits() -> None:
 
 def test_what_is_read_is_read_once() -> None:
     """Values wait where they are needed: no kernel of blocks that meet reads the image a second time."""
-    for form, p in ((MEET, shown()), (replace(MEET, room=True), shown(residual=True))):
+    for form, p in ((MEET, shown()), (replace(MEET, smem_stash=True), shown(residual=True))):
         one = trial(p, form.schedule(), [])
         behind = one.source.text.rpartition("w_meet<")[2]
         assert "w_ldv<8>(in0" not in behind and "w_ldv<8>(in1" not in behind
         (launch,) = one.source.launches
-        assert bool(launch.shared_bytes) is form.room and ("W_DYNAMIC_16(sm, 4096)" in one.source.text) is form.room
+        assert (
+            bool(launch.shared_bytes) is form.smem_stash
+            and ("W_DYNAMIC_16(sm, 4096)" in one.source.text) is form.smem_stash
+        )
 
 
 def test_where_it_does_not_apply_nothing_changes() -> None:
@@ -145,15 +148,15 @@ def test_where_it_does_not_apply_nothing_changes() -> None:
         shown(sizes=(18, 22), weights=False, pad=None),
         shown(twice=True),
     ):
-        assert outward(p) is None
-        plain, asked = (trial(p, replace(MEET, outward=x).schedule(), []).source for x in (False, True))
+        assert scatter(p) is None
+        plain, asked = (trial(p, replace(MEET, scatter=x).schedule(), []).source for x in (False, True))
         assert plain.text.replace(plain.entry, "") == asked.text.replace(asked.entry, "")
         assert "w_show<" not in plain.text
 
 
 def test_too_many_rows() -> None:
-    assert outward(shown(sizes=(LONGEST - 3, 22))) is not None
-    assert outward(shown(sizes=(LONGEST + 1, 22))) is None
+    assert scatter(shown(sizes=(LONGEST - 3, 22))) is not None
+    assert scatter(shown(sizes=(LONGEST + 1, 22))) is None
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
@@ -185,11 +188,11 @@ def test_where_it_is_offered() -> None:
     much, little = (CudaGenerator().schedules(image_norm(*x), FACTS) for x in ((16, 32, 224), (1, 128, 56)))
     assert not isinstance(much, Declined) and not isinstance(little, Declined)
     first, second = much[0], little[1]
-    assert first.param("room") and first.param("outward") and second.param("outward")
-    assert FACTS.sms * 2 % int(str(first.param("meet"))) == 0
+    assert first.param("smem_stash") and first.param("scatter") and second.param("scatter")
+    assert FACTS.sms * 2 % int(str(first.param("cross_cta"))) == 0
     (launch,) = trial(image_norm(16, 32, 224), first, []).source.launches
     assert 2 * launch.shared_bytes < FACTS.shared_per_sm < 3 * launch.shared_bytes
-    assert not any("outward" in dict(s.params) for s in CudaGenerator().schedules(shown(pad=None), FACTS))
+    assert not any("scatter" in dict(s.params) for s in CudaGenerator().schedules(shown(pad=None), FACTS))
 
 
 @pytest.mark.parametrize(("side", "meets"), [(360, True), (363, False), (448, False)])
@@ -198,7 +201,7 @@ def test_blocks_meet_only_over_rows_that_one_launch_takes(side: int, meets: bool
     p = image_norm(1, 32, side)
     found = CudaGenerator().schedules(p, FACTS)
     assert not isinstance(found, Declined)
-    meeting = [trial(p, s, []).source.text for s in found if dict(s.params).get("meet", 1) != 1]
+    meeting = [trial(p, s, []).source.text for s in found if dict(s.params).get("cross_cta", 1) != 1]
     assert bool(meeting) == meets
     assert all("w_meet<" in text for text in meeting)
 
@@ -208,8 +211,8 @@ def test_much_data_is_divided_evenly() -> None:
     sizes = {"access": 16, "lanes": 8}
     for rows, stored in ((2048, 2048 * 3136 * 2), (512, 512 * 50176 * 2)):
         for form in balanced(FACTS, rows, stored, **sizes):
-            blocks = rows // 32 * form.meet
+            blocks = rows // 32 * form.cross_cta
             assert 0.9 < blocks / FACTS.sms / -(-blocks // FACTS.sms) <= 1
-    assert [f.meet for f in balanced(FACTS, 2048, 2048 * 3136 * 2, **sizes)] == [4, 2]
+    assert [f.cross_cta for f in balanced(FACTS, 2048, 2048 * 3136 * 2, **sizes)] == [4, 2]
     assert balanced(FACTS, 128, 128 * 3136 * 2, **sizes) == []
-    assert roomy(FACTS, 2048, 2048 * 3136 * 2, beside=128, **sizes) == []
+    assert stashed(FACTS, 2048, 2048 * 3136 * 2, beside=128, **sizes) == []

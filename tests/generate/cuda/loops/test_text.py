@@ -33,7 +33,7 @@ TEXTS: dict[str, tuple[Problem, Form]] = {
     "residual-norm": (NAMED["residual-norm"](), Form(threads=128)),
     "norm-pad-last": (NAMED["norm-pad/last"](), Form(threads=256, fuse=False, spread=264)),
     "group-norm-cluster": (LONG["cluster"][0], Form(threads=128, per_row=128, cluster=4)),
-    "norm-meet": (LONG["columns"][0], Form(threads=64, columns=2, once=True, meet=3)),
+    "norm-meet": (LONG["columns"][0], Form(threads=64, columns=2, single_pass=True, cross_cta=3)),
     "pool-last": (NAMED["pool2201/last"](), Form(threads=128)),
     "upsample-concat": (NAMED["upsample-concat/last"](), Form()),
     "tile-f16": (mixed(DType.F16, Format.ROW, Format.LAST, Format.LAST), Form(tile=True)),

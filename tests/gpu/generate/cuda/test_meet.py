@@ -17,7 +17,7 @@ from weft.kernels.source import CudaSource
 
 pytestmark = pytest.mark.gpu
 CASE = next(c for c in NETWORK_CASES if c.name == "candy norm+relu+pad 32x224")
-FORMS = (Form(512, columns=2, once=True, meet=66), Form(256, columns=2, once=True, meet=132))
+FORMS = (Form(512, columns=2, single_pass=True, cross_cta=66), Form(256, columns=2, single_pass=True, cross_cta=132))
 STREAMS, LAUNCHES, REPLAYS = 8, 20, 40
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from weft.generate.cuda.intrinsics.rough import rough_header
+from weft.generate.cuda.intrinsics.approx import approx_header
 from weft.generate.cuda.role.assemble import role_header
 from weft.ir.types import DType
 
@@ -14,7 +14,7 @@ from weft.ir.types import DType
 def prelude() -> str:
     """Functions that a kernel's text stands on: the machine's, elementary ones, the role's, the tensor cores'."""
     machine = machine_header() + runtime_header() + role_header()
-    return machine + _text("weft_cuda_tensor.h") + rough_header() + _text("weft_cuda_end.h")
+    return machine + _text("weft_cuda_tensor.h") + approx_header() + _text("weft_cuda_end.h")
 
 
 @cache

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from weft.generate.cuda.intrinsics.rough import FUNCTIONS, NARROW, is_rough, times_inverse
-from weft.generate.cuda.loops.outward import OUT, Outward
+from weft.generate.cuda.intrinsics.approx import FUNCTIONS, NARROW, is_approximated, times_inverse
+from weft.generate.cuda.loops.scatter import OUT, Scatter
 from weft.generate.expr import Value, c_type
 from weft.generate.loopnest.body import Access, Body, Place, Placed
 from weft.generate.loopnest.index import Index, Loaded, Var, index_of
@@ -122,11 +122,11 @@ class CudaBody(Body):
         self.arrays = 0
         self.chunks: dict[str, tuple[str, int, DType]] = {}
         """What was read at once: name of the array, then text of its address, elements, and their type in memory."""
-        self.rough = False
+        self.approximate = False
         """Whether the machine's own functions are exact enough."""
         self.noted: dict[NodeId, list[Place]] | None = None
         """Where to note outermost gathers and the places of their results, if anybody asks."""
-        self.outward: Outward | None = None
+        self.scatter: Scatter | None = None
         """How the result shows what is stored, if not element by element."""
         self.nested = False
         """Whether a noted gather reads another one."""
@@ -148,8 +148,8 @@ class CudaBody(Body):
             placed = super()._make(node, place)
             self._before_rounding[placed.value.name] = self.value(record.inputs[0], place).value, record.type.dtype
             return placed
-        rough = self.rough and c_type(record.type.dtype) == "w_f32" and is_rough(self.graph, node)
-        if not rough:
+        approximate = self.approximate and c_type(record.type.dtype) == "w_f32" and is_approximated(self.graph, node)
+        if not approximate:
             return super()._make(node, place)
         operands = [self.value(x, place) for x in record.inputs]
         if record.prim is Prim.DIV and (divisor := operands[1].value.constant) is not None:
@@ -264,7 +264,7 @@ class CudaBody(Body):
         before, rounded = self._before_rounding.get(value.name, (value, None))
         if rounded is buffer.dtype and c_type(before.dtype) == "w_f32":  # the store rounds
             value = before
-        shown = self.outward.at(place) if self.outward is not None and buffer.name == OUT else ""
+        shown = self.scatter.at(place) if self.scatter is not None and buffer.name == OUT else ""
         self.pending.append((buffer, address, value, shown))
 
     def flush(self, guard: str = "") -> None:

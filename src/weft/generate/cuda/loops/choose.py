@@ -8,11 +8,11 @@ from typing import cast
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.loops import pointwise
-from weft.generate.cuda.loops.forms import MEETING, Form
-from weft.generate.cuda.loops.meeting import balanced, meetings, roomy
-from weft.generate.cuda.loops.outward import outward
+from weft.generate.cuda.loops.cross_cta import balanced, cross_cta_forms, stashed
+from weft.generate.cuda.loops.forms import LEAST_CTAS, Form
 from weft.generate.cuda.loops.parts import centred, in_parts, long_reductions, possible_parts
 from weft.generate.cuda.loops.rows import MAX_CARRIED
+from weft.generate.cuda.loops.scatter import scatter
 from weft.generate.cuda.loops.stages import MAX_ROW
 from weft.generate.loopnest.plan import REDUCTIONS, live_nodes, reduced_axes
 from weft.ir import attrs as a
@@ -126,7 +126,7 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
     else:
         found.insert(1, Form(threads=128, per_row=32))  # a warp has a row to itself: no barriers
         if rows < 4 * facts.sms and is_pair(graph):
-            found.insert(2, Form(threads=128, per_row=128, once=True))  # one barrier instead of two
+            found.insert(2, Form(threads=128, per_row=128, single_pass=True))  # one barrier instead of two
     blocks = -(-rows // 32) if beside else rows
     clusters = [_cluster(length, c) for c in (4, 2, 8) if length >= c * 2048] if facts.capability >= 90 else []
     if blocks < facts.sms and length >= (512 if beside else 4096) and operand.size >= 1 << 17:
@@ -140,7 +140,7 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
             norms = _norms(problem, facts, operand.nbytes, divided, beside=beside)
             norms = _outward(problem, facts, norms, beside=beside)
             if length > MAX_ROW:  # sum and squares are launches of their own, whose blocks would have whole rows
-                norms = [form for form in norms if form.meet < MEETING]
+                norms = [form for form in norms if form.cross_cta < LEAST_CTAS]
             return list(dict.fromkeys([*norms, *spread[: 3 - len(divided)], *found]))[:8]
         alone = found[:2] if not beside and blocks * 3 >= facts.sms * 2 and length <= MOST_HELD else []
         if _run(problem, largest):
@@ -173,17 +173,26 @@ def _norms(problem: Problem, facts: GpuFacts, size: int, divided: list[Form], *,
     and meet slowly. From where the L2 cache no longer holds what is read twice, an elementwise kernel of its own is
     worth a third, and where nothing of it is held, blocks that meet lose more by their short runs than by waiting.
     """
-    once = _in_parts(problem, facts, beside=beside, once=True)
+    once = _in_parts(problem, facts, beside=beside, single_pass=True)
     clusters = _once(problem, facts, beside=beside)
-    meeting = _meeting(problem, facts, beside=beside)
+    cross_cta_offers = _meeting(problem, facts, beside=beside)
     apart = [replace(form, apart=True, spread=0) for form in once[:1]] if size >= LARGE_BYTES // 2 else []
     if size >= STREAMED * facts.l2_bytes:
         return [*apart, *divided[:1], *once[:1], *divided[1:], *once[1:], *clusters[:1]]
     if size >= LARGE_BYTES:
-        return [*divided[:1], *meeting, *apart, *once[:1], *divided[1:], *once[1:], *clusters[:1]]
+        return [*divided[:1], *cross_cta_offers, *apart, *once[:1], *divided[1:], *once[1:], *clusters[:1]]
     if not beside and not any(form.columns for form in clusters):  # rows that lie in one piece
         divided = divided[::-1]
-    return [*meeting[:1], *divided[:1], *meeting[1:], *apart, *once[:1], *clusters[:2], *divided[1:], *once[1:]]
+    return [
+        *cross_cta_offers[:1],
+        *divided[:1],
+        *cross_cta_offers[1:],
+        *apart,
+        *once[:1],
+        *clusters[:2],
+        *divided[1:],
+        *once[1:],
+    ]
 
 
 def _outward(problem: Problem, facts: GpuFacts, ranked: list[Form], *, beside: bool) -> list[Form]:
@@ -193,14 +202,14 @@ def _outward(problem: Problem, facts: GpuFacts, ranked: list[Form], *, beside: b
         return ranked
     sizes = rows.count, rows.stored
     even = balanced(facts, *sizes, access=16, lanes=rows.lanes)
-    padded = outward(problem) is not None
-    held = roomy(facts, *sizes, access=16, lanes=rows.lanes, beside=rows.beside) if padded else []
+    padded = scatter(problem) is not None
+    held = stashed(facts, *sizes, access=16, lanes=rows.lanes, beside=rows.beside) if padded else []
     if held:
-        return [*(replace(form, outward=True) for form in held), *ranked]
+        return [*(replace(form, scatter=True) for form in held), *ranked]
     if even or not padded:
         return [*even[:1], *ranked[:1], *even[1:], *ranked[1:]]
-    wide = meetings(facts, *sizes, access=16, lanes=rows.lanes, beside=True, wide=True)
-    shown = [replace(form, outward=True) for form in wide]
+    wide = cross_cta_forms(facts, *sizes, access=16, lanes=rows.lanes, beside=True, wide=True)
+    shown = [replace(form, scatter=True) for form in wide]
     return [*ranked[:1], *shown[:1], *ranked[1:2], *shown[1:], *ranked[2:]]
 
 
@@ -233,14 +242,14 @@ def _meeting(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
     item = min((t.dtype.itemsize for t in large), default=operand.dtype.itemsize)
     run = _run(problem, long[0])
     access, lanes = (run * item, 1) if run else (16, 16 // item)
-    return meetings(facts, rows, operand.size * item, access=access, lanes=lanes, beside=beside or run > 0)
+    return cross_cta_forms(facts, rows, operand.size * item, access=access, lanes=lanes, beside=beside or run > 0)
 
 
-def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool, once: bool = False) -> list[Form]:
+def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool, single_pass: bool = False) -> list[Form]:
     """Long rows in parts, each of which a block keeps in registers: enough of them for all multiprocessors, and few.
 
-    With `once` it goes through them in one pass and need not keep them. What follows repeats the sums over parts in
-    each of its blocks, so that many parts cost.
+    With `single_pass` it goes through them in one pass and need not keep them. What follows repeats the sums over parts
+    in each of its blocks, so that many parts cost.
     """
     graph = problem.graph
     long = long_reductions(graph)
@@ -260,7 +269,7 @@ def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool, once: bool = F
         lanes = run
         groups = max(1, rows * run * operand.dtype.itemsize // 256)  # read as 16 bits: lines of 128 bytes
         per_turn = max(1, THREADS * rows * run // (groups * 64))
-    most = per_turn * max(1, MAX_CARRIED // (lanes * max(1, len(large)))) * (MOST_STREAMED if once else 1)
+    most = per_turn * max(1, MAX_CARRIED // (lanes * max(1, len(large)))) * (MOST_STREAMED if single_pass else 1)
     sizes = {p: operand.size // rows // p for p in possible_parts(graph, long[0], last=last) if p > 1}
     able = [p for p, size in sizes.items() if per_turn // 2 <= size <= most]
     blocks = facts.sms * min(8.0, max(0.85, sum(t.nbytes for t in large) / facts.sms / BLOCK_BYTES))
@@ -271,7 +280,9 @@ def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool, once: bool = F
             spread = max(2, round(blocks / facts.sms)) * facts.sms
             per_row = 0 if beside or run else THREADS
             across = columns if beside else 0
-            found.append(Form(THREADS, per_row=per_row, columns=across, parts=parts, spread=spread, once=once))
+            found.append(
+                Form(THREADS, per_row=per_row, columns=across, parts=parts, spread=spread, single_pass=single_pass)
+            )
     return list(dict.fromkeys(found))
 
 
@@ -307,7 +318,7 @@ def _once(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
         read = stored * (max(1.0, 32 / (columns * access)) if columns else 1.0)
         cycles = -(-blocks // resident) * EXCHANGE + (2 * read + stored) / (min(blocks, facts.sms) * L2_BYTES)
         per_row = 0 if columns else threads
-        ranked.append((cycles, Form(threads, columns=columns, per_row=per_row, cluster=cluster, once=True)))
+        ranked.append((cycles, Form(threads, columns=columns, per_row=per_row, cluster=cluster, single_pass=True)))
     # measured: what lies beside each other matters more than the number of blocks
     return [form for _, form in sorted(ranked, key=lambda x: (-x[1].columns, x[0]))]
 

@@ -68,8 +68,8 @@ class Team:
         """Vectors of rows of a block."""
         self.cluster = 1
         """Blocks that share their rows."""
-        self.meets = False
-        """Whether these are any blocks that meet through memory, not those of a cluster."""
+        self.cross_cta = False
+        """Whether these are any CTAs that reduce through global memory, not those of a cluster."""
         self._arrays: list[tuple[str, str]] = []
 
     def reset(self, total: Accumulator, *, declare: bool) -> None:

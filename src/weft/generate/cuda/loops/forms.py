@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from weft.kernels.source import Schedule
 
-MEETING = 2
-"""Blocks that make a meeting."""
+LEAST_CTAS = 2
+"""Of a cross-CTA reduction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,17 @@ class Form:
     """A thread's vectors stand beside each other along an axis of gathers, see `corners`."""
     whole: bool = False
     """A thread has all of a short innermost axis of joined values, of one or more neighbours."""
-    once: bool = False
-    """Mean and variance by one pass over a row, see `moments`."""
-    meet: int = 1
-    """Blocks that share one row and, where mean and variance take one pass, meet through memory; then no cluster."""
+    single_pass: bool = False
+    """Mean and variance by a single pass over a row (Welford), see `moments`."""
+    cross_cta: int = 1
+    """CTAs that share one row and reduce across CTAs through global memory (single-pass mean and variance, no
+    cluster)."""
     eager: bool = False
     """With `corners`: what every other vector needs is read first, whether it turns out to be there or not."""
-    outward: bool = False
-    """Results are stored from where they are computed, to all places of pads and resizes that show them."""
-    room: bool = False
-    """What blocks that meet have read waits in shared memory, where registers are too few."""
+    scatter: bool = False
+    """Results are scattered from where they are computed to all places of pads and resizes that show them."""
+    smem_stash: bool = False
+    """What CTAs of a cross-CTA reduction have read is stashed in shared memory, where registers are too few."""
 
     def schedule(self) -> Schedule:
         """The schedule with these parameters; those that came later stand in it only where they matter."""
@@ -67,7 +68,7 @@ class Form:
 
 
 LATER = {
-    "parts": 1, "once": False, "apart": False, "corners": False, "whole": False, "meet": 1, "outward": False,
-    "room": False, "eager": False,
+    "parts": 1, "single_pass": False, "apart": False, "corners": False, "whole": False, "cross_cta": 1,
+    "scatter": False, "smem_stash": False, "eager": False,
 }  # fmt: skip
 """Parameters that schedules of old do not have, and what they mean by that."""

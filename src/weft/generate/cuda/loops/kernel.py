@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from weft.generate.cuda.intrinsics.approx import approx_header, may_approximate
 from weft.generate.cuda.intrinsics.prelude import float8, machine_header, runtime_header
-from weft.generate.cuda.intrinsics.rough import may_be_rough, rough_header
 from weft.generate.cuda.loops.body import Accesses, CudaBody, TileKey
-from weft.generate.cuda.loops.forms import MEETING, Form
+from weft.generate.cuda.loops.cross_cta import factors_together
+from weft.generate.cuda.loops.forms import LEAST_CTAS, Form
 from weft.generate.cuda.loops.lanes import Oversized, Scene
 from weft.generate.cuda.loops.launch import Draft
-from weft.generate.cuda.loops.meeting import factors_together
 from weft.generate.cuda.loops.moments import Moments, meet_header, moments_header
-from weft.generate.cuda.loops.outward import Outward, outward, outward_header
 from weft.generate.cuda.loops.parts import in_parts
 from weft.generate.cuda.loops.point import emit_parts, parts_of
 from weft.generate.cuda.loops.rows import Rows
+from weft.generate.cuda.loops.scatter import Scatter, scatter, scatter_header
 from weft.generate.cuda.loops.stages import Part, Segment, build_segments, choose_roots, is_heavy
 from weft.generate.cuda.loops.tile import Tiled
 from weft.generate.cuda.loops.wait import WAIT, with_wait
@@ -60,13 +60,13 @@ class CudaText:
         self.problem = problem
         self.form = form
         self.entry = entry
-        self.outward: Outward | None = outward(problem) if form.outward else None
-        graph = problem.graph if self.outward is None else self.outward.inner(problem.graph)
+        self.scatter: Scatter | None = scatter(problem) if form.scatter else None
+        graph = problem.graph if self.scatter is None else self.scatter.inner(problem.graph)
         self.graph: Graph = separate_windows(graph, live_nodes(graph))
         if form.parts > 1:
             last = Format.LAST in problem.input_formats
             self.graph = in_parts(self.graph, form.parts, last=last) or self.graph
-        if form.meet >= MEETING:
+        if form.cross_cta >= LEAST_CTAS:
             self.graph = factors_together(self.graph)
         cut: set[NodeId] = set()
         for _ in range(32):  # each turn takes one more value out of registers
@@ -84,7 +84,7 @@ class CudaText:
     def _build(self, cut: frozenset[NodeId]) -> None:
         graph = self.graph
         live = live_nodes(graph)
-        self.rough = may_be_rough(graph)
+        self.approximate = may_approximate(graph)
         self.layout = Layout(graph, live)
         self.roots = choose_roots(graph, live, keep=self.form.keep)
         stages, self.reads = build_stages(graph, self.layout, self.roots, frozenset())
@@ -177,8 +177,8 @@ class CudaText:
                 self.pointers[name] = (Pointer("out", position), storage_type(t.dtype))
                 strides = self.problem.output_formats[position].strides(t.shape)
                 found[root] = dense(name, t.dtype, t.shape, strides)
-                if self.outward is not None:  # rows and columns of the result are found when it is stored
-                    found[root] = dense(name, t.dtype, t.shape[:2], self.outward.strides[:2])
+                if self.scatter is not None:  # rows and columns of the result are found when it is stored
+                    found[root] = dense(name, t.dtype, t.shape[:2], self.scatter.strides[:2])
             elif any(root in self.reads[r] and segment_of[r] != segment_of[root] for r in self.roots):
                 name = self.allocate(t.size, t.dtype.accumulator)
                 found[root] = dense(name, t.dtype.accumulator, t.shape, fmt.strides(t.shape))
@@ -204,8 +204,8 @@ class CudaText:
         nest = Nest()
         number = len(self.drafts)
         body = CudaBody(self.graph, scene.readable, nest, self.accesses)
-        body.rough = self.rough
-        body.outward = self.outward
+        body.approximate = self.approximate
+        body.scatter = self.scatter
         return Draft(str(number or ""), threads, nest, body)
 
     @property
@@ -217,7 +217,7 @@ class CudaText:
     def _launch(self, segments: Sequence[Segment], scene: Scene) -> None:
         if segments[0].rows is not None:
             draft = self._draft(scene, self.form.threads)
-            (Moments if self.form.once else Rows)(self, draft, scene, segments[0]).emit()
+            (Moments if self.form.single_pass else Rows)(self, draft, scene, segments[0]).emit()
         else:
             draft = self._draft(scene, self.form.threads)
             parts: list[Part | Tiled] = []
@@ -256,20 +256,20 @@ class CudaText:
         if any(self.graph.type_of(n).dtype.is_float8 for n in live_nodes(self.graph)):
             yield float8()
         if "w_rough_" in text:
-            yield rough_header()
+            yield approx_header()
         if "w_moments<" in text or "w_meet<" in text:
             yield moments_header()
         if "w_meet<" in text:
             yield meet_header()
         if "w_show<" in text:
-            yield outward_header()
+            yield scatter_header()
 
     def _lines(self, draft: Draft) -> tuple[list[str], list[str]]:
         """The statements of a launch, and the names of the buffers and tables in them."""
         lines = [line for item in draft.nest.stack for line in item.lines()]
-        if self.outward is not None and any("w_show<" in line for line in lines):
-            draft.shared += self.outward.shared()
-            draft.prologue += self.outward.prologue(draft.threads)
+        if self.scatter is not None and any("w_show<" in line for line in lines):
+            draft.shared += self.scatter.shared()
+            draft.prologue += self.scatter.prologue(draft.threads)
         return lines, sorted(set(_NAME.findall("\n".join([*draft.prologue, *lines]))), key=_natural)
 
     def _role(self, draft: Draft, lines: list[str], names: Sequence[str], *, first: bool) -> DeviceRole:
@@ -312,15 +312,19 @@ class CudaText:
 
 def _asked(draft: Draft) -> int:
     """Shared memory of a launch: more than is usual has to be asked for, by what the kernel declares itself, too."""
-    return max(draft.room, USUAL_SHARED + ROOM_STEP) if draft.room > USUAL_SHARED - OWN_MOST else draft.room
+    return (
+        max(draft.smem_stash, USUAL_SHARED + ROOM_STEP)
+        if draft.smem_stash > USUAL_SHARED - OWN_MOST
+        else draft.smem_stash
+    )
 
 
 def _at_once(draft: Draft) -> int:
     """As many blocks run at once on a multiprocessor as have room: some read while others wait. 0: not told."""
-    if not draft.room:
+    if not draft.smem_stash:
         return 0
     return max(
-        1, min(MOST_AT_ONCE, SHARED // (draft.room + OWN_SHARED), REGISTERS // (LEAST_REGISTERS * draft.threads))
+        1, min(MOST_AT_ONCE, SHARED // (draft.smem_stash + OWN_SHARED), REGISTERS // (LEAST_REGISTERS * draft.threads))
     )
 
 

@@ -21,7 +21,7 @@ class Source(Protocol):
         """What the schedule decides."""
 
     @property
-    def rough(self) -> bool:
+    def approximate(self) -> bool:
         """Whether the last bits of f32 are lost anyway."""
 
     @property
@@ -52,7 +52,7 @@ class Draft:
     cluster: int = 1
     shared: list[str] = field(default_factory=list)
     """Declarations of shared arrays."""
-    room: int = 0
+    smem_stash: int = 0
     """Bytes of shared memory beside these, whose size the launch gives."""
     prologue: list[str] = field(default_factory=list)
     """Lines before all others: they read weights alone, and wait for nothing."""

@@ -10,10 +10,10 @@ n_i elements are joined by
 those of the warps by the first warp of a block, which puts the result into the shared memory of all blocks of its
 cluster; those of the blocks by the first warp of each. What follows reads its operands before that exchange.
 
-Blocks need not be a cluster: they may *meet through memory* (`Form.meet`). Each leaves mean and squares of its part in
-the state, two words that are written at once, and reads those of the others until none is 0: one way to the L2 cache
-and one back, no fence, no counter. The last to have read sets them back. Nothing depends on blocks running at once: a
-part that stays away, since its block has not started, is reduced by those who wait for it, with the same bits.
+CTAs need not be a cluster: they may reduce *through global memory* (`Form.cross_cta`). Each leaves mean and squares of
+its part in the state, two words that are written at once, and reads those of the others until none is 0: one way to the
+L2 cache and one back, no fence, no counter. The last to have read sets them back. Nothing depends on blocks running at
+once: a part that stays away, since its block has not started, is reduced by those who wait for it, with the same bits.
 
 Source: Chan, Golub, LeVeque: Algorithms for computing the sample variance: analysis and recommendations (1983).
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import final
 
 from weft.generate.cuda.loops.exchange import Accumulator
-from weft.generate.cuda.loops.forms import MEETING
+from weft.generate.cuda.loops.forms import LEAST_CTAS
 from weft.generate.cuda.loops.lanes import Scene, digits, elementwise_root
 from weft.generate.cuda.loops.launch import Draft, Source
 from weft.generate.cuda.loops.parts import centred
@@ -72,8 +72,8 @@ def moments_header() -> str:
 
 @cache
 def meet_header() -> str:
-    """Text of weft_cuda_meet.h."""
-    return Path(__file__).with_name("weft_cuda_meet.h").read_text()
+    """Text of weft_cuda_cross_cta.h."""
+    return Path(__file__).with_name("weft_cuda_cross_cta.h").read_text()
 
 
 @final
@@ -119,11 +119,11 @@ class Moments(Rows):
         return (total, squares) if fits and self.space_of[0].vectors else None
 
     def _sharing(self, turns: int) -> int:
-        if self._pair is None or min(self.form.meet, turns) < MEETING:
+        if self._pair is None or min(self.form.cross_cta, turns) < LEAST_CTAS:
             return super()._sharing(turns)
-        self.meets = True
+        self.cross_cta = True
         vectors = self.space_of[0].vectors
-        return -(-vectors // -(-vectors // min(self.form.meet, turns)))  # none of equal slices is empty
+        return -(-vectors // -(-vectors // min(self.form.cross_cta, turns)))  # none of equal slices is empty
 
     def _leave(self) -> None:
         if self._slots:
@@ -137,7 +137,7 @@ class Moments(Rows):
     def _goes_ahead(self, space: Space) -> bool:
         if self._pair is None or self.repeated:
             return super()._goes_ahead(space)
-        if self.meets and self.form.outward:  # what the pass has not read
+        if self.cross_cta and self.form.scatter:  # what the pass has not read
             return not all(self.segment.stages[k].reductions for k in space.stages)
         return not any(self.segment.stages[k].reductions for k in space.stages)
 
@@ -173,24 +173,24 @@ class Moments(Rows):
             self.body.value(node, place)
 
     def _fits(self, space: Space, nodes: Sequence[NodeId], *, ahead: bool) -> bool:
-        if not (self.meets and self.form.room and all(self._is_half(n) for n in nodes)):
+        if not (self.cross_cta and self.form.smem_stash and all(self._is_half(n) for n in nodes)):
             return super()._fits(space, nodes, ahead=ahead)
         needed = len(nodes) * HALF_BYTES * space.turns * self.draft.threads
         return space.turns <= MOST_TURNS and needed <= MOST_ROOM
 
     def _registers(self, node: NodeId) -> float:
-        return 0.5 if self.meets and self._is_half(node) else 1
+        return 0.5 if self.cross_cta and self._is_half(node) else 1
 
     def _is_half(self, node: NodeId) -> bool:
         dtype = self.scene.graph.type_of(node).dtype
         return dtype.is_float and dtype.itemsize == HALF_BYTES and node in self.scene.graph.inputs
 
     def _declare(self, which: int, node: NodeId, place: Place) -> None:
-        if not (self.meets and self._is_half(node)):
+        if not (self.cross_cta and self._is_half(node)):
             super()._declare(which, node, place)  # else with the first read
 
     def _hold(self, key: Held, name: str) -> None:
-        if not (self.meets and self._is_half(key[1])):
+        if not (self.cross_cta and self._is_half(key[1])):
             super()._hold(key, name)
             return
         array, _, lane = name.rstrip("]").partition("[")
@@ -208,16 +208,16 @@ class Moments(Rows):
 
     def _make_room(self, name: str, turns: int, kind: str, width: int) -> None:
         """Declare an array of what was read: a thread's own, in registers or in shared memory."""
-        if not self.form.room:
+        if not self.form.smem_stash:
             self.nest.put(f"{kind} {name}[{turns}];", self.level)
             return
-        start, threads = self.draft.room, self.draft.threads
+        start, threads = self.draft.smem_stash, self.draft.threads
         self.nest.put(f"{kind}* const {name} = ({kind}*)(sm + {start}u) + role.thread();", self.level)
-        self.draft.room += turns * threads * width * HALF_BYTES
+        self.draft.smem_stash += turns * threads * width * HALF_BYTES
 
     def _waits(self, array: str) -> str:
         """An element of such an array."""
-        return f"{self._packs[array]}[{f'u * {self.draft.threads}u' if self.form.room else 'u'}]"
+        return f"{self._packs[array]}[{f'u * {self.draft.threads}u' if self.form.smem_stash else 'u'}]"
 
     def _recall(self, number: int, space: Space) -> None:
         self._opened = {}
@@ -233,7 +233,7 @@ class Moments(Rows):
         if packed.array not in self._opened:
             self._opened[packed.array] = name = self.draft.name("x")
             self.nest.put(f"w_f32 {name}[{packed.width}];")
-            at = f"u * {self.draft.threads}u" if self.form.room else "u"
+            at = f"u * {self.draft.threads}u" if self.form.smem_stash else "u"
             self.nest.put(f"w_open<{packed.kind}>({packed.array}[{at}], {name});")
         return f"{self._opened[packed.array]}[{packed.lane}]"
 
@@ -241,7 +241,7 @@ class Moments(Rows):
         graph, put = self.scene.graph, self.nest.put
         assert self._pair is not None
         operand = graph.nodes[self._pair[0]].inputs[0]
-        if self.meets:
+        if self.cross_cta:
             names = self._meet(operand)
         else:
             if self.cluster > 1:
@@ -344,7 +344,7 @@ class Moments(Rows):
         first = f"role.thread() / {WARP}u * {WARP // (self.columns if self.by_columns else 1)}u"
         first = f"{self.part} * {space.slice}u + {first}" if self.cluster > 1 else first
         found: list[list[str]] = [[] for _ in shift]
-        for turn in [0] if self.source.rough else [0, space.turns // 3, 2 * space.turns // 3]:
+        for turn in [0] if self.source.approximate else [0, space.turns // 3, 2 * space.turns // 3]:
             names = [self.draft.name("s") for _ in shift]
             put(f"w_f32 {', '.join(names)};")
             with self.body.block(""):

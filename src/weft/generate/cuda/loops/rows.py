@@ -211,7 +211,7 @@ class Rows(Team):
         self.groups = groups
         if form.spread and self.cluster == 1:
             self._divide(max(1, form.spread // groups), turns)
-        draft.cluster = 1 if self.meets else self.cluster
+        draft.cluster = 1 if self.cross_cta else self.cluster
         draft.blocks = groups * self.cluster * self.split
         block = "role.block_x()"
         if self.repeated:  # what was read last is read first: it may still be in the cache
@@ -219,7 +219,9 @@ class Rows(Team):
             block = "block"
         self.member = "y"
         if self.cluster > 1:
-            put(f"const w_index rank = {f'role.block_x() % {self.cluster}u' if self.meets else 'w_cluster_rank()'};")
+            put(
+                f"const w_index rank = {f'role.block_x() % {self.cluster}u' if self.cross_cta else 'w_cluster_rank()'};"
+            )
             put(f"const w_index member = rank * {self.across}u + y;")
             block, self.member = f"role.block_x() / {self.cluster}u", "member"
         if self.split > 1:
@@ -241,8 +243,8 @@ class Rows(Team):
         for space in self.spaces:
             space.turns = -(-space.vectors // (self.across * self.cluster * space.split))
             reducing = any(self.segment.stages[k].reductions for k in space.stages)
-            space.turns = space.turns if reducing or self.meets else _whole(space.turns)
-            space.slice = -(-space.vectors // self.cluster) if self.meets else space.turns * self.across
+            space.turns = space.turns if reducing or self.cross_cta else _whole(space.turns)
+            space.slice = -(-space.vectors // self.cluster) if self.cross_cta else space.turns * self.across
 
     def _sharing(self, turns: int) -> int:
         """Blocks that share the rows of a block, given the turns of one block alone."""
@@ -378,7 +380,7 @@ class Rows(Team):
         step = self.across * (1 if self.slices else self.cluster)
         held = any(key[0] == which for key in self.arrays)
         count = batch or space.turns
-        unroll = "" if (held and not self.form.room) or count <= self.unrolled else " 4"
+        unroll = "" if (held and not self.form.smem_stash) or count <= self.unrolled else " 4"
         with self.body.block(f'_Pragma("unroll{unroll}") for (w_index u = 0u; u < {count}u; ++u)'):
             turn = f"c * {batch}u + u" if batch else "u"
             position = f"(share * {space.turns}u + {turn})" if space.split > 1 else f"({turn})" if batch else turn
@@ -386,10 +388,10 @@ class Rows(Team):
             position = f"(rank * {space.turns}u + {turn})" if sliced else position
             turns = -(-space.turns // count) * count
             even = space.vectors == self.across * self.cluster * turns * space.split
-            clamped = not even and (turns > 1 or self.meets)
+            clamped = not even and (turns > 1 or self.cross_cta)
             name = "p_" if clamped else "p"
             inside = f"p_ < {space.vectors}u" if clamped else ""
-            if self.meets:
+            if self.cross_cta:
                 self.nest.put(f"const w_index o_ = ({turn}) * {self.across}u + y;")
                 self.nest.put(f"const w_index {name} = {self.part} * {space.slice}u + o_;")
                 # so many turns are all there in all blocks
@@ -430,7 +432,7 @@ class Rows(Team):
                         self._element(stage, at, mine, inside)
                 self._keep(number, space)
                 self.body.flush(" && ".join(t for t in (self.live, inside) if t))
-                if self.meets:
+                if self.cross_cta:
                     self.nest.put("w_in_turn();")
         if stage.reductions:
             for root in stage.reductions:
@@ -475,7 +477,7 @@ class Rows(Team):
                     for k in range(space.lanes):
                         self._element(stage, self._place(number, r, k), {}, inside)
                 self.body.flush(" && ".join(t for t in (self.live, inside) if t))
-                if self.meets:
+                if self.cross_cta:
                     self.nest.put("w_in_turn();")
         for key in ahead:
             del self.arrays[key]

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from weft.generate.cuda.gemm.common.epilogue import wide_load, wide_store
+from weft.generate.cuda.intrinsics.approx import FUNCTIONS, JUMPS, NARROW
 from weft.generate.cuda.intrinsics.prelude import storage
-from weft.generate.cuda.intrinsics.rough import FUNCTIONS, JUMPS, NARROW
 from weft.generate.cuda.mlp import beside as mlp_beside
 from weft.generate.cuda.mlp.beside import PERIODIC, each
 from weft.generate.cuda.mlp.image import PANEL, Image, layer_bytes
@@ -739,11 +739,11 @@ class Kernel:
             return form
         if record.prim in PERIODIC and self._ends_narrow(part):
             return PERIODIC[record.prim], record.inputs
-        rough = self._rough_steps(part)
+        approximate = self._approximate_steps(part)
         short = p.dtype is DType.BF16 and self._ends_short(part)
-        if record.prim is Prim.MUL and short and rough:
-            return self._gated(node, rough)
-        if node not in rough:
+        if record.prim is Prim.MUL and short and approximate:
+            return self._gated(node, approximate)
+        if node not in approximate:
             return None
         if record.prim is Prim.TANH:
             return f"w_mlp_tanh_{p.dtype.value}({{0}})", record.inputs
@@ -760,20 +760,20 @@ class Kernel:
         constant = record.inputs[-1] in p.numbers
         return (FUNCTIONS[record.prim], record.inputs) if record.prim in FUNCTIONS and not constant else None
 
-    def _gated(self, node: NodeId, rough: frozenset[NodeId]) -> tuple[str, tuple[NodeId, ...]] | None:
+    def _gated(self, node: NodeId, approximate: frozenset[NodeId]) -> tuple[str, tuple[NodeId, ...]] | None:
         """A value times 1 + erf of a multiple of another one."""
-        gate = self._gate(node, rough)
+        gate = self._gate(node, approximate)
         if gate is None:
             return None
         value, rest, factor = gate
         return f"w_mlp_gated({{0}}, {{1}}, {literal(factor, DType.F32)})", (value, rest)
 
-    def _gate(self, node: NodeId, rough: frozenset[NodeId]) -> tuple[NodeId, NodeId, float] | None:
+    def _gate(self, node: NodeId, approximate: frozenset[NodeId]) -> tuple[NodeId, NodeId, float] | None:
         """(the value, the other one, the factor)."""
         p = self.p
         inputs = p.graph.nodes[node].inputs
         for value, other in (inputs, inputs[::-1]):
-            erf = self._erf_of(p.value(other)) if p.value(other) in rough else None
+            erf = self._erf_of(p.value(other)) if p.value(other) in approximate else None
             readers = [s for steps in p.steps for s in steps if p.value(other) in map(p.value, p.graph.nodes[s].inputs)]
             if erf is None or readers != [node] or value in p.numbers:
                 continue
@@ -792,7 +792,7 @@ class Kernel:
         ]
         node = wanted[0]
         form = self._of_half(part, node) if len(set(wanted)) == 1 else None
-        found = self._gate(node, self._rough_steps(part)) if form is not None and "gelu" in form[0] else None
+        found = self._gate(node, self._approximate_steps(part)) if form is not None and "gelu" in form[0] else None
         return None if found is None else found[2]
 
     def _of_half(self, part: int, node: NodeId) -> tuple[str, tuple[NodeId, ...]] | None:
@@ -801,13 +801,13 @@ class Kernel:
         record = p.graph.nodes[node]
         z = self._sum(part)
         z = p.layers[part - 1].node if z is None else z
-        rough = self._rough_steps(part)
-        if record.prim is Prim.DIV and node in rough and self._wide(record.inputs[0]) == z:
+        approximate = self._approximate_steps(part)
+        if record.prim is Prim.DIV and node in approximate and self._wide(record.inputs[0]) == z:
             exponential = self._share_of(record.inputs[1])
             negative = None if exponential is None else p.graph.nodes[p.value(p.graph.nodes[exponential].inputs[0])]
             if negative is not None and negative.prim is Prim.NEG and self._wide(negative.inputs[0]) == z:
                 return "w_mlp_silu_of_half({0})", (z,)
-        if record.prim is Prim.MUL and (gate := self._gate(node, rough)) is not None:
+        if record.prim is Prim.MUL and (gate := self._gate(node, approximate)) is not None:
             value, rest, factor = gate
             half = p.graph.nodes[p.value(value)]
             if (
@@ -879,13 +879,13 @@ class Kernel:
             return None
         return next((p.value(o) for o in record.inputs if p.graph.nodes[p.value(o)].prim is prim), None)
 
-    def _rough_steps(self, part: int) -> frozenset[NodeId]:
+    def _approximate_steps(self, part: int) -> frozenset[NodeId]:
         """Steps of a part that may use the machine's own functions: all its results have 16 bits, nothing jumps."""
         p = self.p
         if not self._ends_narrow(part):
             return frozenset()
         touched: set[NodeId] = set()
-        rough: set[NodeId] = set()
+        approximate: set[NodeId] = set()
         for node in p.steps[part]:
             record = p.graph.nodes[node]
             into = isinstance(record.attrs, a.CastAttrs) and not record.attrs.dtype.is_float
@@ -894,9 +894,9 @@ class Kernel:
                     return frozenset()
                 touched.add(node)
             if record.prim in FUNCTIONS or record.prim is Prim.TANH or self._erf_of(node) is not None:
-                rough.add(node)
+                approximate.add(node)
                 touched.add(node)
-        return frozenset(rough)
+        return frozenset(approximate)
 
 
 def _least(start: str, step: int, first: int, last: int) -> str:

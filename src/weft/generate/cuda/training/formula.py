@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from weft.generate.cuda.intrinsics.rough import FUNCTIONS, JUMPS
+from weft.generate.cuda.intrinsics.approx import FUNCTIONS, JUMPS
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
 from weft.ir import attrs as a

@@ -11,8 +11,8 @@ import numpy as np
 from weft.generate.contraction.match import Contraction, Source, Step, Walk, constants_of
 from weft.generate.cuda.gemm.common.normed_text import parts_text
 from weft.generate.cuda.gemm.common.product import Product, is_weight, offset_of
+from weft.generate.cuda.intrinsics.approx import FUNCTIONS, may_approximate, times_inverse
 from weft.generate.cuda.intrinsics.prelude import load, storage, store
-from weft.generate.cuda.intrinsics.rough import FUNCTIONS, may_be_rough, times_inverse
 from weft.generate.cuda.role.role import WRITTEN, Parameter
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
@@ -249,12 +249,12 @@ def prefetch(p: Product, names: Mapping[Source, str], columns: int, first: str =
     return lines
 
 
-def _rough(c: Contraction) -> bool:
+def _approximate(c: Contraction) -> bool:
     """Whether the machine's own functions are exact enough; see `rough`."""
-    return c.graph is not None and may_be_rough(c.graph)
+    return c.graph is not None and may_approximate(c.graph)
 
 
-def _rough_text(prim: Prim, operands: Sequence[Value]) -> str | None:
+def _approximate_text(prim: Prim, operands: Sequence[Value]) -> str | None:
     """Text of a function of f32 by the machine's own; None where it has none that is shorter."""
     if prim not in FUNCTIONS:
         return None
@@ -270,7 +270,7 @@ def exact(c: Contraction) -> tuple[int, int, int]:
     Divisions by powers of two are none, and there are none where the machine's own functions are exact enough.
     """
     clipped, divided, others = 0, 0, 0
-    for step in () if _rough(c) else c.body:
+    for step in () if _approximate(c) else c.body:
         if step.prim not in FUNCTIONS or c_type(step.dtype) != "w_f32":
             continue
         first, last = (scalar(c, c.body[s]) if s >= 0 else None for s in (step.args[0], step.args[-1]))
@@ -382,9 +382,9 @@ def body(
         else:
             lines += [f"{name}[{i}] = {load(step.dtype, f'{name}p + {i * walk.channel}')};" for i in range(width)]
         values[slot] = [Value(f"{name}[{i}]", step.dtype) for i in range(width)]
-    rough = _rough(c)
-    shifted = _shifted_erf(c) if rough else {}
-    shares = _shares(c) if rough else frozenset()
+    approximate = _approximate(c)
+    shifted = _shifted_erf(c) if approximate else {}
+    shares = _shares(c) if approximate else frozenset()
     for slot, step in enumerate(c.body):
         if slot in values or slot in shifted.values():
             continue
@@ -401,7 +401,9 @@ def body(
             elif slot in shares:
                 text = f"w_rough_share({operands[0].name if len(operands) > 1 else '1.0f'}, {operands[-1].name})"
             else:
-                short = _rough_text(step.prim, operands) if rough and c_type(step.dtype) == "w_f32" else None
+                short = (
+                    _approximate_text(step.prim, operands) if approximate and c_type(step.dtype) == "w_f32" else None
+                )
                 text = short or elementwise(step.prim, operands, step.dtype)[0]
             value = Value(f"{prefix}e{slot}_{i}", step.dtype)
             lines.append(f"const {value.c_type} {value.name} = {text};")

@@ -1,9 +1,9 @@
-"""Forms whose blocks meet through memory: how many blocks share rows, and how many rows each of them has.
+"""Schedules with a cross-CTA reduction through global memory: how many CTAs share rows, and how many rows each has.
 
-A meeting takes a time of its own (`GpuFacts.grid_barrier_us`), during which a block neither reads nor writes. Where
-all blocks run at once, the fewest that fill the machine are best; where there is far more to read, several blocks on a
-multiprocessor take turns at that. What all blocks leave for each other is read by all that share the rows: many rows
-of a block, or many blocks, cost as much as the data itself.
+The grid barrier takes a time of its own (`GpuFacts.grid_barrier_us`), during which a CTA neither reads nor writes.
+Where all CTAs are co-resident, the fewest that fill the machine are best; where there is far more to read, some CTAs of
+a multiprocessor read while others wait. Partial results are read by all CTAs that share the rows: many rows of a CTA,
+or many CTAs, cost as much as the data itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.loops.forms import MEETING, Form
+from weft.generate.cuda.loops.forms import LEAST_CTAS, Form
 from weft.ir.graph import Graph, GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.rewrite import Rewriter
@@ -20,7 +20,7 @@ THREADS = (128, 256, 512)
 SECTOR = 32
 """Bytes that memory gives at once: what lies beside each other of a block's rows is no less."""
 LARGE = 1 << 16
-"""Bytes per multiprocessor from which blocks take turns."""
+"""Bytes per multiprocessor from which some CTAs of it read while others wait."""
 SHARE = 34 << 10
 """Bytes of a block then for each sector that lies side by side."""
 FEW = 7 << 10
@@ -37,7 +37,7 @@ MOST_ROWS = 32
 """Of a block: a warp joins what its threads have of them."""
 
 
-def meetings(
+def cross_cta_forms(
     facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int, beside: bool, wide: bool = False
 ) -> list[Form]:
     """Forms for mean and variance of so many rows of `stored` bytes in all, the most promising first, at most two.
@@ -53,9 +53,12 @@ def meetings(
         groups = -(-rows // every)
         share = SHARE * sectors if large else stored // facts.sms
         blocks = round(stored / groups / max(share, 1))
-        if every <= MOST_ROWS and MEETING <= blocks <= MOST_BLOCKS and blocks * every * LEFT <= MOST_LEFT:
+        if every <= MOST_ROWS and LEAST_CTAS <= blocks <= MOST_BLOCKS and blocks * every * LEFT <= MOST_LEFT:
             threads = 128 if share <= FEW else 256
-            forms = (Form(n, columns=columns, per_row=0 if beside else n, once=True, meet=blocks) for n in THREADS)
+            forms = (
+                Form(n, columns=columns, per_row=0 if beside else n, single_pass=True, cross_cta=blocks)
+                for n in THREADS
+            )
             found += [f for f in forms if f.threads == threads or (f.threads == 2 * threads and not large)]
     return list(dict.fromkeys(found))[:2]
 
@@ -68,10 +71,14 @@ def balanced(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int
         return []
     each = stored / (2 * SHARE) / facts.sms
     found = [facts.sms * max(1, n) // groups for n in (math.ceil(each), math.floor(each))]
-    return [Form(256, columns=columns, once=True, meet=n) for n in dict.fromkeys(found) if MEETING <= n <= MOST_BLOCKS]
+    return [
+        Form(256, columns=columns, single_pass=True, cross_cta=n)
+        for n in dict.fromkeys(found)
+        if LEAST_CTAS <= n <= MOST_BLOCKS
+    ]
 
 
-def roomy(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int, beside: int) -> list[Form]:
+def stashed(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int, beside: int) -> list[Form]:
     """Of much data with `beside` rows side by side: what blocks read waits in shared memory.
 
     Two blocks of a multiprocessor: one reads while the other waits or writes, and of the rows of those that run all
@@ -82,9 +89,9 @@ def roomy(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int, b
     if every > MOST_ROWS or beside > 2 * every or stored <= facts.sms * LARGE:
         return []
     group, at_once, most = stored * every // rows, 2 * facts.sms, facts.shared_per_sm // 2 - KEPT
-    parts = [n for n in range(MEETING, min(at_once, MOST_BLOCKS) + 1) if group <= most * n]
+    parts = [n for n in range(LEAST_CTAS, min(at_once, MOST_BLOCKS) + 1) if group <= most * n]
     best = max(parts, key=lambda n: (at_once // n * n, -n), default=0)
-    return [Form(256, columns=columns, once=True, meet=best, room=True)] if best else []
+    return [Form(256, columns=columns, single_pass=True, cross_cta=best, smem_stash=True)] if best else []
 
 
 def factors_together(graph: Graph) -> Graph:

@@ -1,4 +1,4 @@
-// Blocks that share rows of one launch meet through memory: see moments.py. Stands behind weft_cuda_moments.h.
+// Cross-CTA reductions through global memory, with a grid barrier: see moments.py. Stands behind weft_cuda_moments.h.
 #ifdef __CUDA_ARCH__  // on the host the emulated machine has these
 // Counts; the counter is 0 again after `total`.
 W_FN unsigned w_count(unsigned* counter, unsigned total) { return atomicInc(counter, total - 1u); }

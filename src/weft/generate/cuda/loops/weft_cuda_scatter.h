@@ -1,4 +1,4 @@
-// Results that are stored to all places which show them: see outward.py.
+// Results that are stored to all places which show them: see scatter.py.
 // Which of OUTER rows (or columns) of a result show each of INNER ones; of those that MOST are too few for, `from` says it.
 template <int INNER, int OUTER, int MOST> struct w_shown {
   unsigned count[INNER];

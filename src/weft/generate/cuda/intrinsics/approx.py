@@ -39,7 +39,7 @@ JUMPS = frozenset(
 
 
 @cache
-def rough_header() -> str:
+def approx_header() -> str:
     """Text of weft_cuda_rough.h."""
     return Path(__file__).with_name("weft_cuda_rough.h").read_text()
 
@@ -51,7 +51,7 @@ def times_inverse(value: str, divisor: float) -> str | None:
     return f"({value} * {literal(float(np.float32(1.0 / divisor)), DType.F32)})"
 
 
-def is_rough(graph: Graph, node: NodeId) -> bool:
+def is_approximated(graph: Graph, node: NodeId) -> bool:
     """Whether a primitive of a graph that may be rough has a function here.
 
     The error function has in sums with constants, such as 1 + erf(x): its error is small beside 1, not beside itself.
@@ -72,7 +72,7 @@ def _is_large_constant(graph: Graph, node: NodeId) -> bool:
     return graph.nodes[node].prim is Prim.CONSTANT and bool((abs(graph.constant(node)) >= LEAST_BESIDE).all())
 
 
-def may_be_rough(graph: Graph) -> bool:
+def may_approximate(graph: Graph) -> bool:
     """Whether all results have 16 bits and nothing in between magnifies an error."""
     if any(graph.type_of(n).dtype not in NARROW for n in graph.outputs):
         return False

@@ -48,7 +48,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Outward:
+class Scatter:
     """What is computed, and how the one result shows it."""
 
     source: NodeId
@@ -81,12 +81,12 @@ class Outward:
 
 
 @cache
-def outward_header() -> str:
-    """Text of weft_cuda_outward.h."""
-    return Path(__file__).with_name("weft_cuda_outward.h").read_text()
+def scatter_header() -> str:
+    """Text of weft_cuda_scatter.h."""
+    return Path(__file__).with_name("weft_cuda_scatter.h").read_text()
 
 
-def outward(problem: Problem) -> Outward | None:
+def scatter(problem: Problem) -> Scatter | None:
     """What the form applies to: an image that lies channels-last, a computed one with maps of rows and columns."""
     graph = problem.graph
     if len(graph.outputs) != 1 or problem.output_formats[0] is not Format.LAST:
@@ -102,7 +102,7 @@ def outward(problem: Problem) -> Outward | None:
         return None
     inner = graph.type_of(node).shape
     axes = [Axis(inner[k], t.shape[k], text) for k, text in zip(AXES, texts, strict=True)]
-    return Outward(node, (axes[0], axes[1]), Format.LAST.strides(t.shape))
+    return Scatter(node, (axes[0], axes[1]), Format.LAST.strides(t.shape))
 
 
 def _step(graph: Graph, node: NodeId, texts: list[str]) -> NodeId | None:
