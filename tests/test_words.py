@@ -71,6 +71,8 @@ OLD = (
         r"kernels/|device/|generate/bind"),
     Old("is_held|round_held|HELD", "element types that NumPy lacks", "emulated type",
         where=r"ir/|frontends/|runtime/|tune/"),
+    Old("turned|turned_a|turned_b", "operands whose memory runs along M or N", "MN-major",
+        where=r"generate/cuda/(gemm|attention)/"),
     Old("meet|meets|meeting|meetings", "CTAs that wait for each other through memory", "cross-CTA reduction",
         r"blocks (that )?meet", r"generate/cuda/loops/|generate/bind"),
     Old("once", "mean and variance by one pass", "single-pass", where=r"generate/cuda/loops/"),

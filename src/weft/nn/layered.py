@@ -421,8 +421,8 @@ class ByLayers:
                     beside.launch(plan.columns, shares, given.data_ptr(), place, len(given), dz.shape[1], kind)
                 self._weights(kernel, state, layer, dz, held[text.operand(net, net.reads(layer))], sums)
             else:
-                turned = image + plan.image.turned[layer] + 2 * product.row * padded(net.widths[layer + 1])
-                held |= self._values(product, kernel, state, held, turned, totals, dx)
+                transposed = image + plan.image.transposed[layer] + 2 * product.row * padded(net.widths[layer + 1])
+                held |= self._values(product, kernel, state, held, transposed, totals, dx)
             for ref in product.spent:
                 held.pop(ref, None)
         if sums is not None and any(net.biases):
@@ -435,7 +435,7 @@ class ByLayers:
         kernel: Chosen,
         state: int,
         held: dict[Ref, torch.Tensor],
-        turned: int,
+        transposed: int,
         totals: dict[int, torch.Tensor],
         dx: torch.Tensor | None,
     ) -> dict[Ref, torch.Tensor]:
@@ -449,7 +449,7 @@ class ByLayers:
             shape = kernel.sum_rows, padded(net.of(value))
             totals[value - 1] = torch.empty(shape, dtype=torch.float32, device=dz.device)
             outs.append(totals[value - 1])
-        kernel.run([dz.data_ptr(), turned, *(t.data_ptr() for t in read)], [t.data_ptr() for t in outs], state)
+        kernel.run([dz.data_ptr(), transposed, *(t.data_ptr() for t in read)], [t.data_ptr() for t in outs], state)
         if product.role == "input" and net.parts and dx is not None:
             at, width = net.parts[-value]
             dx[:, at : at + width].copy_(outs[0])

@@ -133,7 +133,7 @@ class Runner:
                 n, k = place.shape
                 sums[place.offset : place.offset + place.size] = found[:n, :k].reshape(-1)
                 continue
-            turned = weights(plan.image.turned[p.layer], g.type_of(g.inputs[1]).shape)
+            turned = weights(plan.image.transposed[p.layer], g.type_of(g.inputs[1]).shape)
             mark = marks[p.layer - 1] if p.role == "below" else None
             (dz,) = self._product(p, [dz, turned] if mark is None else [dz, turned, mark])
             dx = dz

@@ -73,7 +73,7 @@ def overhead_us(problem: Problem, call: LibraryCall, kind: Kind) -> float:
         and any(graph.type_of(x).rank == 4 and len(formats_of(graph.type_of(x))) > 1 for x in read)
     ):
         cost += graph.type_of(output).nbytes / TURNED + (0.0 if call.out_variant else LAUNCH_US)
-    return cost + sum(_copy_us(graph, x) for x in read if _is_turned(graph, x, strides[x]))
+    return cost + sum(_copy_us(graph, x) for x in read if _is_transposed(graph, x, strides[x]))
 
 
 def _copy_us(graph: Graph, node: NodeId) -> float:
@@ -160,7 +160,7 @@ def _merges(graph: Graph, node: NodeId, strides: Strides) -> bool:
     return viewed(shape, strides, (math.prod(shape[:-2]), *shape[-2:])) is not None
 
 
-def _is_turned(graph: Graph, node: NodeId, strides: Strides) -> bool:
+def _is_transposed(graph: Graph, node: NodeId, strides: Strides) -> bool:
     """Whether neighbours lie apart, in what is no image and no operand of a product."""
     shape = graph.type_of(node).shape
     if any(CATEGORY[n.prim] is Category.LINEAR and node in n.inputs for n in graph.nodes):

@@ -166,13 +166,13 @@ def _batch_norm(o: Operator, _: NodeId) -> Ref | None:
 
 def _gemm(o: Operator, _: NodeId) -> Ref | None:
     alpha, beta = o.number("alpha", 1), o.number("beta", 1)
-    turned = bool(o.param("trans_a", False)), bool(o.param("trans_b", False))
+    transposed = bool(o.param("trans_a", False)), bool(o.param("trans_b", False))
     x, y, c = o.ref(0), o.ref(1), o.ref(2)
     if not o.graph.type_of(o.node(0)).dtype.is_float:
         return None
-    if turned == (False, True) and alpha == 1 and (c is None or (beta == 1 and len(o.shape(2)) == 1)):
+    if transposed == (False, True) and alpha == 1 and (c is None or (beta == 1 and len(o.shape(2)) == 1)):
         return o.call("aten.linear.default", x, y, c)
-    left, right = (o.call("aten.t.default", v) if t else v for v, t in zip((x, y), turned, strict=True))
+    left, right = (o.call("aten.t.default", v) if t else v for v, t in zip((x, y), transposed, strict=True))
     if c is None:
         return o.call("aten.mm.default", left, right) if alpha == 1 else None
     return o.program.call("aten.addmm.default", c, left, right, alpha=alpha, beta=beta)

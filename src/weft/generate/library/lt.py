@@ -127,8 +127,8 @@ def lt_product(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
 
 def _along_the_sum(p: Program, w: NodeId) -> Ref:
     """A constant matrix whose columns lie one after the other."""
-    turned = p.call("aten.permute.default", p.value(w), (1, 0))
-    dense = p.call("aten.clone.default", turned, memory_format="format:contiguous")
+    transposed = p.call("aten.permute.default", p.value(w), (1, 0))
+    dense = p.call("aten.clone.default", transposed, memory_format="format:contiguous")
     return p.call("aten.permute.default", dense, (1, 0))
 
 

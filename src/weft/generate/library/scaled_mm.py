@@ -48,11 +48,11 @@ def scaled_mm(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
     p = Program(graph)
     left, right = p.value(x[0]), p.value(w[0])
     if x[1]:
-        turned = p.call("aten.permute.default", left, (1, 0))
-        left = p.call("aten.clone.default", turned, memory_format="format:contiguous")
+        transposed = p.call("aten.permute.default", left, (1, 0))
+        left = p.call("aten.clone.default", transposed, memory_format="format:contiguous")
     if not w[1]:  # the library wants columns one after the other
-        turned = p.call("aten.permute.default", right, (1, 0))
-        right = p.call("aten.clone.default", turned, memory_format="format:contiguous")
+        transposed = p.call("aten.permute.default", right, (1, 0))
+        right = p.call("aten.clone.default", transposed, memory_format="format:contiguous")
     right = p.call("aten.permute.default", right, (1, 0))
     one = p.tensor((1.0,), DType.F32, ())
     scale = one if found == -1 else _scalar(p, graph, found)
@@ -69,16 +69,16 @@ def _scalar(p: Program, graph: Graph, node: NodeId) -> Ref:
 
 def _narrow(graph: Graph, operand: NodeId) -> tuple[NodeId, bool] | None:
     """The 8-bit floats that an operand is widened from, and whether it is their transpose."""
-    turned, node = False, graph.nodes[operand]
+    transposed, node = False, graph.nodes[operand]
     at = operand
     while node.prim in (Prim.CAST, Prim.TRANSPOSE):
         if node.prim is Prim.TRANSPOSE:
             if node.type.rank != 2:
                 return None
-            turned = turned != (cast("a.TransposeAttrs", node.attrs).perm == (1, 0))
+            transposed = transposed != (cast("a.TransposeAttrs", node.attrs).perm == (1, 0))
         at = node.inputs[0]
         node = graph.nodes[at]
-    return (at, turned) if node.type.dtype.is_float8 and at != operand else None
+    return (at, transposed) if node.type.dtype.is_float8 and at != operand else None
 
 
 def _scale(graph: Graph, product: NodeId) -> NodeId | Declined:

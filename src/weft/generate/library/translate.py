@@ -92,8 +92,8 @@ class Program:
             return LibraryCall(schedule, tuple(self.prepare), tuple(self.run), outputs)
         last = self.run[-1]
         target = OUT_VARIANTS.get(last.target) if self._lies_alike(problem) else None
-        turned = last.target in _LIKE_OPERAND and any(step.target == "aten.permute.default" for step in self.run)
-        if target is None and not turned and set(problem.input_formats + problem.output_formats) <= {Format.ROW}:
+        transposed = last.target in _LIKE_OPERAND and any(step.target == "aten.permute.default" for step in self.run)
+        if target is None and not transposed and set(problem.input_formats + problem.output_formats) <= {Format.ROW}:
             target = ROW_MAJOR_OUT_VARIANTS.get(last.target)
         if target is None or last.result != 0:
             return LibraryCall(schedule, tuple(self.prepare), tuple(self.run), outputs)

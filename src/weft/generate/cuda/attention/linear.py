@@ -111,9 +111,9 @@ def _matched(problem: Problem, first: NodeId, second: NodeId) -> Linear:
     padded, constant = _rows_of_constants(graph, left)
     a_rows = p - len(constant)
     found = (
-        _operand("a", reader.read(padded), a_rows, constant, turned=False),
-        _operand("b", reader.read(right), e, (), turned=True),
-        _operand("c", reader.read(operands[2]), e, (), turned=False),
+        _operand("a", reader.read(padded), a_rows, constant, transposed=False),
+        _operand("b", reader.read(right), e, (), transposed=True),
+        _operand("c", reader.read(operands[2]), e, (), transposed=False),
     )
     y = Expr("product", DType.F32, View(two.shape, _row_major(two.shape)))
     result = Reader(problem, {second: y}).read(graph.outputs[0])
@@ -142,9 +142,9 @@ def _rows_of_constants(graph: Graph, node: NodeId) -> tuple[NodeId, tuple[float,
     return n.inputs[0], (pad.value,) * pad.hi[-2]
 
 
-def _operand(name: str, x: Expr, rows: int, constant: tuple[float, ...], *, turned: bool) -> Operand:
-    """`turned`: rows are columns of the graph's operand."""
-    if turned:
+def _operand(name: str, x: Expr, rows: int, constant: tuple[float, ...], *, transposed: bool) -> Operand:
+    """`transposed`: rows are columns of the graph's operand."""
+    if transposed:
         x = x.mapped(lambda v: v.transpose((*range(len(v.shape) - 2), len(v.shape) - 1, len(v.shape) - 2)))
     parts = x.parts()
     choices = [y for y in parts if y.kind == "choice"]

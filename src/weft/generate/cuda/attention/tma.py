@@ -50,7 +50,7 @@ def header() -> str:
 
 def instructions(kind: str, bn: int, head: int) -> tuple[str, str]:
     """Products of 64 rows by 16 of a sum: scores from shared memory, results with weights in registers."""
-    return tma.instruction(kind, bn, turned_a=False, turned_b=False), _weighted(kind, head)
+    return tma.instruction(kind, bn, mn_major_a=False, mn_major_b=False), _weighted(kind, head)
 
 
 def _weighted(kind: str, columns: int) -> str:

@@ -125,10 +125,10 @@ class Kernel:
         wide = f"({some} * {self.repeats})" if self.repeats > 1 else some
         walk = "for (int tile = role.block_x(), once = 1; once; once = 0) {"
         if s.persistent_ctas and s.persistent_ctas < self.total:
-            turned = "(round & 1 ? (int)(role.blocks_x() - 1 - role.block_x()) : (int)role.block_x())"
+            reverse = "(round & 1 ? (int)(role.blocks_x() - 1 - role.block_x()) : (int)role.block_x())"
             walk = (
                 f"#pragma unroll 1\nfor (int round = 0; round * (int)role.blocks_x() < {self.total}; ++round) {{"
-                f" const int tile = round * (int)role.blocks_x() + {turned if self.checks else '(int)role.block_x()'};"
+                f" const int tile = round * (int)role.blocks_x() + {reverse if self.checks else '(int)role.block_x()'};"
                 f" if (tile >= {self.total}) continue;"
             )
         return (

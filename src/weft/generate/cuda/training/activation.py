@@ -87,8 +87,8 @@ KINDS: dict[str, int] = {
 
 def _sine(b: GraphBuilder, x: NodeId, omega: float) -> NodeId:
     wide = b.cast(x, DType.F32)
-    turned = wide if omega == 1.0 else b.apply(Prim.MUL, wide, omega)
-    return b.cast(b.apply(Prim.SIN, turned), b.type_of(x).dtype)
+    transposed = wide if omega == 1.0 else b.apply(Prim.MUL, wide, omega)
+    return b.cast(b.apply(Prim.SIN, transposed), b.type_of(x).dtype)
 
 
 _GRAPHS: dict[str, Callable[..., object]] = {
@@ -168,8 +168,8 @@ def _gelu_tanh_slope(n: _Nodes, g: NodeId) -> NodeId:
 
 
 def _softplus_slope(n: _Nodes, g: NodeId, beta: float, threshold: float) -> NodeId:
-    turned = n.mul(n.x, beta)
-    return n.op(Prim.SELECT, n.op(Prim.GT, turned, threshold), g, n.mul(g, n.share(turned)))
+    transposed = n.mul(n.x, beta)
+    return n.op(Prim.SELECT, n.op(Prim.GT, transposed, threshold), g, n.mul(g, n.share(transposed)))
 
 
 _SLOPES: dict[str, Callable[..., NodeId]] = {

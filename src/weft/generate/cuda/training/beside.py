@@ -41,7 +41,7 @@ def shares_of(plan: Layered, rows: int) -> int:
 
 
 def pack_posed(net: Network, plan: Layered) -> Posed:
-    """From all parameters to the image of the weights: each layer's, the same turned, its bias."""
+    """From all parameters to the image of the weights: each layer's, the same transposed, its bias."""
     b = GraphBuilder()
     outputs: list[NodeId] = []
     left: list[Left] = []
@@ -56,7 +56,7 @@ def pack_posed(net: Network, plan: Layered) -> Posed:
         whole = b.add(Prim.CONCAT, *read, attrs=a.ConcatAttrs(1)) if len(read) > 1 else read[0]
         across = b.type_of(whole).shape[1]
         left.append(Left(len(left), plan.image.weights[layer], (across, 1)))
-        left.append(Left(len(left), plan.image.turned[layer], (rows, 1)))
+        left.append(Left(len(left), plan.image.transposed[layer], (rows, 1)))
         outputs += [whole, b.transpose(whole, (1, 0))]
         parameters += 1
         if vector is not None:

@@ -80,10 +80,10 @@ def padded(columns: int) -> int:
 class Product:
     """One kernel, with inputs and outputs of its problem in this order.
 
-    forward: input of the layer, weights, bias if there is one, what is added if anything -> `results`;
-    below: dz, turned weights, `addends`, what is kept of the layer of `value` if anything -> dz of that layer, and the
+    forward: input of the layer, weights, bias if there is one, what is added if anything -> `results`; below: dz,
+    transposed weights, `addends`, what is kept of the layer of `value` if anything -> dz of that layer, and the
     gradient of `value` where that is added to another;
-    share: dz, turned weights, `addends` -> what they sum up to of the gradient of `value`;
+    share: dz, transposed weights, `addends` -> what they sum up to of the gradient of `value`;
     input: the same -> the gradient of what is given;
     weights: dz, input of the layer -> gradient of the weights.
     """
@@ -94,7 +94,7 @@ class Product:
     value: int = 0
     """Whose gradient it is."""
     row: int = 0
-    """Of the turned weights, where the columns of that value begin."""
+    """Of the transposed weights, where the columns of that value begin."""
     addends: tuple[Ref, ...] = ()
     spent: tuple[Ref, ...] = ()
     """What nothing reads afterwards."""
@@ -292,8 +292,8 @@ def _below(net: Network, rows: int, layer: int, value: int, addends: int, role: 
     n, k = padded(net.widths[layer + 1]), padded(net.of(value)) if value > 0 else net.of(value)
     b = GraphBuilder()
     dz = b.input(TensorType(net.dtype, (rows, n)))
-    turned = b.input(TensorType(net.dtype, (k, n)))
-    g = b.add(Prim.MATMUL, dz, b.transpose(turned, (1, 0)))
+    transposed = b.input(TensorType(net.dtype, (k, n)))
+    g = b.add(Prim.MATMUL, dz, b.transpose(transposed, (1, 0)))
     for _ in range(addends):
         g = b.apply(Prim.ADD, g, b.input(TensorType(net.dtype, (rows, k))))
     g = _bounded(b, g, net.of(value))
@@ -354,13 +354,13 @@ def summed(net: Network, p: Product, source: CudaSource, rows: int) -> tuple[Pro
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Offsets in bytes of each layer's weights, as (out, in) and turned, and of its bias.
+    """Offsets in bytes of each layer's weights, as (out, in) and transposed, and of its bias.
 
     Columns are padded, those of each value that a layer reads by themselves.
     """
 
     weights: tuple[int, ...]
-    turned: tuple[int, ...]
+    transposed: tuple[int, ...]
     biases: tuple[int, ...]
     bytes: int
 
@@ -491,11 +491,11 @@ def _pack(net: Network, image: Image) -> DeviceRole:
         for value, at, column in segments(net, layer):
             k, kp = net.of(value), padded(net.of(value))
             tiles = -(-np // 32) * -(-kp // 32)
-            plain, turned = image.weights[layer] + 2 * at, image.turned[layer] + 2 * at * np
+            plain, transposed = image.weights[layer] + 2 * at, image.transposed[layer] + 2 * at * np
             shape = f"{n}, {k}, {np}, {kp}, {columns}, {across}"
             lines += [
                 f"if (b < {tiles}) {{ w_images<{shape}>(role, (const {kind}*)p{number} + {column},",
-                f"(u16*)(image + {plain}), (u16*)(image + {turned}), b, held, t); return; }}",
+                f"(u16*)(image + {plain}), (u16*)(image + {transposed}), b, held, t); return; }}",
                 f"b -= {tiles};",
             ]
             blocks += tiles

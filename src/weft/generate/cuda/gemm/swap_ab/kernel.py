@@ -175,7 +175,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         body="\n".join(x for x in lines if x),
         parameters=(*maps, *args.parameters),
         grid=(mt * nt * p.z * s.cluster, 1, 1),
-        globals=instruction(p.multiplied, s.bm, turned_a=w.turned, turned_b=False) + args.constants,
+        globals=instruction(p.multiplied, s.bm, mn_major_a=w.mn_major, mn_major_b=False) + args.constants,
         min_ctas_per_sm=1,
         shared_bytes=s.shared_bytes,
         named_barriers=1,
@@ -256,7 +256,7 @@ def _copies(s: SwapAbConfig, a: Operand, w: Operand) -> list[str]:
 def _products(p: Product, s: SwapAbConfig, w: Operand) -> list[str]:
     """The warpgroups that multiply 64 columns each."""
     of_w = f"at + (u32)(warp >> 2) * {_GROUP * STEP * 2}" if s.consumers > 1 else "at"
-    if w.turned:
+    if w.mn_major:
         of_w = f"w_operand_at({of_w} + q * 2048, {2 * STEP * STEP}, 1024, 1)"
     else:
         of_w = f"w_operand_at({of_w} + q * 32, 16, 1024, 1)"
@@ -267,7 +267,7 @@ def _products(p: Product, s: SwapAbConfig, w: Operand) -> list[str]:
         "const u32 at = sb + slot * STAGE;",
         "w_bar_wait(sb + FULL + 8 * slot, lap);",
         "w_group_begin();\n#pragma unroll\nfor (u32 q = 0; q < 4; ++q)",
-        f"w_product_{p.multiplied}_{int(w.turned)}0(acc, {of_w}, {of_a}, it | q);",
+        f"w_product_{p.multiplied}_{int(w.mn_major)}0(acc, {of_w}, {of_a}, it | q);",
         "w_group_commit(); w_group_wait<1>();",
         # the products before these are complete: their stage is free
         f"if (it > 0 && {_given(s, f'slot == 0 ? {s.stages - 1} : slot - 1')}",

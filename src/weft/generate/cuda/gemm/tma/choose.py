@@ -141,8 +141,8 @@ def case_of(p: Product, facts: GpuFacts) -> Case | None:
     if facts.capability != 90 or isinstance(rows, Declined) or epilogue.plan(p).by_row:
         return None
     stride = (1, *p.c.strides) if rows.image else (1, 1, 1)
-    turned = p.a_load == "columns" or p.w_load == "kn"
-    panels = (STEP,) if turned else _panels(p.in_words(p.c.ic), p.c.kernel != (1, 1))
+    mn_major = p.a_load == "columns" or p.w_load == "kn"
+    panels = (STEP,) if mn_major else _panels(p.in_words(p.c.ic), p.c.kernel != (1, 1))
     stages = tuple((panel, stages_of_sum(p, panel)) for panel in panels)
     (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
     halo = rows.image and stride == (1, 1, 1) and kh * kw > 1

@@ -65,26 +65,26 @@ def fixup_header() -> str:
     return (Path(__file__).parent / "weft_cuda_fixup.h").read_text(encoding="utf-8")
 
 
-def instruction(kind: str, columns: int, *, turned_a: bool, turned_b: bool) -> str:
+def instruction(kind: str, columns: int, *, mn_major_a: bool, mn_major_b: bool) -> str:
     """The function that multiplies 64 rows by 32 bytes of the sum by `columns`; tests bring their own.
 
-    `kind`: f16, bf16, or tf32, two of e4m3 and e5m2 and two of s8 and u8, whose operands cannot be turned.
+    `kind`: f16, bf16, or tf32, two of e4m3 and e5m2 and two of s8 and u8, whose operands are K-major.
     """
     if kind[:2] in narrow.SHORT.values():
         return narrow.instruction(kind, columns)
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    k, turned = (8, "") if kind == "tf32" else (16, f", {int(turned_a)}, {int(turned_b)}")
+    k, mn_major = (8, "") if kind == "tf32" else (16, f", {int(mn_major_a)}, {int(mn_major_b)}")
     types = f"{kind}.{kind}"
     if kind[:4] in float8.SHORT.values():
-        k, turned, types = 32, "", f"{kind[:4]}.{kind[4:]}"
+        k, mn_major, types = 32, "", f"{kind[:4]}.{kind[4:]}"
     return f"""#ifndef W_EMULATED
-W_FN void w_product_{kind}_{int(turned_a)}{int(turned_b)}(float (&d)[{count}], u64 a, u64 b, int add) {{
+W_FN void w_product_{kind}_{int(mn_major_a)}{int(mn_major_b)}(float (&d)[{count}], u64 a, u64 b, int add) {{
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0;\\n"
     "wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{types} {{{registers}}},"
-    " %{count}, %{count + 1}, p, 1, 1{turned}; }}"
+    " %{count}, %{count + 1}, p, 1, 1{mn_major}; }}"
     : {operands} : "l"(a), "l"(b), "r"(add));
 #endif
 }}
@@ -197,9 +197,9 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     )
     functions += FEW if p.parts is not None else ""
     if p.norm is not None:
-        functions += fixed.instruction(p.multiplied, s.bn, turned_b=w.turned)
+        functions += fixed.instruction(p.multiplied, s.bn, mn_major_b=w.mn_major)
     else:
-        functions += instruction(p.multiplied, s.bn, turned_a=a.turned, turned_b=w.turned)
+        functions += instruction(p.multiplied, s.bn, mn_major_a=a.mn_major, mn_major_b=w.mn_major)
     packings = (pack_panels(p, s.bn, s.panel, halo=s.halo_stages > 0),) if packed else ()
     role = DeviceRole(
         threads=s.threads,
@@ -384,7 +384,7 @@ def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> lis
     packed = w.map is None
     kt, nt = stages_of_sum(p, s.panel), -(-p.n // s.bn)
     kind = storage(p.dtype)
-    box = math.prod(s.box) if not a.turned else s.bm
+    box = math.prod(s.box) if not a.mn_major else s.bm
     bytes_ = ((0 if s.halo_stages else box) + s.bn + s.overfetch) * s.step * 2
     tn = f"tn * {s.cluster_n} + {s.rank_n}" if s.cluster_n > 1 else "tn"
     tile_at = (
@@ -450,7 +450,7 @@ def _load_halo(p: Product, s: TmaConfig, a: Operand) -> str:
 
 def _descriptor(at: str, step: str, o: Operand, rows: int, panel: int) -> str:
     """An operand's 32 bytes of the sum number `step` (0 to 3) of a stage."""
-    if o.turned:
+    if o.mn_major:
         return f"w_operand_at({at} + {step} * 2048, {2 * STEP * STEP}, 1024, 1)"
     per = panel // 16
     offset = f"{step} * 32" if per == 4 else f"{step} / {per} * {rows * panel * 2} + {step} % {per} * 32"
@@ -562,12 +562,12 @@ def _products(
     """The consumer warpgroups."""
     high = s.rows // 64
     row0 = "0" if s.pingpong or s.consumers == 1 else f"(warp >> 2) * {s.rows}"
-    a_at = f"at + (u32)((row0 + i * 64) * {128 if a.turned else 2 * s.panel})"
+    a_at = f"at + (u32)((row0 + i * 64) * {128 if a.mn_major else 2 * s.panel})"
     taps, f = _rounds(p, s), s.halo_stages
     before = 2 if taps == 1 else 1  # with one stage for a field, the counter is beyond it already
     w_at = f"at + (u32)(u * {s.bn * s.panel * 2})" if f else f"at + {s.bm * STEP * 2}"
     per_tile = f"(u32)(last - first) / {taps}"
-    kind = f"{p.multiplied}_{int(a.turned)}{int(w.turned)}"
+    kind = f"{p.multiplied}_{int(a.mn_major)}{int(w.mn_major)}"
     half = f" / {s.multicast_ctas}" if s.multicast else ""
     begin, step, skip, mine, other = f"role.block_x(){half}", f"role.blocks_x(){half}", "", "", ""
     if s.pingpong:
@@ -620,7 +620,7 @@ def _products(
     ]
     if p.norm is not None:
         release = f"{free}sb + EMPTY + 8 * ({walk.last}){at_both});"
-        stages = fixed.stages(p, s, walk.head, walk.before, walk.slot, walk.parity, of_w, release, turned=w.turned)
+        stages = fixed.stages(p, s, walk.head, walk.before, walk.slot, walk.parity, of_w, release, mn_major=w.mn_major)
     freed = f"{free}sb + EMPTY + 8 * slot{at_both});"
     sharers = stream_k_of(p, rows, s, _k_tiles(p, s)).sharers if s.coop_fixup else 1
     first, end = finish(p, rows, s, w, width, to, sharers)

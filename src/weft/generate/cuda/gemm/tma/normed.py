@@ -67,18 +67,18 @@ def place(p: Product, s: TmaConfig) -> str:
     return f", COLUMNS = (READ + {8 * s.halo_stages} + 15) / 16 * 16"
 
 
-def instruction(kind: str, columns: int, *, turned_b: bool) -> str:
+def instruction(kind: str, columns: int, *, mn_major_b: bool) -> str:
     """The function that multiplies 64 rows in registers by 16 of the sum by `columns`; tests bring their own."""
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     left = ", ".join(f"%{count + i}" for i in range(4))
     return f"""#ifndef W_EMULATED
-W_FN void w_product_{kind}_r{int(turned_b)}(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{
+W_FN void w_product_{kind}_r{int(mn_major_b)}(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0;\\n"
     "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}},"
-    " {{{left}}}, %{count + 4}, p, 1, 1, {int(turned_b)}; }}"
+    " {{{left}}}, %{count + 4}, p, 1, 1, {int(mn_major_b)}; }}"
     : {operands} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 #endif
 }}
@@ -177,10 +177,10 @@ def _fragments(p: Product, s: TmaConfig, to: str) -> list[str]:
 
 def stages(
     p: Product, s: TmaConfig, head: str, before: str, slot: str, parity: str, of_w: str, release: str,
-    *, turned: bool,
+    *, mn_major: bool,
 ) -> list[str]:  # fmt: skip
     """The sum of a tile, two stages in turn: registers of one are free when the products of the other have begun."""
-    high, kind, after = _high(s), f"{p.multiplied}_r{int(turned)}", f"((warp >> 2) + 1) % {s.consumers}"
+    high, kind, after = _high(s), f"{p.multiplied}_r{int(mn_major)}", f"((warp >> 2) + 1) % {s.consumers}"
     begin, condition, step = head.split(";")
 
     def stage(to: str) -> list[str]:

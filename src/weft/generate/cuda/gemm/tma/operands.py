@@ -49,7 +49,7 @@ class Operand:
     map: TensorMap | None
     load: str
     """Statements: k-block `kb` to the shared address `to`, arriving at the barrier `bar`."""
-    turned: bool = False
+    mn_major: bool = False
     """True: the sum is not the dimension whose elements are neighbours."""
     bytes: int = 0
     """Shared memory of a field."""
@@ -154,7 +154,7 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Shar
             Dim(c.ic, c.a_walk.channel, STEP, f"kb * {STEP}"),
             *outer(p, c.a_walk, c.a_walk.group),
         ]
-        return _turned(p, c.a.index, dims, bm, share=share)
+        return _mn_major(p, c.a.index, dims, bm, share=share)
     if share and (not rows.linear or rows.sizes[2] == 1):
         return Declined("rows of several dimensions, which multicast cannot slice")
     wide = p.in_elements(panel)
@@ -284,7 +284,7 @@ def right(
             Dim(c.ic, c.w_k, STEP, f"kb * {STEP}"),
             *outer(p, walk, walk.group),
         ]
-        return _turned(p, pointer.index, dims, bn, "mw", share=share)
+        return _mn_major(p, pointer.index, dims, bn, "mw", share=share)
     wide, part = p.in_elements(panel), bn // (share.parts if share else 1)
     if part % 8:
         return Declined("multicast slices that are no multiple of 8 columns")
@@ -330,7 +330,7 @@ def _interleaved(p: Product, bn: int, panel: int, share: Share | None) -> Operan
     return Operand(map_, load, interleaved=True)
 
 
-def _turned(
+def _mn_major(
     p: Product, index: int, dims: list[Dim], rows: int, name: str = "ma", *, share: Share | None = None
 ) -> Operand | Declined:
     """An operand along whose rows memory runs: panels of 64 rows, of which a part is one of the sum."""
@@ -347,7 +347,7 @@ def _turned(
         _copy(name, f"to + {i * panel}", [Dim(0, 0, 0, f"{first} + {i * STEP}"), *dims[1:]], share, part * STEP * 2)
         for i in range(rows // STEP)
     ]
-    return Operand(map_, " ".join(lines), turned=True)
+    return Operand(map_, " ".join(lines), mn_major=True)
 
 
 def outer(p: Product, walk: Walk, group: int) -> list[Dim]:
