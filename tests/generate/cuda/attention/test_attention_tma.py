@@ -292,7 +292,7 @@ def test_what_the_copy_engine_cannot_read_is_declined() -> None:
     assert "computed" in refused(block(Block(2, 100, 100, 3, 32)))
     assert "computed" in refused(plain((1, 2), 64, 64, 64, dtype=F32))
     assert "16 bytes" in refused(plain((1, 2), 64, 64, 20))
-    assert "no boxes" in refused(side_by_side(100, 64, repeated=False))
+    assert "no TMA box" in refused(side_by_side(100, 64, repeated=False))
 
 
 def test_warpgroups_that_share_keys_do_nothing_else() -> None:
@@ -304,7 +304,7 @@ def test_warpgroups_that_share_keys_do_nothing_else() -> None:
     ):
         found = templates.emit(problem, shape.schedule())
         assert isinstance(found, Declined)
-        assert "share keys" in found.reason
+        assert "split over keys" in found.reason
 
 
 def test_schedules_come_from_both_templates_where_both_apply() -> None:

@@ -149,8 +149,8 @@ def test_schedules_hold_the_template_where_it_applies() -> None:
 @pytest.mark.parametrize(
     ("problem", "part"),
     [
-        (convolution(1, 16, 9, 9, 16, 1), "no convolution with a field"),
-        (product((16, 32), (32, 16)), "no convolution with a field"),
+        (convolution(1, 16, 9, 9, 16, 1), "no convolution that reads a halo"),
+        (product((16, 32), (32, 16)), "no convolution that reads a halo"),
         (convolution(1, 520, 9, 9, 16, 3, fin=ROW), "many channels"),
     ],
 )
@@ -173,8 +173,8 @@ def test_shapes_that_do_not_fit_are_declined() -> None:
     p = matched(convolution(1, 16, 9, 9, 24, 3, 1, 1))
     for shape, part in (
         (replace(PLAIN, bc=4), "16 channels"),
-        (replace(PLAIN, wide=True), "columns of the kernel"),
-        (replace(PLAIN, wk=2), "share a sum"),
+        (replace(PLAIN, wide=True), "kernel columns as output channels"),
+        (replace(PLAIN, wk=2), "split K"),
     ):
         refused = halo.emit(p, shape.schedule(), "k")
         assert isinstance(refused, Declined)

@@ -202,7 +202,7 @@ def test_more_repetition_is_modelled_to_cost_more() -> None:
     ("problem", "part"),
     [
         (pooled_convolution(1, 64, 9, 9, 64, 3, 1, 1, groups=4), "groups"),
-        (pooled_convolution(1, 64, 9, 9, 64, 1), "no convolution with a field"),
+        (pooled_convolution(1, 64, 9, 9, 64, 1), "no convolution that reads a halo"),
         (pooled_convolution(1, 64, 9, 9, 64, 3, 1, 1, shared=True), "others read"),
         (pooled_convolution(1, 16, 20, 20, 16, 3, 1, 1, pool=(13, 1, 6)), "4.8 times"),
         (pooled_convolution(1, 64, 9, 9, 64, 3, 1, 1, dtype=F32), "f32"),
@@ -219,8 +219,8 @@ def test_what_is_declined_says_why(problem: Problem, part: str) -> None:
     ("shape", "part"),
     [
         (replace(EARLY, bc=4), "16 channels"),
-        (replace(LATE, wk=2), "share a sum"),
-        (PooledConfig(2, 2, 16, 32, 16, 16, 2, 1, 1, True), "not finished in registers"),
+        (replace(LATE, wk=2), "split K"),
+        (PooledConfig(2, 2, 16, 32, 16, 16, 2, 1, 1, True), "an epilogue in registers"),
     ],
 )
 def test_shapes_that_do_not_fit_are_declined(shape: PooledConfig, part: str) -> None:

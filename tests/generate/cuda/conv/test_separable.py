@@ -67,8 +67,8 @@ def test_schedules_come_from_the_template() -> None:
     ("problem", "part"),
     [
         (pair(1, 16, 9, 9, 16, dtype=F32), "f32"),
-        (pair(1, 16, 9, 9, 16, fin=ROW), "16 bytes"),
-        (pair(1, 12, 9, 9, 16), "16 bytes"),
+        (pair(1, 16, 9, 9, 16, fin=ROW), "16-byte"),
+        (pair(1, 12, 9, 9, 16), "16-byte"),
         (pair(1, 16, 9, 9, 16, second=3), "not 1x1"),
         (pair(1, 16, 9, 9, 16, shared=True), "others read"),
     ],

@@ -97,7 +97,7 @@ def test_shapes_fit_the_device(facts: GpuFacts) -> None:
         (LARGE[0], "one kernel is modelled to take"),  # as measured
         (pair(1, 16, 9, 9, 16, between=32, second=3), "not 1x1"),
         (pair(1, 16, 9, 9, 16, between=32, shared=True), "others read"),
-        (pair(1, 16, 9, 9, 16, 1, 1, 0, between=32), "no convolution with a field"),
+        (pair(1, 16, 9, 9, 16, 1, 1, 0, between=32), "no convolution that reads a halo"),
     ],
 )
 def test_what_is_declined_says_why(problem: Problem, part: str) -> None:

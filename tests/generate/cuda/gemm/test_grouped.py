@@ -489,8 +489,8 @@ def test_what_meets_or_is_no_columns_has_no_kernel(make: Callable[[], Problem]) 
     ("shape", "part"),
     [
         (replace(ONE, splits=(1, 1, 1)), "3 splits for 2 products"),
-        (replace(ONE, splits=(2, 1), cluster=4), "other blocks than those of a cluster"),
-        (replace(ONE, group=True), "warpgroup"),
+        (replace(ONE, splits=(2, 1), cluster=4), "other CTAs than those of one cluster"),
+        (replace(ONE, group=True), "wgmma"),
     ],
 )
 def test_shapes_that_do_not_fit_are_declined(shape: GroupedConfig, part: str) -> None:

@@ -263,7 +263,7 @@ def test_shapes_that_cannot_are_declined() -> None:
     assert "registers" in str(tma.emit(parts, warpgroups(256, 64), "k"))
     assert isinstance(tma.emit(leave, warpgroups(64, 64, 1, store=64), "k"), Declined)
     narrow = MmaConfig(32, 16, 64, 16, 16, 1, 3, 1, False)
-    assert "pieces of rows" in str(mma.emit(leave, narrow.schedule("mma"), "k"))
+    assert "neighbouring lanes do not hold" in str(mma.emit(leave, narrow.schedule("mma"), "k"))
     whole = stripped(leaving(70, 64, 128, parts=False))
     assert isinstance(whole, Declined)
 

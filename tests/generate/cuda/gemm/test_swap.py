@@ -120,7 +120,7 @@ def test_large_tiles_compile_without_spills() -> None:
         (product((65, 264), (264, 64)), shape(16, 64, split=2, multicast=1), "beside cluster multicast"),
         (product((65, 264), (264, 64)), shape(16, 64, multicast=2), "does not divide evenly along N"),
         (product((8, 64), (64, 64), dtype=F32), shape(8, 64), "16-bit"),
-        (product((8, 65), (64, 65), weight=False, turn_right=True), shape(8, 64), "chunks of 16 bytes"),
+        (product((8, 65), (64, 65), weight=False, turn_right=True), shape(8, 64), "16-byte vectors"),
         (convolution(1, 64, 4, 4, 24, 3, 1, 1), shape(16, 64), "windows"),
         (convolution(1, 16, 9, 9, 24, 1, 2), shape(32, 64), "several dimensions"),
         (product((8, 64), (64, 64)), shape(12, 64), "rows by eights"),

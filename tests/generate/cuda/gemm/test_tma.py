@@ -476,9 +476,9 @@ def test_text(name: str) -> None:
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (convolution(1, 3, 20, 20, 32, 3, 1, 1), "chunks of 16 bytes"),
-        (convolution(1, 16, 20, 20, 32, 3, before="reflect"), "not by zeros"),
-        (convolution(1, 64, 20, 20, 32, 3, 1, 1, fout=ROW), "lie apart"),
+        (convolution(1, 3, 20, 20, 32, 3, 1, 1), "16-byte vectors"),
+        (convolution(1, 16, 20, 20, 32, 3, before="reflect"), "other values than zeros"),
+        (convolution(1, 64, 20, 20, 32, 3, 1, 1, fout=ROW), "not channels-last"),
     ],
 )
 def test_what_is_declined_says_why(problem: Problem, reason: str) -> None:
@@ -492,10 +492,10 @@ def test_what_is_declined_says_why(problem: Problem, reason: str) -> None:
     ("problem", "changes", "reason"),
     [
         (product((70, 264), (40, 264), turn_right=True), {"store": 64, "bn": 96}, "boxes of 32 or 64"),
-        (product((70, 264), (40, 264), turn_right=True), {"store": 64, "split": 2}, "whole sums"),
-        (product((20, 40), (40, 18)), {"store": 32}, "whole chunks"),
+        (product((70, 264), (40, 264), turn_right=True), {"store": 64, "split": 2}, "without split-K"),
+        (product((20, 40), (40, 18)), {"store": 32}, "whole 16-byte vectors"),
         (product((20, 40), (40, 24), out=F32), {"store": 32}, "another type"),
-        (convolution(1, 64, 9, 9, 24, 3, 1, 1), {"store": 32, "box": (1, 7, 9)}, "no matrix of rows"),
+        (convolution(1, 64, 9, 9, 24, 3, 1, 1), {"store": 32, "box": (1, 7, 9)}, "need a matrix"),
         (heads_parted(2, 3, 20, 16, 40), {"store": 32}, "several dimensions"),
     ],
 )

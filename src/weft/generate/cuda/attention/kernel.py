@@ -112,7 +112,7 @@ def roles(problem: Problem, schedule: Schedule) -> RoleSource | Declined:
     s = SplitAttentionConfig.of(schedule) if split else AttentionConfig.of(schedule)
     blocks = -(-p.m // s.bm) * p.blocks * s.parts
     if blocks >= 1 << 31:
-        return Declined("2^31 blocks or more")
+        return Declined("2^31 CTAs or more")
     sources = sorted({x.index for e in (p.q, p.k, p.v, p.score) for x in e.leaves if x.kind == "input"})
     role = DeviceRole(
         threads=s.threads,

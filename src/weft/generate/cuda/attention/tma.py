@@ -110,10 +110,12 @@ def roles(problem: Problem, schedule: Schedule, exp2: str) -> RoleSource | Decli
     if isinstance(found, Declined):
         return found
     if s.bn % 16 or not 16 <= s.bn <= 256 or s.stages < min(2, tiles(p, s)):
-        return Declined("keys that are no tile of a warpgroup product, or one stage")
+        return Declined("tiles of keys that wgmma does not take, or a single stage")
     # a stage is always of the same warpgroup, so that nobody waits for it before it was filled for another
     if s.split_keys and (s.persistent_ctas or s.pingpong or s.stages < 2 * s.consumers or s.stages % s.consumers):
-        return Declined("warpgroups that share keys go on to no further tile, and need two stages each")
+        return Declined(
+            "split over keys excludes persistent CTAs and ping-pong, and needs two stages for each warpgroup"
+        )
     kernel = Kernel(p, s, found, band(p))
     if kernel.total >= 1 << 31:
         return Declined("2^31 tiles or more")

@@ -50,7 +50,7 @@ def mapped(p: Attention, x: Expr, columns: int, box: int, *, keyed: bool) -> Map
         return Declined("an operand that must be computed before it is multiplied")
     view = x.view
     if view.strides[-1] != 1 and columns > 1:
-        return Declined("an operand whose columns lie apart")
+        return Declined("an operand whose columns are not neighbours in memory")
     if keyed:
         rows = [(p.keys, view.strides[-2])] if p.keys > 1 else []
         fixed = any(view.strides[i] for i in p.rows)
@@ -59,7 +59,7 @@ def mapped(p: Attention, x: Expr, columns: int, box: int, *, keyed: bool) -> Map
     else:
         rows = merged(p.dims, view.strides, p.rows)
         if any(n % ROWS for n, _ in rows[1:]):
-            return Declined("rows that are no boxes in memory")
+            return Declined("rows that no TMA box describes")
     outer = [(n, step, inner) for n, step, inner in _places(merged(p.dims, view.strides, p.z)) if step]
     index = "n" if keyed else "m"
     dims = [Dim(columns + view.offset, 1, PANEL, "")]
@@ -78,7 +78,7 @@ def mapped(p: Attention, x: Expr, columns: int, box: int, *, keyed: bool) -> Map
     if len(dims) > _RANK:
         return Declined(f"an operand of {len(dims)} dimensions; tensor maps have {_RANK}")
     if any(s <= 0 or s % 16 or s >= 1 << 40 for s in strides):
-        return Declined("steps that are no multiples of 16 bytes")
+        return Declined("strides that are no multiples of 16 bytes")
     found = TensorMap(
         Pointer("in", x.index),
         x.dtype.value,

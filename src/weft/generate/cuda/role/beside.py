@@ -76,7 +76,7 @@ def side_by_side(schedule: Schedule, entry: str, found: Sequence[Member], cluste
         bodies.setdefault(same, _Body(member.source)).members.append(number)
     ordered = sorted(bodies.values(), key=lambda b: -found[b.members[0]].length)
     if len({(bounds(b.role), b.role.threads) for b in ordered}) > 1:
-        return Declined("products whose blocks differ in threads")
+        return Declined("products whose CTAs differ in threads")
     return _whole(schedule, entry, found, ordered, cluster)
 
 

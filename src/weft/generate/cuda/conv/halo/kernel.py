@@ -90,9 +90,9 @@ def window(p: Product) -> Window | Declined:
     if not p.tensor or p.bytes:
         return Declined(f"tensor cores for {p.dtype.value}")
     if len(c.dims) != 3 or c.kernel == (1, 1) or not c.w_const or p.batch:
-        return Declined("no convolution with a field")
+        return Declined("no convolution that reads a halo")
     if p.a_load != "taps" and c.ic > _MOST_GATHERED:
-        return Declined("many channels that do not lie in chunks of 16 bytes")
+        return Declined("many channels that 16-byte vectors do not fit")
     return Window(
         c.dims[1], c.dims[2], c.dims[0], c.groups, c.ic, c.oc, c.kernel, c.strides, c.dilations,
         p.a_load == "taps", mma.table_bytes(p), p.words,
@@ -216,9 +216,9 @@ def refuse(g: Geometry) -> Declined | None:
     if g.few and w.ic > FEW:
         return Declined(f"{w.ic} channels; steps of four taps take {FEW}")
     if s.wide and (w.strides[1] != 1 or w.groups != 1 or s.split != 1 or g.columns > s.bn or g.few):
-        return Declined("columns of the kernel beside the output channels")
+        return Declined("kernel columns as output channels exclude split-K over warps")
     if not g.few and s.bc // 16 % s.wk:
-        return Declined("warps that share a sum divide its steps")
+        return Declined("warps that split K must divide its k-steps evenly")
     return None
 
 
@@ -239,7 +239,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     if refused is not None:
         return refused
     if s.cluster and end.width % 4:
-        return Declined("a cluster adds up four neighbouring results at once")
+        return Declined("split-K over a cluster reduces 4 neighbouring results at a time")
     by_work = s.split > 1 and not s.cluster
     args = epilogue.arguments(p, True, by_work, by_work)
     nt, (tall, broad) = -(-g.columns // s.bn), g.tiles

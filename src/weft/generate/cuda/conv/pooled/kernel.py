@@ -120,9 +120,9 @@ def roles(p: Pooled, schedule: Schedule) -> RoleSource | Declined:
     if refused is not None:
         return refused
     if s.split > 1 and end.width % 4:
-        return Declined("a cluster adds up four neighbouring results at once")
+        return Declined("split-K over a cluster reduces 4 neighbouring results at a time")
     if s.early and (s.wk > 1 or s.split > 1):
-        return Declined("results of several warps or blocks are not finished in registers")
+        return Declined("an epilogue in registers excludes split-K over warps or CTAs")
     (names1, names2), constants, parameters = _arguments(p)
     nt, (tall, broad) = -(-g.columns // s.bn), g.tiles
     tiles = g.w.images * tall * broad * nt

@@ -81,9 +81,9 @@ def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
     one, two = p.first, p.second
     end = epilogue.plan(two)
     if s.cluster and end.width % 4:
-        return Declined("a cluster adds up four neighbouring results at once")
+        return Declined("split-K over a cluster reduces 4 neighbouring results at a time")
     if s.bc // 16 % s.wk or g.blocks != s.split:
-        return Declined("warps that share a sum divide its steps")
+        return Declined("warps that split K must divide its k-steps evenly")
     by_work = s.split > 1 and not s.cluster
     (names1, names2), constants, parameters = arguments(p, by_work)
     nt = -(-two.n // s.bn)

@@ -210,7 +210,7 @@ def _normed(problem: Problem) -> Product | Declined:
         slot, walk = c.outputs[0]
         half = (p.sum if slot < 0 else c.body[slot].dtype) in HALVES
         if len(c.outputs) > 1 or not half or walk.channel != 1 or not _dense(c, walk, p.rows, p.n) or p.n % PIECE:
-            return Declined("partial sums of a result that is no matrix of halves in whole pieces")
+            return Declined("partial statistics of a result that is no 16-bit matrix in whole fragments")
     return replace(p, norm=norm, parts=parts, positions=taken.positions)
 
 

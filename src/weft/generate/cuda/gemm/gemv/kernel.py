@@ -79,9 +79,9 @@ def applies(p: Product) -> Declined | None:
     if p.m > MOST_ROWS:
         return Declined(f"{p.m} rows; the template for few takes {MOST_ROWS}")
     if p.a_load != "rows" or p.k % p.chunk:
-        return Declined("rows that are not read in chunks of 16 bytes")
+        return Declined("rows that are not read in 16-byte vectors")
     if p.w_load not in ("packed", "nk"):
-        return Declined("columns that are not read in chunks of 16 bytes")
+        return Declined("columns that are not read in 16-byte vectors")
     return None
 
 

@@ -133,9 +133,9 @@ def _bases(found: Sequence[Member], facts: GpuFacts) -> list[mma.MmaConfig]:
 def _takes(p: Product, s: mma.MmaConfig) -> Declined | None:
     """Why a product has no kernel of this shape."""
     if s.group and (p.a_load == "columns" or p.w_load == "kn" or p.dtype.itemsize != 2):
-        return Declined("warpgroup products of operands that do not lie along the sum")
+        return Declined("wgmma of operands that are not K-major")
     if not p.tensor and s.wm * s.wn > 2048 and p.a_load not in ("rows", "columns"):
-        return Declined("addresses want registers too")
+        return Declined("accumulators that leave no registers for addresses")
     return None
 
 
@@ -163,7 +163,7 @@ def emit(problem: Problem, schedule: Schedule, entry: str) -> CudaSource | Decli
     if len(s.splits) != len(found):
         return Declined(f"{len(s.splits)} splits for {len(found)} products")
     if s.cluster > 1 and not {*s.splits} <= {1, s.cluster}:
-        return Declined("sums that are shared by other blocks than those of a cluster")
+        return Declined("split-K over other CTAs than those of one cluster")
     placed = []
     for number, member in enumerate(found):
         wrong = _takes(member.product, s.of_member(number))

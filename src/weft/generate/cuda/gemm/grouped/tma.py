@@ -177,9 +177,9 @@ def emit(found: Sequence[Member], schedule: Schedule, entry: str) -> CudaSource 
     placed = []
     for member, one in zip(found, s.members, strict=True):
         if one.store:
-            return Declined("a group's results by TMA")
+            return Declined("TMA stores in a group")
         if one.multicast or one.stream_k or one.split not in (1, cluster):
-            return Declined("blocks of a group that share operands, or sums with others than those of a cluster")
+            return Declined("multicast, stream-K, or split-K over other CTAs than those of one cluster, in a group")
         made = tma.roles(member.product, one.schedule())
         if isinstance(made, Declined):
             return made

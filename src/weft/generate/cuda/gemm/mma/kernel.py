@@ -119,17 +119,17 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     s = MmaConfig.of(schedule)
     end = epilogue.plan(p)
     if s.cluster and end.width % 4:
-        return Declined("a cluster adds up four neighbouring results at once")
+        return Declined("split-K over a cluster reduces 4 neighbouring results at a time")
     if s.group and (p.a_load == "columns" or p.w_load == "kn"):
-        return Declined("warpgroup products of operands that do not lie along the sum")
+        return Declined("wgmma of operands that are not K-major")
     if p.float8 and s.group:
-        return Declined("warpgroup products of 8-bit floats are those of the tma template")
+        return Declined("wgmma of 8-bit floats is in the tma template")
     if p.integers and s.group:
-        return Declined("warpgroup products of integers are those of the tma template")
+        return Declined("wgmma of integers is in the tma template")
     if s.group and p.dtype is DType.F32:
-        return Declined("warpgroup products of f32: nothing on the way to shared memory rounds them")
+        return Declined("wgmma of f32: nothing rounds to TF32 on the way to shared memory")
     if p.parts is not None and not whole_pieces(s, end.width):
-        return Declined("pieces of rows that no neighbouring lanes hold")
+        return Declined("partial statistics of fragments that neighbouring lanes do not hold")
     tensor = p.tensor
     packed = p.w_load == "packed"
     mt, nt, kt = -(-p.m // s.bm), -(-p.n // s.bn), -(-p.k // s.bk)

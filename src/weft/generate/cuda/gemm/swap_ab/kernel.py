@@ -86,16 +86,16 @@ class SwapAbConfig(Parameters):
 def applies(p: Product) -> Declined | None:
     """Why the template does not take a product; None where it does."""
     if p.dtype not in (DType.F16, DType.BF16):
-        return Declined("the transposed template takes 16-bit numbers")
+        return Declined("swap-AB takes 16-bit types")
     if p.c.kernel != (1, 1) or p.column_sums or p.norm is not None or p.parts is not None:
-        return Declined("a convolution with windows, sums of columns, or norms")
+        return Declined("swap-AB takes neither convolutions with windows, nor column sums, nor norms")
     if p.a_load != "rows" or p.w_load not in ("packed", "nk", "kn"):
-        return Declined("operands that are not copied in chunks of 16 bytes along rows")
+        return Declined("operands that are not loaded in 16-byte vectors along rows")
     rows = rows_of(p)
     if isinstance(rows, Declined):
         return rows
     if not rows.linear or epilogue.plan(p).by_row:
-        return Declined("rows of several dimensions, or outputs whose channels lie apart")
+        return Declined("rows of several dimensions, or outputs that are not channels-last")
     return None
 
 

@@ -81,7 +81,7 @@ def aligned(p: Product) -> Aligned | Declined:
     """The product with its operands in rows of whole lines; Declined where they are no two matrices."""
     c = p.c
     if "elements" not in (p.a_load, p.w_load):
-        return Declined("operands that lie in chunks of 16 bytes")
+        return Declined("operands that 16-byte vectors fit as they are")
     if (
         not p.tensor
         or p.bytes

@@ -141,7 +141,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     if p.column_sums and (s.split > 1 or s.stream_k or not rows.linear or p.z > 1 or end.width != 8):
         return Declined("sums of columns: of whole tiles of one matrix, 8 neighbours at a time")
     if end.by_row:
-        return Declined("outputs whose channels lie apart")
+        return Declined("outputs that are not channels-last")
     packed = w.map is None
     args = epilogue.arguments(p, packed, s.stream_k, s.stream_k)
     maps = [Parameter(name, o.map) for name, o in (("ma", a), ("mw", w)) if o.map is not None]

@@ -34,13 +34,13 @@ MOST_SUMS, MOST_OF_THREE = 128, 80
 def declined(p: Product, rows: Rows, s: TmaConfig, width: int) -> Declined | None:
     """Why a shape cannot normalise its left operand, or leave partial sums of its results."""
     if p.parts is not None and (width != 8 or p.words != 1 or not rows.linear or s.store or s.bn % PIECE):
-        return Declined("partial sums of results that are not written 8 at a time, by threads")
+        return Declined("partial statistics need results that threads store 8 at a time")
     if p.norm is None:
         return None
     if s.panel != STEP or s.halo_stages or s.two_level or not rows.linear or p.a_load != "rows":
-        return Declined("a norm of rows that are not copied 64 elements at a time")
+        return Declined("a norm in the prologue needs K-major rows in k-tiles of 64")
     if s.rows * s.bn // 128 > (MOST_OF_THREE if s.consumers == 3 else MOST_SUMS) or s.rows > 64:
-        return Declined("a norm beside more sums than leave registers for it")
+        return Declined("a norm in the prologue beside more accumulators than leave registers for it")
     if p.norm.own and (p.norm.length > STEP or p.norm.length % 16):
         return Declined(
             "a norm whose mean and variance no kernel before has left, of rows that are more than one stage"

@@ -119,18 +119,18 @@ def rows_of(p: Product) -> Rows | Declined:
     if p.float8 and c.kernel != (1, 1):
         return Declined("a convolution of 8-bit floats")
     if p.a_load not in ("rows", "taps", "columns") or p.w_load == "elements":
-        return Declined("an operand that does not lie in chunks of 16 bytes")
+        return Declined("an operand that 16-byte vectors do not fit (strides or offsets)")
     if c.pack is not None and p.borders is None:
-        return Declined("padding that is not by zeros")
+        return Declined("padding by other values than zeros, which TMA does not fill in")
     if c.pack is not None or (c.kernel != (1, 1) and c.a_kernel[1]):
         if len(c.dims) != 3 or p.batch or (c.a_walk.channel != 1 and c.ic > 1):
-            return Declined("an image whose channels lie apart")
+            return Declined("an image that is not channels-last")
         return Rows((c.dims[0], c.dims[1], c.dims[2]), (0, 0, 0), True)
     dims = joined(c.a_walk, c.dims, p.rows)
     if len(dims) > 3 or any(step <= 0 for _, step, _ in dims):
-        return Declined("rows that are no box in memory")
+        return Declined("rows that no TMA box describes")
     if p.a_load == "columns" and (len(dims) != 1 or dims[0][1] != 1):
-        return Declined("columns that are no box in memory")
+        return Declined("columns that no TMA box describes")
     fill = [(1, 0, 1)] * (3 - len(dims)) + dims
     return Rows((fill[0][0], fill[1][0], fill[2][0]), (fill[0][1], fill[1][1], fill[2][1]), False)
 
@@ -171,7 +171,7 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Shar
                 dims.append(Dim(rows.sizes[i], step, box[i], f"i{i_name(i)}"))
         dims += outer(p, c.a_walk, c.a_walk.group)
     if math.prod(d.box // d.stride for d in dims[1:]) != math.prod(box):
-        return Declined("a box of other rows than its barrier counts")
+        return Declined("a TMA box of other rows than its mbarrier expects")
     part = bm
     if share:
         part = bm // share.parts
@@ -209,7 +209,7 @@ def halo_tile(p: Product, rows: Rows, box: Three, panel: int) -> Operand | Decli
     8 rows of shared memory are one unit of a warpgroup product, so a tile is 8 pixels wide.
     """
     if not rows.image or p.c.kernel == (1, 1) or p.c.strides != (1, 1) or box[2] != 8 or (box[0] > 1 and box[1] % 8):
-        return Declined("no convolution of step 1 by tiles of 8 columns")
+        return Declined("halo tiles are for convolutions of stride 1, in tiles of 8 columns")
     high, wide = halo_size(p, box)
     channels = p.in_elements(panel)
     first = Dim(p.c.ic + p.c.a_walk.offset, 1, channels, f"cb * {channels} + {p.c.a_walk.offset}")
@@ -274,11 +274,11 @@ def right(
             return Operand(None, f"w_bulk_shared({to}, {at}, {part}u, bar, {share.mask});")
         return Operand(None, f"w_bulk(to, {from_}, {2 * size}u, bar);")
     if c.kernel != (1, 1) or c.w.kind != "input":
-        return Declined("a right operand of several taps that is no weight")
+        return Declined("weights of several taps that are computed")
     pointer = Pointer("in", c.w.index)
     if p.w_load == "kn":
         if bn % STEP or panel != STEP:
-            return Declined("columns that are no whole panels")
+            return Declined("an MN-major operand in tiles that are no multiple of 64 columns")
         dims = [
             Dim(p.n + walk.offset, 1, STEP, f"n0 + {walk.offset}"),
             Dim(c.ic, c.w_k, STEP, f"kb * {STEP}"),
@@ -370,10 +370,10 @@ def box_map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorM
     if len(dims) > _RANK:
         return Declined(f"an operand of {len(dims)} dimensions; tensor maps have {_RANK}")
     if any(not 1 <= d.box <= _BOX or d.stride > _TRAVERSAL for d in dims):
-        return Declined("a box beyond what tensor maps can have")
+        return Declined("a TMA box over the limits of tensor maps (256 elements, strides of 8)")
     strides = tuple(d.step * size for d in dims[1:])
     if any(s <= 0 or s % 16 or s >= 1 << 40 for s in strides):
-        return Declined("steps that are no multiples of 16 bytes")
+        return Declined("strides that are no multiples of 16 bytes")
     return TensorMap(
         base,
         "u8" if p.bytes else p.multiplied,

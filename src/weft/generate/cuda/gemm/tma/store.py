@@ -46,16 +46,16 @@ def header() -> str:
 def stored(p: Product, rows: Rows, s: TmaConfig) -> Stored | Declined:
     """The map of the result; Declined where it is no matrix of halves whose rows are multiples of 16 bytes."""
     if s.store not in (32, 64) or s.bn % s.store or s.split > 1 or p.column_sums or p.parts is not None:
-        return Declined("boxes of 32 or 64 columns of whole sums")
+        return Declined("TMA stores are in boxes of 32 or 64 columns, without split-K and stream-K")
     if not rows.linear or len(p.c.outputs) != 1 or p.positions or epilogue.plan(p).width != 8:
-        return Declined("a result that is no matrix of rows of whole chunks")
+        return Declined("TMA stores need a matrix whose rows are whole 16-byte vectors")
     slot, walk = p.c.outputs[0]
     kind = p.sum if slot < 0 else p.c.body[slot].dtype
     if kind is not p.dtype or kind not in (DType.F16, DType.BF16):
         return Declined("a result of another type than the operands' 16 bits")
     found = joined(walk, p.c.dims, p.rows)
     if len(found) > 1:
-        return Declined("rows of the result that are several dimensions")
+        return Declined("TMA stores of rows of several dimensions")
     step = found[0][1] if found else -(-(walk.offset + p.n) // 8) * 8
     if walk.offset + p.n > step:
         return Declined("rows of the result that begin behind each other's ends")
