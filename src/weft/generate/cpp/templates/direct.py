@@ -278,8 +278,9 @@ def finish(c: Contraction, lanes: int, th: int, tw: int, v: int, tail: int, *, f
     return lines
 
 
-GATHER = """ template <int S, int N> INLINE vf gather(const float* p) { vf v = {}; for (int i = 0; i < N; ++i) v[i] =
-p[i * S]; return v; } """
+GATHER = """
+template <int S, int N> INLINE vf gather(const float* p) { vf v = {}; for (int i = 0; i < N; ++i) v[i] = p[i * S]; return v; }
+"""  # noqa: E501
 
 
 @dataclass(frozen=True, slots=True)
