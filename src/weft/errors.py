@@ -5,6 +5,7 @@
     │   ├── OptionError        W0xx  an option or an argument is off
     │   ├── InputError         W0xx  tensors that do not fit a compiled model
     │   ├── RefitError         W0xx  weights that a compiled model cannot take over
+    │   ├── PlugInError        W0xx  an installed generator that cannot take part
     │   ├── ModelError         W1xx  the model is refused: malformed, hostile or over a limit
     │   └── UnsupportedError   W2xx  well-formed, but nothing can run it
     ├── DeviceError            W3xx  the machine: no compiler, no device, a sick worker
@@ -71,6 +72,14 @@ class RefitError(UserError):
 
     code = "W012"
     template = "{problem}"
+    todo = "{remedy}"
+
+
+class PlugInError(UserError):
+    """An installed generator that cannot take part."""
+
+    code = "W014"
+    template = "generator {generator}: {problem}"
     todo = "{remedy}"
 
 
