@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 
 ScheduleParam = int | float | bool | str | tuple[int, ...]
 
@@ -252,9 +253,26 @@ class CudaSource:
 
     @property
     def sha256(self) -> str:
-        """Identity of everything that decides what runs."""
-        parts = [self.text, repr(self.launches), repr(self.pack), *self.flags, str(self.max_registers)]
+        """Identity of everything that decides what runs; saved plans and measurements are found by it."""
+        parts = [self.text, _digested(self.launches), _digested(self.pack), *self.flags, str(self.max_registers)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+_FIRST_NAMES: Mapping[str, Mapping[str, str]] = {"Launch": {"co_resident": "at_once"}}
+"""What fields of a class were called when digests of them were first stored; a renamed field gets an entry here."""
+
+
+def _digested(value: object) -> str:
+    """The `repr` of a value, by the first names of its fields."""
+    if isinstance(value, tuple):
+        inner = ", ".join(_digested(x) for x in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if not is_dataclass(value):
+        return repr(value)
+    kind = type(value).__name__
+    first = _FIRST_NAMES.get(kind, {})
+    inner = ", ".join(f"{first.get(f.name, f.name)}={_digested(getattr(value, f.name))}" for f in fields(value))
+    return f"{kind}({inner})"
 
 
 Kernel = KernelSource | CudaSource | LibraryCall
