@@ -473,28 +473,27 @@ def _compile_torch(
         raise OptionError(option="model", problem=problem)
     if isinstance(model, torch.nn.Module) and inputs is None:
         raise OptionError(option="example_inputs", problem="a torch module needs them")
-    platform_of(options.device).device_of(options)  # what is not there is told before the weights go there
+    place = platform_of(options.device).device_of(options)  # what is not there is told before the weights go there
     watch = _Watch(model) if isinstance(model, torch.nn.Module) else None
     program = model if isinstance(model, torch.export.ExportedProgram) else None
-    placed, owned = run.stages.run("copy", _own, model, options.device)
+    placed, owned = run.stages.run("copy", _own, model, place)
     label = name if name != "model" or program is not None else type(model).__name__
     source = _TorchModel(program, placed, owned, options, label, run.stages.say, automatic, watch)
     first, imported = source.build(_program_inputs(model) if inputs is None else inputs, run)
     return Compiled(first, imported, source, options=options)
 
 
-def _own(model: torch.nn.Module | torch.export.ExportedProgram, device: str) -> tuple[torch.nn.Module, bool]:
+def _own(model: torch.nn.Module | torch.export.ExportedProgram, place: torch.device) -> tuple[torch.nn.Module, bool]:
     """The model as a module on the device, on the CPU as it stands now; whether that is a copy."""
-    placed, owned = _placed(model, device)
-    if isinstance(model, torch.nn.Module) and not owned and device == "cpu":
+    placed, owned = _placed(model, place)
+    if isinstance(model, torch.nn.Module) and not owned and place.type == "cpu":
         return _copied(placed)
     return placed, owned
 
 
-def _placed(model: torch.nn.Module | torch.export.ExportedProgram, device: str) -> tuple[torch.nn.Module, bool]:
+def _placed(model: torch.nn.Module | torch.export.ExportedProgram, place: torch.device) -> tuple[torch.nn.Module, bool]:
     """The model as a module for tensors of the device; whether it is a copy, as it is where weights lie elsewhere."""
     module: torch.nn.Module = model.module() if isinstance(model, torch.export.ExportedProgram) else model
-    place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     if all(x.device == place for x in (*module.parameters(), *module.buffers())):
         return module, False
     return copy.deepcopy(module).to(place), True
@@ -739,7 +738,7 @@ class _TorchModel:
             of = {name: fresh[id(t)] for name, t in mine.items() if id(t) in fresh}
             program._state_dict = {k: of.get(k, v) for k, v in program.state_dict.items()}
             program._constants = {k: of.get(k, v) for k, v in program.constants.items()}
-            placed, owned = _placed(program, self._options.device)
+            placed, owned = _placed(program, platform_of(self._options.device).device_of(self._options))
         else:
             program, owned = None, self._owned
             try:

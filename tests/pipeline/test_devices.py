@@ -18,6 +18,7 @@ from weft.options import Options
 from weft.pipeline.setting import limits_of, survey
 from weft.platform.cuda import platform as gpu
 from weft.platform.cuda.platform import Cuda
+from weft.platform.table import platform_of
 
 
 @pytest.mark.parametrize(("device", "looked_for"), [("cpu", False), ("cuda", True), ("cuda:0", True), ("cuda:1", True)])
@@ -83,11 +84,13 @@ class Moved(nn.Module):
 def test_a_model_on_another_gpu_is_copied(
     device: str, place: torch.device | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(api.copy, "deepcopy", copy.copy)  # there is no memory to copy
     with FakeTensorMode():
         model = Moved("cuda:1")
-        placed, copied = api._placed(model, device)
+        placed, copied = api._placed(model, platform_of(device).device_of(Options(device=device)))
     assert isinstance(placed, Moved)
     assert placed.place == place and copied == (placed is not model) == (place is not None)
     assert model.place is None

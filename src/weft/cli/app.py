@@ -39,7 +39,6 @@ from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.record import CompileRecord
 from weft.options import Options, default_cache_dir, parse_text
 from weft.private import usable, weakness
-from weft.runtime.any import place_of
 
 if TYPE_CHECKING:
     from weft.cli.peers import Peer
@@ -235,7 +234,7 @@ def run_command(
     loaded = load(plan, trust=trust, options=options)
     graph = loaded.executable.graph
     inputs = in_order(given_inputs(input), graph.input_names, example_inputs(graph, options.seed), every=True)
-    result = loaded(*[x.to(place_of(loaded.executable)) for x in inputs])
+    result = loaded(*[x.to(loaded.executable.device) for x in inputs])
     outputs = [x.cpu() for x in ([result] if isinstance(result, torch.Tensor) else result)]
     if output is not None:
         with _writing(output), output.open("wb") as file:  # a file object: `savez` appends a suffix to names
@@ -512,7 +511,7 @@ def trace(
     executable = load(plan, trust=trust, options=Options.from_environment(os.environ)).executable
     graph = executable.graph
     given = in_order(given_inputs(input), graph.input_names, example_inputs(graph, 0))
-    found = timeline(executable, [x.to(place_of(executable)) for x in given])
+    found = timeline(executable, [x.to(executable.device) for x in given])
     record = _record(plan) if _record_path(plan).is_file() else None
     with _writing(output):
         output.write_text(chrome_trace(found, title=record.model if record else plan.stem, record=record))

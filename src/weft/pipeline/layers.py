@@ -22,7 +22,7 @@ from weft.ir.rewrite import compact
 from weft.ir.types import Array
 from weft.kernels.plan import Step
 from weft.pipeline import finish, reference
-from weft.runtime.any import AnyExecutable, place_of
+from weft.runtime.any import AnyExecutable
 from weft.runtime.values import Key, survey
 from weft.tune.oracle import Mode, evaluate
 
@@ -227,7 +227,7 @@ def compare(
     """
     graph, plan = named or executable.graph, executable.plan
     own = own or (lambda _: {})
-    device = place_of(executable)
+    device = executable.device
     placed = [x.to(device) for x in inputs]
     tf32 = executable.linked.facts.get("allow_tf32") == "True"
 

@@ -25,7 +25,7 @@ from weft.pipeline import finish, reference
 from weft.pipeline.indices import with_checks
 from weft.pipeline.reference import working_dtype
 from weft.platform.table import platform_of
-from weft.runtime.any import AnyExecutable, place_of, with_graph
+from weft.runtime.any import AnyExecutable
 
 Tensors = Sequence[torch.Tensor]
 RECOMPILE = "compile the model with these weights, or call refit(..., recompile=True), which does"
@@ -52,8 +52,8 @@ def refitted(
         if old.graph.nodes[node].attrs != graph.nodes[node].attrs:
             problem = f"a value that changed stands in the text of kernel {step}{_of(graph, node)}"
             raise RefitError(problem=problem, remedy=RECOMPILE)
-    executable = with_graph(old, graph)
-    placed = [x.to(place_of(executable)) for x in inputs]
+    executable = old.with_graph(graph)
+    placed = [x.to(executable.device) for x in inputs]
     expected = reference.outputs(imported.graph, placed, eager, allow_tf32=options.allow_tf32)
     executable.check_indices = False
     contender = finish.Contender("refit", lambda: executable(*placed), executable.kernels, 0.0, False, executable)
@@ -75,7 +75,7 @@ def graph_of(plan: AnyExecutable, imported: Imported) -> tuple[Graph, int] | Dec
     for strict in (False, True):
         for given in (imported, with_checks(imported)[0]):
             cleaned = clean_up(given.graph, strict=strict)
-            graph = platform_of(place_of(plan).type).find_alternatives(cleaned.graph, strict=strict).graph
+            graph = platform_of(plan.device.type).find_alternatives(cleaned.graph, strict=strict).graph
             place = difference(plan.graph, graph, names=graph)
             if place is None:
                 pairs = zip(plan.graph.nodes, graph.nodes, strict=True)

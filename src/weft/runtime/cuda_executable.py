@@ -23,6 +23,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import cast, final
 
@@ -33,7 +34,7 @@ from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.library.algorithm import with_room, workspace_bytes
 from weft.generate.library.execute import TORCH_DTYPE, BoundCall, Held, is_capturable, plain_math
 from weft.ir import attrs as a
-from weft.ir.graph import NodeId
+from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
 from weft.kernels.formats import Format
 from weft.kernels.plan import Plan, Step
@@ -123,6 +124,7 @@ class CudaExecutable:
         """
         self.linked, self.graph, self.plan = linked, linked.graph, linked.plan
         self.device = device or torch.device("cuda", torch.cuda.current_device())
+        """Where inputs must be."""
         self._lock = threading.Lock()
         self.check_indices = True
         """False where the plan's `checks` are passed over: values that were drawn may lie anywhere."""
@@ -150,6 +152,10 @@ class CudaExecutable:
         owned = [self._arena, *self.static_inputs, self._packed, *self._state, *self._constants.values()]
         owned += self.static_outputs if self._ends else ()
         self._turns = Turns(owned)
+
+    def with_graph(self, graph: Graph) -> CudaExecutable:
+        """The same plan with the constants of another graph, which has the same nodes: its weights are packed anew."""
+        return CudaExecutable(replace(self.linked, graph=graph), device=self.device)
 
     @contextlib.contextmanager
     def _policy(self) -> Iterator[None]:

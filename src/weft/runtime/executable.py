@@ -15,9 +15,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast, final
+from typing import ClassVar, cast, final
 
 import numpy as np
 import torch
@@ -113,6 +113,9 @@ class Executable:
         InputError: wrong number, shape, type or device of the tensors [W011].
         IndexOutsideError: the plan has checks, and an index is outside of its bounds [W013].
     """
+
+    device: ClassVar[torch.device] = torch.device("cpu")
+    """Where inputs must be."""
 
     def __init__(self, linked: Linked) -> None:
         """Lay out memory, repack weights and bind all launches.
@@ -370,6 +373,10 @@ class Executable:
         if format is Format.ROW and node in self._direct_outputs:
             return fresh[self._direct_outputs[node]].reshape(self.graph.type_of(node).shape)
         return self._static[key]
+
+    def with_graph(self, graph: Graph) -> Executable:
+        """The same plan with the constants of another graph, which has the same nodes: its weights are packed anew."""
+        return Executable(replace(self.linked, graph=graph))
 
     def poison(self, byte: int) -> None:
         """Have the next call find this byte in all memory that its steps write, outputs too: 0xFF is NaN in floats.
