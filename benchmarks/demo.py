@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"\nreport: {REPORT}\n\ncomparing with torch eager, torch.compile and ONNX Runtime ...")
     with torch.no_grad():
         want = flat(module(*inputs))
-        check = gate_b(DType.F32, got=compiled.executable(*inputs)[0].numpy(), want=want[0].numpy())
+        check = gate_b(DType.F32, got=flat(compiled(*inputs))[0].numpy(), want=want[0].numpy())
         inductor = torch.compile(module)
         inductor(*inputs)
         runtime = onnxruntime_peer(path, inputs, len(want), Limits()).run
