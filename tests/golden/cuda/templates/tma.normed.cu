@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
           if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
         }
         ++st, ++it;
-        if (!( st < last)) break;
+        if (!(st < last)) break;
         {
           const u32 slot = it % 2, at = sb + RING + slot * STAGE;
           w_bar_wait(sb + FULL + 8 * slot, it / 2 & 1);
@@ -272,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
           if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
         }
         ++st, ++it;
-        if (!( st < last)) break;
+        if (!(st < last)) break;
       }
       w_group_wait<0>();
       if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));

@@ -80,7 +80,7 @@ class Kernel:
             "(void)z; (void)m0; (void)key0;",
             *(fill(p, x, s.threads) for x in (self.q, self.k, self.v)),
             f"float o[{s.mi}][{self.columns}][4], top[{s.mi}][2], total[{s.mi}][2];",
-            f"{each('a', s.mi)} {{ {each('j', self.columns)} {each('e', 4)} o[a][j][e] = 0.0f;".replace(" #", "\n#"),
+            f"{each('a', s.mi)} {{\n{each('j', self.columns)}\n{each('e', 4)} o[a][j][e] = 0.0f;",
             "top[a][0] = top[a][1] = -__builtin_inff(); total[a][0] = total[a][1] = 0.0f;\n}",
             "role.pdl_wait(); role.pdl_trigger();",
             *self._first_copies(),
@@ -92,7 +92,7 @@ class Kernel:
             found += ["w_arrived<0>(); role.sync();", self._load_q()]
         found += self._overlapped() if overlapped(p, s) else self._loop()
         found += [*self._meet(), *(self._store() if s.parts == 1 else [*self._joined(), *self._store_part()])]
-        return [x.replace(" #pragma", "\n#pragma") for x in found if x]
+        return [x for x in found if x]
 
     def _place(self, mt: int) -> str:
         """Declares where the block's rows are, and from which key on it works."""

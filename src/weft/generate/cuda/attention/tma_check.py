@@ -66,12 +66,12 @@ class Check:
             f"role.pdl_wait(); role.pdl_trigger(); const int part = warp - {4 * s.consumers + 1}; u32 job = 0;",
             loop,
             f"u32* const said = (u32*)st + z * {self.per_pair};",
-            f"u32 bad[{self.words}]; {each('w', self.words)} bad[w] = 0;",
+            f"u32 bad[{self.words}];\n{each('w', self.words)} bad[w] = 0;",
             "if (tq > 0 && copy == 0) {",
             *self._scan(),
-            f"{each('w', self.words)} {each('b', 5)} bad[w] |= {swap.format('bad[w]')};",
+            f"{each('w', self.words)}\n{each('b', 5)} bad[w] |= {swap.format('bad[w]')};",
             f"u32* const mine = said + 1 + (tq * {_WARPS} + part) * {entry};",
-            f"if (lane == 0) {{ {each('w', self.words)} mine[1 + w] = bad[w];",
+            f"if (lane == 0) {{\n{each('w', self.words)} mine[1 + w] = bad[w];",
             "w_write_released(mine, 1); }",
             f"{each('w', self.words)} bad[w] = 0;",
             "}",
@@ -80,9 +80,9 @@ class Check:
             "while (!w_read_acquired(its)) {}",
             f"{each('w', self.words)} bad[w] |= w_fresh(its + 1 + w);",
             "}",
-            f"{each('w', self.words)} {each('b', 5)} bad[w] |= {swap.format('bad[w]')};",
+            f"{each('w', self.words)}\n{each('b', 5)} bad[w] |= {swap.format('bad[w]')};",
             "w_bar_wait(sb + READ, job & 1 ^ 1); ++job;",
-            f"if (lane == 0) {{ {each('w', self.words)}",
+            f"if (lane == 0) {{\n{each('w', self.words)}",
             f"((u32*)(sm + BAD))[part * {self.words} + w] = bad[w];",
             "w_bar_arrive(sb + KNOWN); }",
             f"u32 last = 0; if (lane == 0) last = w_last_arrival(said, {everyone}u);",
@@ -123,7 +123,7 @@ class Check:
         parts = " | ".join(f"bad[{i * self.words} + (c >> 5)]" for i in range(_WARPS))
         return [
             f"const u32* const bad = (const u32*)(sm + BAD); const u32 flags = ({parts}) >> (c & 31) & 255u;",
-            f'if (flags) {{ {each("e", 8)} if (flags >> e & 1) v[e] = __builtin_nanf(""); }}',
+            f'if (flags) {{\n{each("e", 8)} if (flags >> e & 1) v[e] = __builtin_nanf(""); }}',
         ]
 
     def released(self) -> list[str]:

@@ -113,7 +113,7 @@ class Kernel:
             *self._multiplies(),
             "}",
         ]
-        return [x.replace(" #pragma", "\n#pragma") for x in found if x]
+        return [x for x in found if x]
 
     def _loop(self) -> str:
         """Head of the loop over the tiles of a block: declares z, m0, queries' tile and `count` of keys' tiles."""
@@ -427,12 +427,12 @@ class Kernel:
         quick = f"w_exp2(fmaf({one}, {self.factor}, -base[h]))"
 
         def loop(weight: str) -> str:
-            return f"{each('j', n)} {each('h', 2)} {each('e', 2)} {{ {one} = {weight}; sums[h][e] += {one}; }}"
+            return f"{each('j', n)}\n{each('h', 2)}\n{each('e', 2)} {{ {one} = {weight}; sums[h][e] += {one}; }}"
 
         lines = [
             "float most[2][2], sums[2][2];",
-            f"{each('h', 2)} {each('e', 2)} {{ most[h][e] = s[2 * h + e]; sums[h][e] = 0.0f; }}",
-            f"{each('j', n)} {each('h', 2)} {each('e', 2)} most[h][e] = w_max_f32(most[h][e], {one});",
+            f"{each('h', 2)}\n{each('e', 2)} {{ most[h][e] = s[2 * h + e]; sums[h][e] = 0.0f; }}",
+            f"{each('j', n)}\n{each('h', 2)}\n{each('e', 2)} most[h][e] = w_max_f32(most[h][e], {one});",
             "" if first else "float old[2];",
             f"float low[2]{', base[2]' if self.plain else ''};",
             f"{each('h', 2)} {{",

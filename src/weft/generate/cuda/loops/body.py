@@ -313,4 +313,5 @@ def _element(buffer: Buffer, address: Index) -> str:
     if varying.bounds[0] < 0:
         return f"{buffer.name} + ({address.text()})"
     text = f"{buffer.name} + ({varying.text()})"
-    return f"{text} + {address.const}".replace("+ -", "- ") if address.const else text
+    sign = "-" if address.const < 0 else "+"
+    return f"{text} {sign} {abs(address.const)}" if address.const else text

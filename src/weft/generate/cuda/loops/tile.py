@@ -94,7 +94,7 @@ def emit_tiled(draft: Draft, scene: Scene, part: Tiled, known: list[TileKey]) ->
         put(line)
     for var in (*part.outer, *tiles):
         body.bind(var, draft.nest.level)
-    corner = [f"{index_of(t).text()} * {part.edge}u + " if t.size > 1 else "" for t in tiles]
+    corner = [_corner(tile, part.edge) for tile in tiles]
     buffers = {b.name: b for b in scene.readable.values()}
     item = min((buffers[name].dtype.itemsize for name, _, _ in known), default=4)
     view = TileView(down, right, part.lanes, part.edge + max(1, 4 // item), frozenset(part.outer))
@@ -106,7 +106,7 @@ def emit_tiled(draft: Draft, scene: Scene, part: Tiled, known: list[TileKey]) ->
     put("#pragma unroll")
     with body.block(f"for (w_index s = role.thread(); s < {count}u; s += {draft.threads}u)"):
         put(f"const w_index tv = s % {per_row}u, tb = s / {per_row}u;")
-        put(f"const w_index down = {corner[0].replace(f'* {part.edge}u', f'* {per_row}u')}tv, right = {corner[1]}tb;")
+        put(f"const w_index down = {_corner(tiles[0], per_row)}tv, right = {corner[1]}tb;")
         tests = _tests(part, f"down < {down.size}u", f"right < {right.size}u")
         with body.block(f"if ({tests})" if tests else ""):
             body.bind(down, draft.nest.level)
@@ -120,6 +120,11 @@ def emit_tiled(draft: Draft, scene: Scene, part: Tiled, known: list[TileKey]) ->
             body.view = None
             body.flush()
     known[:] = list(view.arrays)[:MAX_TILES]
+
+
+def _corner(tile: Var, edge: int) -> str:
+    """C text, with a plus behind it: where a tile of `edge` begins; "" where there is one."""
+    return f"{index_of(tile).text()} * {edge}u + " if tile.size > 1 else ""
 
 
 def _tests(part: Tiled, row: str, column: str) -> str:

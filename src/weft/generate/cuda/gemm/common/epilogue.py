@@ -11,6 +11,7 @@ import numpy as np
 from weft.generate.contraction.match import Contraction, Source, Step, Walk, constants_of
 from weft.generate.cuda.gemm.common.normed_text import parts_text
 from weft.generate.cuda.gemm.common.product import Product, is_weight, offset_of
+from weft.generate.cuda.gemm.common.sink import Rounded, Sink, ToGlobal, ToShared
 from weft.generate.cuda.intrinsics.approx import FUNCTIONS, may_approximate, times_inverse
 from weft.generate.cuda.intrinsics.prelude import load, storage, store
 from weft.generate.cuda.role.role import WRITTEN, Parameter
@@ -19,6 +20,8 @@ from weft.generate.expr.elementwise import Value, elementwise
 from weft.ir.prims import Prim
 from weft.ir.types import DType, to_bits
 from weft.kernels.source import Pointer
+
+_GLOBAL = ToGlobal()
 
 _WIDE = {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}
 
@@ -192,16 +195,19 @@ def wide_load(temporary: str, dtype: DType, width: int, address: str, to: str) -
     return [f"{to}[{i}] = {load(dtype, f'{address} + {i}')};" for i in range(width)]
 
 
+def stored_words(words: Sequence[str], address: str) -> str:
+    """Statement: one, two or four words to memory at once."""
+    if len(words) == 1:
+        return f"*(u32*)({address}) = {words[0]};"
+    return f"*(uint{len(words)}*)({address}) = make_uint{len(words)}({', '.join(words)});"
+
+
 def wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
     """Statements: `values` to neighbouring elements from `address` on, rounded once."""
     width = len(values)
     if dtype in (DType.F16, DType.BF16) and width >= 2:
         pairs = [f"w_narrow2_{dtype.value}({values[i]}, {values[i + 1]})" for i in range(0, width, 2)]
-        if width == 8:
-            return [f"*(uint4*)({address}) = make_uint4({', '.join(pairs)});"]
-        if width == 4:
-            return [f"*(uint2*)({address}) = make_uint2({', '.join(pairs)});"]
-        return [f"*(u32*)({address}) = {pairs[0]};"]
+        return [stored_words(pairs, address)]
     if dtype is DType.F32 and width % 4 == 0:
         return [
             f"*(float4*)({address} + {i}) = make_float4({', '.join(values[i : i + 4])});" for i in range(0, width, 4)
@@ -357,10 +363,12 @@ def body(
     prefix: str = "",
     given: Mapping[int, str] | None = None,
     later: str = "",
+    sink: Sink = _GLOBAL,
 ) -> list[str]:
     """Statements that finish `width` results `acc[0..]` at row m and columns n.. of group g and batch b.
 
     `given`: C text of the address of vectors that were read earlier, by slot. `later`: see `parts_text`.
+    `sink`: where results go; all but global memory is for one output.
     """
     c = p.c
     lines: list[str] = []
@@ -413,9 +421,13 @@ def body(
         dtype = _dtype(c, slot, p.sum)
         kind = storage(dtype)
         place = _place(p, walk) + _column(p, walk)
-        lines.append(f"{kind}* const {prefix}y{k} = ({kind}*)out{k} + ({place});")
+        to = f"({sink.address})" if isinstance(sink, ToShared) else f"out{k} + ({place})"
+        lines.append(f"{kind}* const {prefix}y{k} = ({kind}*){to};")
         names_of = [_sum(p, acc, i) if slot < 0 else values[slot][i].name for i in range(width)]
-        lines += wide_store(names_of, dtype, f"{prefix}y{k}")
+        if isinstance(sink, Rounded):
+            lines.append(stored_words(sink.words, f"{prefix}y{k}"))
+        else:
+            lines += wide_store(names_of, dtype, f"{prefix}y{k}")
         if p.column_sums and k == 0:
             lines += [f"total[{i}] += {name};" for i, name in enumerate(names_of)]
         if p.parts is not None and k == 0:

@@ -222,23 +222,24 @@ def _gather(kind: str, chunk: int, name: str, value: str) -> str:
     return f'{kind} v[{chunk}]; _Pragma("unroll") for (int e = 0; e < {chunk}; ++e) {{ {value} }} {pack}'
 
 
-_WORDS = """// 8 elements of 16 bits at any address, zeros from the n-th on; `more`: there is an element behind them
-W_FN uint4 w_read8(const u16* p, int n, bool more) {
+def _words(name: str) -> str:
+    """`w_read8`, by a name of its own for each operand."""
+    return f"""// 8 elements of 16 bits at any address, zeros from the n-th on; `more`: there is an element behind them
+W_FN uint4 w_read8_{name}(const u16* p, int n, bool more) {{
   const bool half = ((size_t)p & 2) != 0;
-  if (n >= 8 && (more || !half)) {
+  if (n >= 8 && (more || !half)) {{
     const u32* const q = (const u32*)((size_t)p & ~(size_t)3);
     const u32 a = q[0], b = q[1], c = q[2], d = q[3];
     if (!half) return make_uint4(a, b, c, d);
     const u32 e = q[4];
     return make_uint4(a >> 16 | b << 16, b >> 16 | c << 16, c >> 16 | d << 16, d >> 16 | e << 16);
-  }
+  }}
   u32 v[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = i < n ? p[i] : 0;
   return make_uint4(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16);
-}
+}}
 """
-"""`w_read8`, in a kernel by a name of its own for each operand."""
 
 
 def _size(p: Product, of: Source) -> int:
@@ -267,7 +268,7 @@ def _runs(p: Product, tile: Tile, rows: int, name: str, setup: str, place: str, 
     )
     head = f"const int k = kb * {tile.bk} + t % {chunks} * {p.chunk};"
     return Loader(
-        globals=_WORDS.replace("w_read8", f"w_read8_{name}"),
+        globals=_words(name),
         setup=setup + f"uint4 {register}[{-(-count // tile.threads)}];\n",
         begin=head + each(count, tile.threads, body),
         end=each(count, tile.threads, f"w_store16({to}, {register}[i]);"),

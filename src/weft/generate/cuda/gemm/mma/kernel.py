@@ -169,7 +169,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         _fragments(p, s, tensor),
     ]
     ahead = s.ahead
-    slot = f"sb + (u32)((i % {s.stages}) * {stage})"
+    slot = _slot(s, "i", stage)
     if packed:
         # constants do not wait for the predecessors
         lines.append(f"for (int i = 0; i < {ahead}; ++i) if (first + i < last) fill_w(first + i, {slot} + {a_bytes});")
@@ -183,7 +183,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         f" fill_a(first + i, {slot}); store_a({slot}); }} w_commit(); }}"
     )
     lines += fix.after if fix else []
-    lines += _loop_normed(s, a_bytes, stage, slot) if fix else _loop(s, a_bytes, stage, slot)
+    lines += _loop_normed(s, a_bytes, stage) if fix else _loop(s, a_bytes, stage, slot)
     lines += [
         "float* const sums = (float*)sm;",
         wgmma.to_shared(s.wm, s.wn, s.bn + PAD) if s.group else to_shared(s) if tensor else cores_to_shared(p, s),
@@ -308,28 +308,32 @@ def normed_rows(p: Product, s: MmaConfig, names: Mapping[Source, str]) -> Fixed:
     return Fixed(before, setup, after)
 
 
-def _loop_normed(s: MmaConfig, a_bytes: int, stage: int, slot: str) -> list[str]:
+def _slot(s: MmaConfig, i: str, stage: int) -> str:
+    """C text of the shared address of k-block `i`."""
+    return f"sb + (u32)(({i} % {s.stages}) * {stage})"
+
+
+def _loop_normed(s: MmaConfig, a_bytes: int, stage: int) -> list[str]:
     """As `_loop`: while a k-block is multiplied, the left operand of the next one is normalised where it lies."""
-    then = slot.replace("(i %", "((i + 1) %")
     fill = [
         f"if (more) {{ fill_w(first + i + {s.ahead}, to + {a_bytes}); fill_a(first + i + {s.ahead}, to); }}",
         "w_commit();",
     ]
     return [
         f"w_arrived<{s.ahead - 1}>();",
-        f"{{ const int i = 0; fix(first, {slot}); }}",
+        f"{{ const int i = 0; fix(first, {_slot(s, 'i', stage)}); }}",
         *(["#pragma unroll 1"] if s.group else []),
         "for (int i = 0; i < last - first; ++i) {",
         "w_async_fence(); w_group_wait<1>();" if s.group else "",
         "role.sync();",
-        f"const u32 here = {slot}, to = sb + (u32)((i + {s.ahead}) % {s.stages} * {stage});",
+        f"const u32 here = {_slot(s, 'i', stage)}, to = sb + (u32)((i + {s.ahead}) % {s.stages} * {stage});",
         f"const bool more = first + i + {s.ahead} < last;",
         *([] if s.group else fill),
         f"multiply(here, here + {a_bytes}{', i' if s.group else ''});",
         *(fill if s.group else []),
         f"if (more) store_w(to + {a_bytes});",
         f"w_arrived<{s.ahead - 1}>();",
-        f"if (first + i + 1 < last) fix(first + i + 1, {then});",
+        f"if (first + i + 1 < last) fix(first + i + 1, {_slot(s, '(i + 1)', stage)});",
         "}",
         *(["w_group_wait<0>();"] if s.group else []),
         "w_arrived<0>(); role.sync();",

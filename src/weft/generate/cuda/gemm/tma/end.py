@@ -7,10 +7,12 @@ import math
 from weft.generate.cuda.gemm.common import epilogue, narrow
 from weft.generate.cuda.gemm.common.normed_text import joined_text
 from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.common.sink import Rounded, Sink, ToGlobal
 from weft.generate.cuda.gemm.tma import store as tma_store
 from weft.generate.cuda.gemm.tma.operands import Operand, Rows
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.intrinsics.prelude import storage
+from weft.ir.types import DType
 
 _OTHERS = 48
 """Registers of a thread for anything but sums and vectors that are asked for ahead."""
@@ -56,13 +58,20 @@ def finish(
     columns, ring = _ahead(p, s)
     residuals = epilogue.streamed(p, by_row=True) if ring else []
     kinds, pieces = {slot: storage(p.c.body[slot].dtype) for slot in (*residuals, *columns)}, _pieces(p, w)
+    early = s.split == 1 and _rounds_early(p, w, width)
+    sink: Sink = ToGlobal()
+    if early:
+        sink = Rounded(tuple(f"x[{i}]" for i in range(4)))
+    elif to is not None:
+        sink = tma_store.into_box(s)
     parts = []
     for e in range(0, 8, width):
         piece = f"[{e // 4}]" if len(pieces) > 1 else ""
         given = {slot: f"(const {kinds[slot]}*)&ahead{slot}[o % {ring}]{piece}" for slot in residuals}
         given |= {slot: f"(const {kinds[slot]}*)&column{slot}[j]{piece}" for slot in columns}
         later = "o" if p.parts is not None and s.split == 1 else ""
-        body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given, later=later))
+        acc = f"(v + {e})" if e else "v"
+        body = "\n".join(epilogue.body(p, names, width, acc, given=given, later=later, sink=sink))
         parts.append(f"{{ const int n = n8 + {_column(p, w, e)}; {inside}{{ {body} }} }}")
     one, two = (narrow.carried(f"acc[i][{_chunk(s)} * 4 + 2 * h{x}]", integers=p.integers) for x in ("", " + 1"))
     take = [
@@ -71,7 +80,9 @@ def finish(
         # packed weights are permuted instead
         "" if w.map is None or w.interleaved else "w_quad(v, lane);",
     ]
-    take, parts = _as_words(p, w, s, take, parts, boxes=to is not None) if s.split == 1 else (take, parts)
+    if early:
+        take = _words(p, s, boxes=to is not None)
+        parts = [tma_store.fragments(s)] if to is not None else parts
     row = "row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2)"
     if s.split > 1:
         return [], _shared_sum(p, rows, s, take, row, parts, _first(p, w))
@@ -139,27 +150,15 @@ def finish(
     return before, after
 
 
-def _as_words(
-    p: Product, w: Operand, s: TmaConfig, take: list[str], parts: list[str], *, boxes: bool
-) -> tuple[list[str], list[str]]:
-    """Where nothing follows the sum, halves are rounded before lanes exchange them: a word is two of them.
+def _rounds_early(p: Product, w: Operand, width: int) -> bool:
+    """Whether nothing follows the sum, so that halves are rounded before lanes exchange them: a word is two of them."""
+    plain = not p.c.body and not p.column_sums and p.parts is None and len(p.c.outputs) == 1
+    exchanged = w.map is not None and not w.interleaved
+    return plain and exchanged and width == 8 and p.sum is p.dtype and p.dtype in (DType.F16, DType.BF16)
 
-    On their way into boxes, the store of fragments exchanges them.
-    """
-    rounded = [f"w_narrow2_{p.dtype.value}(v[{e}], v[{e + 1}])" for e in range(0, 8, 2)]
-    if (
-        p.c.body
-        or p.column_sums
-        or p.parts is not None
-        or w.map is None
-        or w.interleaved
-        or len(parts) != 1
-        or any(parts[0].count(x) != 1 for x in rounded)
-    ):
-        return take, [tma_store.into_box(s, x) for x in parts] if boxes else parts
-    text = parts[0]
-    for i, x in enumerate(rounded):
-        text = text.replace(x, f"x[{i}]")
+
+def _words(p: Product, s: TmaConfig, *, boxes: bool) -> list[str]:
+    """Four words `x` of a thread: 8 neighbours of a row; on the way into boxes, the store of fragments exchanges."""
     words = [
         "u32 x[4];",
         (
@@ -168,15 +167,15 @@ def _as_words(
         ),
     ]
     if boxes:
-        return words, [tma_store.fragments(s)]
-    words += [
+        return words
+    return [
+        *words,
         # each of four neighbouring lanes holds a word of every chunk; afterwards lane q holds all of chunk q
         "#pragma unroll\nfor (int bit = 1; bit <= 2; bit *= 2)",
         "#pragma unroll\nfor (int c = 0; c < 4; ++c) if (!(c & bit)) {",
         "const bool upper = lane & bit; const u32 got = w_shfl_word(upper ? x[c] : x[c + bit], bit);",
         "if (upper) x[c] = got; else x[c + bit] = got; }",
     ]
-    return words, [text]
 
 
 def _chunk(s: TmaConfig) -> str:

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from weft.generate.cuda.gemm.common import epilogue, float8, narrow, tf32
 from weft.generate.cuda.gemm.common.normed_text import FEW
@@ -37,6 +36,7 @@ from weft.generate.cuda.gemm.tma.operands import (
     stages_of_sum,
 )
 from weft.generate.cuda.gemm.tma.pack import pack_panels
+from weft.generate.cuda.gemm.tma.ring import ring
 from weft.generate.cuda.gemm.tma.shape import (
     MOST_SHARES,
     MOST_TWO_LEVEL,
@@ -356,29 +356,6 @@ def _loop(p: Product, rows: Rows, s: TmaConfig, begin: str, step: str) -> str:
     return f"#pragma unroll 1\nfor (int tile = {begin}; tile < {tiles}; tile += {step}) {{ {_tile(p, rows, s)}"
 
 
-class _Walk(NamedTuple):
-    """How a loop over the stages of a tile finds the slot of its number `it`."""
-
-    before: str
-    """In front of the loop."""
-    head: str
-    slot: str
-    """Declares the slot, where that is done in the loop."""
-    parity: str
-    last: str
-    """The slot before."""
-
-
-def _walk(stages: int) -> _Walk:
-    """Remainders by what is no power of two took a tenth of the time of small steps: there the slot is counted."""
-    head = "int st = first; st < last; ++st, ++it"
-    if stages & (stages - 1) == 0:
-        return _Walk("", head, f"slot = it % {stages}, ", f"it / {stages} & 1", f"(it - 1) % {stages}")
-    before = f"u32 slot = it % {stages}, lap = it / {stages} & 1;\n"
-    head += f", slot = slot == {stages - 1} ? 0 : slot + 1, lap ^= slot == 0"
-    return _Walk(before, head, "", "lap", f"slot == 0 ? {stages - 1} : slot - 1")
-
-
 def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> list[str]:
     """The producer warp. Constant weights do not wait for the predecessors."""
     packed = w.map is None
@@ -394,7 +371,7 @@ def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> lis
         else ""
     )
     a_bytes = 0 if s.halo_stages else s.bm * STEP * 2
-    walk = _walk(s.stages)
+    walk = ring(s)
     one = f"if (t == {128 * s.consumers}) {{"
     lines = ["role.dealloc_registers();"] if s.moves_registers else []
     stored = " w_map_prefetch(&my);" if s.store else ""
@@ -580,17 +557,10 @@ def _products(
             " if (before) w_bar_wait(sb + TURN + 8 * (warp >> 2), (before - 1) & 1); }"
         )
         other = "if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));"
-    walk = _walk(s.stages)
-    # every CTA that loads for this one, or for which this one loads
-    free = (
-        f"if (lane < {s.cluster_m + s.cluster_n - 1}) w_bar_arrive_at("
-        if s.multicast
-        else "if (lane == 0) w_bar_arrive("
-    )
-    at_both = (", lane" if 1 in (s.cluster_m, s.cluster_n) else f", rank ^ {s.peer}") if s.multicast else ""
+    walk = ring(s)
     of_a = _in_halo(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
     of_w = _descriptor(w_at, "q", w, s.bn, s.panel)
-    multicast_ctas = [
+    issue = [
         "w_group_begin();",
         f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)",
         f"#pragma unroll\nfor (int u = 0; u < {s.taps_per_stage}; ++u)",
@@ -600,7 +570,7 @@ def _products(
         "w_group_commit();",
         # the product before this one is complete: its stage is free
         "w_group_wait<1>();",
-        f"{free.replace('(lane', '(st > first && lane', 1)}sb + EMPTY + 8 * ({walk.last}){at_both});",
+        walk.release(walk.last, unless_first=True),
         f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - {before}) % {f}));"
         if f
         else "",
@@ -615,13 +585,12 @@ def _products(
             else ""
         ),
         f"w_bar_wait(sb + FULL + 8 * slot, {walk.parity});",
-        *multicast_ctas,
+        *issue,
         "}",
     ]
     if p.norm is not None:
-        release = f"{free}sb + EMPTY + 8 * ({walk.last}){at_both});"
-        stages = fixed.stages(p, s, walk.head, walk.before, walk.slot, walk.parity, of_w, release, mn_major=w.mn_major)
-    freed = f"{free}sb + EMPTY + 8 * slot{at_both});"
+        stages = fixed.stages(p, s, walk, of_w, mn_major=w.mn_major)
+    freed = walk.release("slot")
     sharers = stream_k_of(p, rows, s, _k_tiles(p, s)).sharers if s.coop_fixup else 1
     first, end = finish(p, rows, s, w, width, to, sharers)
     if s.stream_k:
@@ -641,7 +610,7 @@ def _products(
         mine,
         *(_two_level_stages(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", freed) if s.two_level else stages),
         other,
-        "" if s.two_level else f"w_group_wait<0>(); {free}sb + EMPTY + 8 * ({walk.last}){at_both});",
+        "" if s.two_level else f"w_group_wait<0>(); {walk.release(walk.last)}",
         f"if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
         skip,
         *end,

@@ -19,6 +19,7 @@ from weft.generate.cuda.gemm.common.normed_text import (
 )
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma.operands import STEP, Rows
+from weft.generate.cuda.gemm.tma.ring import Ring
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.declined import Declined
 
@@ -175,19 +176,15 @@ def _fragments(p: Product, s: TmaConfig, to: str) -> list[str]:
     return lines
 
 
-def stages(
-    p: Product, s: TmaConfig, head: str, before: str, slot: str, parity: str, of_w: str, release: str,
-    *, mn_major: bool,
-) -> list[str]:  # fmt: skip
+def stages(p: Product, s: TmaConfig, ring: Ring, of_w: str, *, mn_major: bool) -> list[str]:
     """The sum of a tile, two stages in turn: registers of one are free when the products of the other have begun."""
     high, kind, after = _high(s), f"{p.multiplied}_r{int(mn_major)}", f"((warp >> 2) + 1) % {s.consumers}"
-    begin, condition, step = head.split(";")
 
     def stage(to: str) -> list[str]:
         return [
             "{",
-            f"const u32 {slot}at = sb + RING + slot * STAGE;",
-            f"w_bar_wait(sb + FULL + 8 * slot, {parity});",
+            f"const u32 {ring.slot}at = sb + RING + slot * STAGE;",
+            f"w_bar_wait(sb + FULL + 8 * slot, {ring.parity});",
             *_fragments(p, s, to),
             f"role.named_barrier({FIRST} + (warp >> 2), w_threads<256>());" if in_order(s) else "",
             "w_group_begin();",
@@ -196,19 +193,19 @@ def stages(
             "w_group_commit();",
             f"role.named_barrier_arrive({FIRST} + {after}, w_threads<256>());" if in_order(s) else "",
             "w_group_wait<1>();",
-            release.replace("(lane", "(st > first && lane", 1),
+            ring.release(ring.last, unless_first=True),
             "}",
         ]
 
     return [
         f"u32 even[{high}][4][4], odd[{high}][4][4];",
-        before,
-        f"#pragma unroll 1\nfor ({begin}; ;) {{",
+        ring.before,
+        f"#pragma unroll 1\nfor ({ring.begin}; ;) {{",
         *stage("even"),
-        f"{step};",
-        f"if (!({condition})) break;",
+        f"{ring.step};",
+        f"if (!({ring.condition})) break;",
         *stage("odd"),
-        f"{step};",
-        f"if (!({condition})) break;",
+        f"{ring.step};",
+        f"if (!({ring.condition})) break;",
         "}",
     ]

@@ -7,7 +7,6 @@ clipped. Source: note on matrix products, section 2.7.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,6 +15,7 @@ from pathlib import Path
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.gemm.common.sink import ToShared
 from weft.generate.cuda.gemm.tma.operands import Dim, Rows, box_map, joined, outer, rows_of
 from weft.generate.cuda.gemm.tma.shape import STORED_ROWS, TmaConfig
 from weft.ir.declined import Declined
@@ -97,14 +97,12 @@ def order(s: TmaConfig) -> str:
     return f"const int h = o % 2, i = o / {2 * per} % {high}, j = o / {2 * per * high} * {per} + o / 2 % {per};"
 
 
-def into_box(s: TmaConfig, text: str) -> str:
-    """The end of a tile's step, with 8 neighbours of a thread put into the box."""
+def into_box(s: TmaConfig) -> ToShared:
+    """Where 8 neighbours of a thread lie in the box."""
     chunk = "(lane >> 2)" if s.store == 64 else "(lane >> 3)"
     of = f"(o / 2 % {s.store // 32} * 4 + (lane & 3))" if s.store == 64 else "(lane & 3)"
     place = f"h * {16 * s.store} + (lane >> 2) * {2 * s.store} + (({of} ^ {chunk}) << 4)"
-    found, count = re.subn(r"(u16\* const y0 = )\(u16\*\)out0 \+ \(.*\);", rf"\1(u16*)(sm + staged + {place});", text)
-    assert count == 1, "one result"
-    return found
+    return ToShared(f"sm + staged + {place}")
 
 
 def fragments(s: TmaConfig) -> str:

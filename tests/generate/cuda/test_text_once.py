@@ -1,0 +1,42 @@
+"""Text that we wrote is written once: who wants another asks its emitter, and changes no text afterwards."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import weft.generate.cuda
+
+PACKAGE = Path(weft.generate.cuda.__file__).parent
+ALLOWED = {
+    # compares the texts of two schedules but for their entries' names
+    "generator.py: source.text.replace(source.entry, '')",
+}
+
+
+def changes(text: str) -> Iterator[str]:
+    """Calls of a file that cut or replace parts of a string."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        of, name = node.func.value, node.func.attr
+        replaces = name == "replace" and len(node.args) >= 2
+        substitutes = name in ("sub", "subn") and isinstance(of, ast.Name) and of.id == "re"
+        cuts = name == "split" and len(node.args) == 1
+        if replaces or substitutes or cuts:
+            yield ast.unparse(node)
+
+
+def test_no_text_of_a_kernel_is_changed_afterwards() -> None:
+    found = {
+        f"{path.relative_to(PACKAGE)}: {x}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for x in changes(path.read_text(encoding="utf-8"))
+    }
+    assert found == ALLOWED
+
+
+def test_what_changes_a_text_is_seen() -> None:
+    told = ("x.replace('a', 'b')", "re.sub('a', 'b', x)", "f(x).split(';')", "replace(s, a=1)", "x.split()", "x.sub(y)")
+    assert [x for x in told if list(changes(x))] == list(told[:3])
