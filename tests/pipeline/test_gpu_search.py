@@ -297,18 +297,21 @@ def test_a_problem_whose_one_kernel_is_wrong_gets_the_next_ones(posed: tuple[Alt
 
 def test_a_problem_is_in_a_batch_once(posed: tuple[Alternatives, Problems]) -> None:
     """One whose first kernel was wrong is wanted for want of a time, and because it was tried in a hurry."""
-    machine = Wrong(posed[1])
+    machine = Gpu(posed[1])
+    machine.refuses = lambda position: position == 0
     batches: list[list[str]] = []
 
     def measure() -> Iterator[Measurement]:
-        for batch in iter(search.next_batch, None):
+        waiting: Sequence[Order] = ()
+        for batch in itertools.chain(iter(search.next_batch, None), [()]):
             batches.append([o.task.problem.key for o in batch])
-            for order in batch:
+            for order in waiting:
                 yield from machine.measured(order, search)
+            waiting = batch
 
-    window = Window(lambda: False, lambda: 0.0)
-    policy = SearchPolicy(batch=100, late=0.8, overlaps=True)
-    search = start(posed, policy, window, Inline(), replace(OPTIONS, budget_s=0.5))
+    asked = itertools.count()
+    window = Window(lambda: False, lambda: min(1.0, next(asked) / 60))
+    search = start(posed, Cuda.policy, window, Inline(), replace(OPTIONS, budget_s=0.5))
     search.run(measure)
     assert len(batches) > 1 and all(len(keys) == len(set(keys)) for keys in batches)
 
