@@ -350,3 +350,97 @@ class Pointwise:
     result_registers: float
     value_registers: float
     """Registers of a thread: for addresses, for each result, and for each of its values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Of a whole problem (`orchestrate.estimate_cuda`); slots are instructions of a lane."""
+
+    lanes: int
+    """Results of plain instructions per clock of a multiprocessor."""
+    slots: float
+    """Instructions of one elementwise operation."""
+    result_slots: float
+    """Of a result: indices, loads, stores and conversions."""
+    norm_issued: float
+    norm_shown: float
+    """Of the instructions of a norm in front of a product: those issued, as tiles are wider than is counted here and
+    words hold two values; and the share of them that products do not hide."""
+    cast_slots: float
+    """Of a conversion by itself: two values at once, and often none where a load or store converts."""
+    reduce_slots: float
+    """Of taking one value into a partial result."""
+    special_slots: float
+    """Of a transcendental one, beside those on special functions."""
+    clipped_slots: float
+    divided_slots: float
+    exact_slots: float
+    """Of one that rounds correctly behind a product: a division by a constant, whose numerator of 0 takes the long way
+    and lets its neighbours wait, another division, and another function."""
+    multiply_slots: float
+    """Per FLOP of a product that is none for the matrix units: a multiply-add, and its share of loads and
+    conversions."""
+    window_slots: float
+    """Per element that a window looks at."""
+    gather_slots: float
+    """Per element of a gather: an address of its own."""
+    sfu_operations: float
+    """Special-function operations of one transcendental."""
+    special_step_us: float
+    gather_us: float
+    """A read at an address that was read."""
+    weights_us: float
+    tap_us: float
+    """Weights come from memory before the first product of a thread that keeps them; each tap of them is unpacked."""
+    strided: float
+    """Factor on traffic when a kernel reads one memory order and writes the other."""
+    strided_us: float
+    """And the way through shared memory."""
+    turned: float
+    """Factor on traffic when the last axis becomes another one."""
+    scattered_us: float
+    """What a store of one element costs where its neighbours are stored by others: bytes, and that they meet."""
+    across_cycles: float
+    """Of a multiprocessor, for a result of a convolution on its lanes that reads pixels and writes channels."""
+    elementwise_step_us: float
+    window_step_us: float
+    reduce_step_us: float
+    """One more step that waits for the one before, for the few results of a thread."""
+    persistent_us: float
+    """Start and end of kernels whose blocks stay, or of a library's, which reach the rate of the largest tiles."""
+    one_by_one: float
+    """Factor on convolutions that copy their part of the image element by element."""
+    layer_share: float
+    """Of the peak that layers of 64 columns in one kernel reach; wider ones reach more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemv:
+    """Of products with few rows (`gemm.gemv.kernel`)."""
+
+    streamed: float
+    """Share of the bandwidth of reading that one pass over weights gets."""
+    latency: float
+    """Cycles of the first weights from memory and of the last results on their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Of a convolution and the 1x1 convolution behind it (`conv.stacked.kernel`), beside those of `Halo`."""
+
+    measured: float
+    """What kernels took over the cycles of the model."""
+    tensor: float
+    fragments: float
+    start: float
+    stored: float
+    """Cycles of a part of the second product beside its work, and bytes that a multiprocessor stores or reads there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """Of the windows behind a convolution (`conv.pooled.choose`), beside those of `Halo`."""
+
+    place: float
+    windows: float
+    """Issue slots of a place of a window for a result, and cycles until windows begin: guesses, not fitted."""

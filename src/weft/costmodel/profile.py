@@ -18,7 +18,19 @@ from importlib.resources.abc import Traversable
 from types import MappingProxyType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-from weft.costmodel.constants import Depthwise, Halo, Pointwise, Roofline, SwapAB, Tiles, Tma
+from weft.costmodel.constants import (
+    Depthwise,
+    Estimate,
+    Gemv,
+    Halo,
+    Pointwise,
+    Pooled,
+    Roofline,
+    Stacked,
+    SwapAB,
+    Tiles,
+    Tma,
+)
 from weft.device.cuda.record import GpuFacts
 from weft.errors import ArtifactError
 
@@ -45,6 +57,10 @@ class CostProfile:
     halo: Halo
     depthwise: Depthwise
     pointwise: Pointwise
+    estimate: Estimate
+    gemv: Gemv
+    stacked: Stacked
+    pooled: Pooled
 
 
 def costs_of(facts: GpuFacts) -> CostProfile:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import cast
 
 from weft.costmodel.constants import LeftLoad
+from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import Product, gap_us, product_us
 from weft.costmodel.tiles import Sizes, least_cycles, least_together
 from weft.device.cuda.record import GpuFacts
@@ -22,16 +23,10 @@ from weft.orchestrate.narrow import multiplied_as
 
 MATRIX_CHANNELS = 8
 """Channels per group below this leave the matrix units idle: such convolutions are sums of products."""
-PERSISTENT_US = 2.0
-"""Start and end of kernels whose blocks stay, or of a library's, which reach the rate of the largest tiles."""
-ONE_BY_ONE = 1.5
-"""Factor on convolutions that copy their part of the image element by element."""
 FIELD_CHANNELS = 64
 """Convolutions with windows of at most so many channels keep their part of the image in shared memory, in any order."""
 FEW_INPUTS, FEW_OUTPUTS = 4, 8
 FEW_AFTER = 3
-LAYER_SHARE = 0.45
-"""Of the peak that layers of 64 columns in one kernel reach; wider ones reach more."""
 CHUNK_BYTES = 16
 """Of one asynchronous copy."""
 
@@ -55,6 +50,7 @@ def on_matrix_units(graph: Graph, node: Node) -> bool:
 
 def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
     """Microseconds of one contraction on the matrix units without the gap before it; 0 for other contractions."""
+    c = costs_of(facts).estimate
     graph = problem.graph
     node = graph.nodes[at]
     if not on_matrix_units(graph, node) or not node.type.size:
@@ -66,11 +62,11 @@ def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
     if window and graph.type_of(node.inputs[1]).shape[1] <= FIELD_CHANNELS:
         product = _from_field(graph, node, product)
         if load == "elements":
-            load, factor = "taps", ONE_BY_ONE
+            load, factor = "taps", c.one_by_one
     tf32 = facts.tf32 and product.dtype == DType.F32.value
     sizes = replace(_sizes(problem, at, product, load), tf32=tf32)
     block = least_cycles(facts, sizes) / facts.clock_ghz / 1e3 - gap_us(facts)
-    persistent = product_us(facts, replace(product, dtype="tf32") if tf32 else product)[0] + PERSISTENT_US
+    persistent = product_us(facts, replace(product, dtype="tf32") if tf32 else product)[0] + c.persistent_us
     return min(block, persistent if load in ("rows", "taps") and _in_place(graph, node) else math.inf) * factor
 
 
@@ -92,6 +88,7 @@ def _is_weight(graph: Graph, node: NodeId) -> bool:
 
 def layers_us(problem: Problem, products: Sequence[NodeId], facts: GpuFacts) -> float:
     """Microseconds of the products of such a network in one kernel: values stay in registers, so only rates count."""
+    c = costs_of(facts).estimate
     graph, flops = problem.graph, 0.0
     peak = facts.peak_flops(rate_name(graph.type_of(products[0]).dtype))
     if math.isinf(peak):
@@ -100,7 +97,7 @@ def layers_us(problem: Problem, products: Sequence[NodeId], facts: GpuFacts) -> 
         k, columns = graph.type_of(graph.nodes[i].inputs[0]).shape[-1], graph.nodes[i].type.shape[-1]
         rows = graph.nodes[i].type.size // max(1, columns)
         flops += 2.0 * rows * (-(-k // 16) * 16) * (-(-columns // 16) * 16)
-    return flops / (LAYER_SHARE * peak) * 1e6
+    return flops / (c.layer_share * peak) * 1e6
 
 
 def together_us(problem: Problem, products: Sequence[NodeId], facts: GpuFacts) -> float:

@@ -8,10 +8,12 @@ Source: performance notes, sections 3 to 5; the terms stand in `weft.costmodel`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from weft.costmodel.profile import costs_of
+from weft.costmodel.constants import Estimate
+from weft.costmodel.profile import CostProfile, costs_of
 from weft.costmodel.roofline import (
     gap_us,
     halo_ratio,
@@ -37,53 +39,12 @@ from weft.orchestrate.contraction_cuda import (
 )
 from weft.orchestrate.narrow import multiplied_as, widening
 
-LANES = 128
-"""Results of plain instructions per clock of a multiprocessor."""
-SLOTS = 1.0
-"""Instructions of one elementwise operation."""
-RESULT_SLOTS = 6.0
-"""Of a result: indices, loads, stores and conversions."""
-NORM_ISSUED, NORM_SHOWN = 0.5, 0.3
-"""Of the instructions of a norm in front of a product: those issued, as tiles are wider than is counted here and words
-hold two values; and the share of them that products do not hide."""
-CAST_SLOTS = 1.5
-"""Of a conversion by itself: two values at once, and often none where a load or store converts."""
-REDUCE_SLOTS = 2.0
-"""Of taking one value into a partial result."""
-SPECIAL_SLOTS = 4.0
-"""Of a transcendental one, beside those on special functions."""
-CLIPPED_SLOTS, DIVIDED_SLOTS, EXACT_SLOTS = 80.0, 38.0, 10.0
-"""Of one that rounds correctly behind a product: a division by a constant, whose numerator of 0 takes the long way and
-lets its neighbours wait, another division, and another function."""
-MULTIPLY_SLOTS = 0.75
-"""Per FLOP of a product that is none for the matrix units: a multiply-add, and its share of loads and conversions."""
-WINDOW_SLOTS = 3.5
-"""Per element that a window looks at."""
-GATHER_SLOTS = 10.0
-"""Per element of a gather: an address of its own."""
-SFU_OPERATIONS = 2.0
-"""Special-function operations of one transcendental."""
-STEP_US = {Category.ELEMENTWISE: 0.04, Category.WINDOW: 0.04, Category.REDUCE: 0.12}
-"""One more step that waits for the one before, for the few results of a thread."""
-SPECIAL_STEP_US = 0.06
-GATHER_US = 0.13
-"""A read at an address that was read."""
-WEIGHTS_US, TAP_US = 0.75, 0.03
-"""Weights come from memory before the first product of a thread that keeps them; each tap of them is unpacked."""
 ROW_BYTES = 96 * 1024
 """A row of a reduction up to this size stays in one block's shared memory and registers."""
 NEIGHBOURS = 16
 """Rows whose elements share the sectors of memory that a block reads."""
-STRIDED = 2.5
-"""Factor on traffic when a kernel reads one memory order and writes the other."""
-STRIDED_US = 0.2
-"""And the way through shared memory."""
-TURNED = 1.8
-"""Factor on traffic when the last axis becomes another one."""
-SECTOR, SCATTERED_US = 32, 1.5
-"""What a store of one element costs where its neighbours are stored by others: bytes, and that they meet."""
-ACROSS_CYCLES = 3.7
-"""Of a multiprocessor, for a result of a convolution on its lanes that reads pixels and writes channels."""
+SECTOR = 32
+"""Bytes that a store of one element costs where its neighbours are stored by others."""
 VECTOR, WARP = 8, 32
 """Elements of a row that a thread has at once; threads of a warp."""
 FUSED_TILE = 16
@@ -102,16 +63,27 @@ class Trait(NamedTuple):
 
 _GATHERS = frozenset({Prim.GATHER, Prim.TAKE_ALONG})
 _ROUNDED = frozenset({Prim.EXP, Prim.DIV, Prim.RECIPROCAL, Prim.SQRT, Prim.RSQRT, Prim.ERF})
-_TRAITS = {
-    str(p.value): Trait(
-        CATEGORY[p],
-        p in FREE,
-        p in _GATHERS,
-        p in TRANSCENDENTAL,
-        GATHER_US if p in _GATHERS else SPECIAL_STEP_US if p in TRANSCENDENTAL else STEP_US.get(CATEGORY[p], 0.0),
-    )
-    for p in Prim
-}
+
+
+@lru_cache(maxsize=8)
+def _table(costs: CostProfile) -> Mapping[str, Trait]:
+    """By the primitive's value."""
+    c = costs.estimate
+    steps = {
+        Category.ELEMENTWISE: c.elementwise_step_us,
+        Category.WINDOW: c.window_step_us,
+        Category.REDUCE: c.reduce_step_us,
+    }
+    return {
+        str(p.value): Trait(
+            CATEGORY[p],
+            p in FREE,
+            p in _GATHERS,
+            p in TRANSCENDENTAL,
+            c.gather_us if p in _GATHERS else c.special_step_us if p in TRANSCENDENTAL else steps.get(CATEGORY[p], 0.0),
+        )
+        for p in Prim
+    }
 
 
 def gpu_lower_bound_us(problem: Problem, facts: GpuFacts) -> float:
@@ -135,8 +107,9 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
 
     Only the order matters.
     """
+    c = costs_of(facts).estimate
     graph = problem.graph
-    traits = _traits(graph)
+    traits = _traits(graph, costs_of(facts))
     again = _repetitions(problem)
     linear = [i for i, t in enumerate(traits) if t.category is Category.LINEAR]
     grouped = _apart(graph, linear)
@@ -150,18 +123,18 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
         if trait.free or i in multiplied_on or i in taken:
             continue
         if in_front[i]:
-            before += again[i] * _slots(graph, node, trait)
+            before += again[i] * _slots(graph, node, trait, c)
         else:
-            slots += again[i] * _slots(graph, node, trait)
+            slots += again[i] * _slots(graph, node, trait, c)
         if trait.special:
-            special += again[i] * SFU_OPERATIONS * node.type.size
+            special += again[i] * c.sfu_operations * node.type.size
     if not multiplied_on:
-        slots += RESULT_SLOTS * sum(graph.type_of(o).size for o in graph.outputs)
+        slots += c.result_slots * sum(graph.type_of(o).size for o in graph.outputs)
     clocks = facts.sms * facts.clock_ghz * 1e3
     if len(linear) == 1 and any(f and n.prim is Prim.RSQRT for f, n in zip(in_front, graph.nodes, strict=True)):
-        before = _on_the_way(before, sum(products) * LANES * clocks)
+        before = _on_the_way(before, sum(products) * c.lanes * clocks, c)
     # what is computed in front of a product takes its loads through registers: it is not hidden behind the product
-    waited = (before + _exact_slots(graph, traits, linear, again)) / LANES / clocks
+    waited = (before + _exact_slots(graph, traits, linear, again, c)) / c.lanes / clocks
     multiplied = (together_us(problem, linear, facts) if grouped else sum(products)) + waited
     if layers:  # what stands between two of them is hidden behind the products of other rows
         multiplied, slots = layers_us(problem, linear, facts), slots + before
@@ -169,9 +142,9 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     traffic = _traffic_us(problem, facts, traits, mixed)
     if Format.LAST in problem.output_formats and Format.LAST not in problem.input_formats:
         across = sum(graph.nodes[i].type.size for i in linear if i not in multiplied_on)
-        traffic = max(traffic, ACROSS_CYCLES * across / clocks)
-    costs = (multiplied, slots / LANES / clocks, special / costs_of(facts).roofline.sfu_per_clock / clocks, traffic)
-    return gap_us(facts) + overlapped(costs, facts) + _latency_us(problem, traits, multiplied_on, mixed)
+        traffic = max(traffic, c.across_cycles * across / clocks)
+    costs = (multiplied, slots / c.lanes / clocks, special / costs_of(facts).roofline.sfu_per_clock / clocks, traffic)
+    return gap_us(facts) + overlapped(costs, facts) + _latency_us(problem, traits, multiplied_on, mixed, c)
 
 
 def _apart(graph: Graph, linear: Sequence[NodeId]) -> bool:
@@ -189,13 +162,15 @@ def _apart(graph: Graph, linear: Sequence[NodeId]) -> bool:
     return len({graph.nodes[i].type.dtype for i in linear}) == 1
 
 
-def _on_the_way(before: float, products: float) -> float:
+def _on_the_way(before: float, products: float, c: Estimate) -> float:
     """Instructions of a norm in front of a product that show: a part is normalised while another is multiplied."""
-    issued = NORM_ISSUED * before
-    return NORM_SHOWN * issued + max(0.0, issued - products)
+    issued = c.norm_issued * before
+    return c.norm_shown * issued + max(0.0, issued - products)
 
 
-def _exact_slots(graph: Graph, traits: Sequence[Trait], linear: Sequence[NodeId], again: Sequence[float]) -> float:
+def _exact_slots(
+    graph: Graph, traits: Sequence[Trait], linear: Sequence[NodeId], again: Sequence[float], c: Estimate
+) -> float:
     """Instructions of correctly rounded functions behind products, where nothing hides them."""
     if not linear or not any(t.special for t in traits):
         return 0.0
@@ -209,10 +184,10 @@ def _exact_slots(graph: Graph, traits: Sequence[Trait], linear: Sequence[NodeId]
             continue
         if node.prim is Prim.DIV and (divisor := _scalar(graph, node.inputs[1])) is not None:
             slow = divisions and abs(math.frexp(divisor)[0]) != 0.5
-            found += again[i] * node.type.size * (CLIPPED_SLOTS if slow else 0.0)
+            found += again[i] * node.type.size * (c.clipped_slots if slow else 0.0)
         elif functions:
             one = node.prim is Prim.DIV and _scalar(graph, node.inputs[0]) is None
-            found += again[i] * node.type.size * (DIVIDED_SLOTS if one else EXACT_SLOTS)
+            found += again[i] * node.type.size * (c.divided_slots if one else c.exact_slots)
     return found
 
 
@@ -245,25 +220,27 @@ def _in_front(graph: Graph, traits: Sequence[Trait], multiplied_on: Collection[N
     return [f and t.category is not Category.LAYOUT for f, t in zip(found, traits, strict=True)]
 
 
-def _slots(graph: Graph, node: Node, trait: Trait) -> float:
+def _slots(graph: Graph, node: Node, trait: Trait, c: Estimate) -> float:
     """Instructions of all lanes for one node."""
     category = trait.category
     if category is Category.LINEAR:
-        return MULTIPLY_SLOTS * node_flops(node, graph)
+        return c.multiply_slots * node_flops(node, graph)
     if category is Category.WINDOW:
-        return WINDOW_SLOTS * node_flops(node, graph)
+        return c.window_slots * node_flops(node, graph)
     if trait.gathers:
-        return GATHER_SLOTS * node.type.size
+        return c.gather_slots * node.type.size
     if category is Category.LAYOUT:
-        return SLOTS * node.type.size
+        return c.slots * node.type.size
     if category is Category.REDUCE:
-        return REDUCE_SLOTS * node_flops(node, graph)
+        return c.reduce_slots * node_flops(node, graph)
     if node.prim is Prim.CAST:
-        return CAST_SLOTS * node.type.size
-    return SPECIAL_SLOTS * node.type.size if trait.special else SLOTS * node_flops(node, graph)
+        return c.cast_slots * node.type.size
+    return c.special_slots * node.type.size if trait.special else c.slots * node_flops(node, graph)
 
 
-def _latency_us(problem: Problem, traits: Sequence[Trait], multiplied_on: Collection[NodeId], mixed: bool) -> float:
+def _latency_us(
+    problem: Problem, traits: Sequence[Trait], multiplied_on: Collection[NodeId], mixed: bool, c: Estimate
+) -> float:
     """Steps that wait for each other; those behind a matrix product are part of its end."""
     graph = problem.graph
     waited: list[float] = []
@@ -277,15 +254,16 @@ def _latency_us(problem: Problem, traits: Sequence[Trait], multiplied_on: Collec
         if follows and trait.category is not Category.REDUCE:
             step = 0.0
         elif trait.category is Category.LINEAR:
-            step = WEIGHTS_US + TAP_US * math.prod(graph.type_of(node.inputs[1]).shape[2:])
+            step = c.weights_us + c.tap_us * math.prod(graph.type_of(node.inputs[1]).shape[2:])
         else:
             step = trait.step_us
         waited.append(before + step)
-    return max((waited[o] for o in graph.outputs), default=0.0) + (STRIDED_US if mixed else 0.0)
+    return max((waited[o] for o in graph.outputs), default=0.0) + (c.strided_us if mixed else 0.0)
 
 
-def _traits(graph: Graph) -> list[Trait]:
-    return [_TRAITS[n.prim._value_] for n in graph.nodes]
+def _traits(graph: Graph, costs: CostProfile) -> list[Trait]:
+    table = _table(costs)
+    return [table[n.prim._value_] for n in graph.nodes]
 
 
 def _repetitions(problem: Problem) -> list[float]:
@@ -341,17 +319,18 @@ def _reductions(graph: Graph, traits: Sequence[Trait]) -> int:
 
 def _traffic_us(problem: Problem, facts: GpuFacts, traits: Sequence[Trait], mixed: bool) -> float:
     """Time of the problem's bytes; long rows are read once per reduction of a chain, few rows keep few blocks busy."""
+    c = costs_of(facts).estimate
     graph = problem.graph
     read = _touched(graph, traits)
     written = sum(graph.type_of(o).nbytes for o in set(graph.outputs))
     reductions = [n for n, t in zip(graph.nodes, traits, strict=True) if t.category is Category.REDUCE]
     moves = any(n.prim is Prim.TRANSPOSE and _moves_last(n) for n in graph.nodes)
     sectors = _scattered(problem, traits) if moves or Format.LAST in problem.output_formats else 0.0
-    scattered = sectors * SECTOR / facts.l2_bandwidth / 1e3 + SCATTERED_US * sectors / max(1, written // 2)
+    scattered = sectors * SECTOR / facts.l2_bandwidth / 1e3 + c.scattered_us * sectors / max(1, written // 2)
     if not reductions:
-        turned = TURNED if moves else 1.0
-        return memory_us(facts, read, written) * (STRIDED if mixed else turned) + scattered
-    factor = STRIDED if mixed else 1.0
+        turned = c.turned if moves else 1.0
+        return memory_us(facts, read, written) * (c.strided if mixed else turned) + scattered
+    factor = c.strided if mixed else 1.0
     rows = max(1, min(n.type.size for n in reductions))
     longest = max(graph.type_of(n.inputs[0]).nbytes // max(1, n.type.size) for n in reductions)
     if _side_by_side(problem, reductions):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import gap_us, memory_us
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.conv.halo import choose as halo_choose
@@ -20,8 +21,6 @@ REPEATED = 1.5
 WORTH = 0.8
 """Share of the one kernel's modelled time that two must take at least, for the one to be measured. Of 20 pairs on an
 NVIDIA H200, where TMA feeds most convolutions, 17 were faster as two or as fast: 16 of them are below."""
-PLACE, PASS = 2.2, 260.0
-"""Issue slots of a place of a window for a result, and cycles until windows begin: guesses, not fitted."""
 
 
 def shapes(p: Pooled, facts: GpuFacts, keep: int = 6) -> list[tuple[float, PooledConfig]] | Declined:
@@ -51,13 +50,14 @@ def shapes(p: Pooled, facts: GpuFacts, keep: int = 6) -> list[tuple[float, Poole
 
 def cycles(p: Pooled, s: PooledConfig, facts: GpuFacts, end: halo_choose.End | None = None) -> float:
     """Modelled cycles in a chain of kernels: the convolution's tiles, and the windows behind them."""
+    fit = costs_of(facts).pooled
     g = Geometry.of(p, s)
     found = halo_choose.cycles(g, facts, end or halo_choose.end_of(p.first))
     busiest = -(-halo.work(g)[0] // facts.sms)
     places = s.ph * s.pw * min(s.bn, p.first.n) * math.prod(p.pool.kernel) / s.split
     again = 1.0 if s.early else math.prod(p.pool.kernel) / math.prod(p.pool.strides)
-    slots = PLACE + (0.0 if s.early else 1.0 + (again - 1.0) / again * len(p.first.c.body))
-    return found + PASS + busiest * places * slots / 128
+    slots = fit.place + (0.0 if s.early else 1.0 + (again - 1.0) / again * len(p.first.c.body))
+    return found + fit.windows + busiest * places * slots / 128
 
 
 def apart(p: Pooled, convolution: float, facts: GpuFacts) -> float:

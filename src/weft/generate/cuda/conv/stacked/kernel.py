@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.contraction.match import Source
 from weft.generate.cuda.conv.halo import choose as halo_choose
@@ -34,11 +35,6 @@ _RING = 2
 """Parts of the second weights in shared memory, where they do not all fit."""
 FILLED = 0.6
 """Share of the multiprocessors that must have a tile."""
-MEASURED = 1.35
-"""What kernels took on an NVIDIA H200 over the cycles below."""
-_TENSOR, _FRAGMENTS = 1.7, 305.0
-_START, _STORED = 700.0, 110.0
-"""Cycles of a part of the second product beside its work, and bytes that a multiprocessor stores or reads there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +218,7 @@ def shapes(p: Separable, facts: GpuFacts, keep: int = 4) -> list[tuple[float, St
 
 def cycles(p: Separable, s: StackedConfig, facts: GpuFacts) -> float:
     """Modelled cycles in a chain of kernels: the first convolution, and the second product's parts behind it."""
+    fit = costs_of(facts).stacked
     w = halo.window(p.first)
     if isinstance(w, Declined):
         return math.inf
@@ -230,12 +227,12 @@ def cycles(p: Separable, s: StackedConfig, facts: GpuFacts) -> float:
     v = g.second
     busiest = -(-halo.work(g)[0] // facts.sms)
     used = 0.93 if g.threads <= 128 else 1.0
-    tensor = busiest * v.bm // 16 * (v.s.bn // 8) * v.steps * _TENSOR / used
+    tensor = busiest * v.bm // 16 * (v.s.bn // 8) * v.steps * fit.tensor / used
     warps, mi, ni = g.threads // 32, v.s.wm // 16, v.s.wn // 16
-    fragments = busiest * warps * v.steps * (mi + ni) * 512.0 / _FRAGMENTS
+    fragments = busiest * warps * v.steps * (mi + ni) * 512.0 / fit.fragments
     stored = busiest * s.th * s.tw * min(s.bn, p.second.n) * (2.0 * (1 + len(epilogue.leaves(p.second.c))) + 8.0)
     weights = busiest * v.w_bytes / 40.0 if g.parts > g.ring else 0.0
-    return MEASURED * (first + g.parts * (_START + max(tensor, fragments, weights) + stored / _STORED))
+    return fit.measured * (first + g.parts * (fit.start + max(tensor, fragments, weights) + stored / fit.stored))
 
 
 def _tiles(w: halo.Window) -> list[tuple[int, int]]:

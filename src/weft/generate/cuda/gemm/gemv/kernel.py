@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product as combinations
 
+from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import gap_us
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue, float8, narrow
@@ -23,12 +24,8 @@ from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Schedule
 
 MOST_ROWS = 8
-STREAMED = 0.85
-"""Share of the bandwidth of reading that one pass over weights gets."""
 _FOURS = 4
 """Products of bytes that one instruction adds."""
-LATENCY = 1620.0
-"""Cycles of the first weights from memory and of the last results on their way."""
 
 
 _DOT = """
@@ -109,17 +106,18 @@ def _candidates(p: Product) -> Iterable[GemvConfig]:
 
 def cycles(p: Product, s: GemvConfig, facts: GpuFacts) -> float:
     """Modelled cycles in a chain of kernels: bytes at the rate that so many bytes in flight sustain, plus latencies."""
+    fit = costs_of(facts).gemv
     size = p.dtype.itemsize
     blocks = -(-p.n // (s.cols * s.warps)) * p.z
     resident = min(facts.threads_per_sm // s.threads, 65536 // (s.threads * 64))
     active = min(blocks, facts.sms * resident)
     flight = active * s.threads * s.cols * s.unroll * 16.0
     total = p.n * p.k * p.z * size
-    rate = min(STREAMED * facts.read_bandwidth[-1][1] / facts.clock_ghz, flight / 900.0)
+    rate = min(fit.streamed * facts.read_bandwidth[-1][1] / facts.clock_ghz, flight / 900.0)
     compute = -(-blocks // facts.sms) * s.warps * s.cols * p.k / 128.0 * (1.0 + p.m * 1.5)
     compute /= _FOURS if p.integers else 1
     rounds = -(-p.k // (32 * p.chunk * s.slices * s.unroll))
-    start = gap_us(facts) * facts.clock_ghz * 1e3 + LATENCY
+    start = gap_us(facts) * facts.clock_ghz * 1e3 + fit.latency
     return start + max(total / rate, compute) + rounds * 25.0 + 250.0 * (s.slices > 1)
 
 
