@@ -64,7 +64,7 @@ CLASSES: dict[str, Any] = {
     "pooled": pooled.PooledConfig,
     "separable": separable.SeparableConfig,
     "stacked": stacked.StackedConfig,
-    "swap": swap_ab.SwapAbConfig,
+    "swap_ab": swap_ab.SwapAbConfig,
     "tma": tma.TmaConfig,
     "wgmma": mma.MmaConfig,
 }

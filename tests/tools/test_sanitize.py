@@ -49,7 +49,7 @@ ENTRIES = {"one": ["k0123456789abcdef"], "two": ["k9999999999999999", "k99999999
 
 
 TEMPLATES = {
-    *("mma", "wgmma", "simt", "gemv", "halo", "depthwise", "tma", "swap", "grouped", "grouped_tma", "grouped_simt"),
+    *("mma", "wgmma", "simt", "gemv", "halo", "depthwise", "tma", "swap_ab", "grouped", "grouped_tma", "grouped_simt"),
     *("mlp", "mlp_pair", "mlp_wide", "separable", "stacked", "pooled", "pools"),
     *attention.TEMPLATES,
 }

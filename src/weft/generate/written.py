@@ -40,7 +40,7 @@ FILES: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
         ("cuda", "separable"): ("cuda/conv/separable/kernel.py",),
         ("cuda", "simt"): (_MMA,),
         ("cuda", "stacked"): ("cuda/conv/stacked/kernel.py",),
-        ("cuda", "swap"): ("cuda/gemm/swap_ab/kernel.py",),
+        ("cuda", "swap_ab"): ("cuda/gemm/swap_ab/kernel.py",),
         ("cuda", "tma"): (_TMA,),
         ("cuda", "wgmma"): (_MMA, "cuda/gemm/mma/wgmma.py"),
     }

@@ -16,7 +16,7 @@ from functools import lru_cache
 from weft.kernels.source import Schedule, ScheduleParam
 
 GENERATOR = "cuda"
-TEMPLATES: Mapping[str, str] = {}
+TEMPLATES: Mapping[str, str] = {"swap_ab": "swap"}
 """Stored name of a template, by its name."""
 _GRID = {"persistent_ctas": "blocks"}
 _CONSUMERS = {**_GRID, "consumers": "groups", "min_ctas": "resident", "pingpong": "turns"}
@@ -30,7 +30,7 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "tma": _TMA,
     "grouped_tma": _TMA,
     "attention_tma": {**_CONSUMERS, "split_keys": "keyed"},
-    "swap": {"multicast": "pair"},
+    "swap_ab": {"multicast": "pair"},
     "mlp": {**_GRID, "min_ctas": "resident", "pingpong": "turns"},
     "mlp_wide": _GRID,
     "mlp_pair": _GRID,

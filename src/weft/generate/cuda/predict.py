@@ -82,7 +82,7 @@ def _cycles(problem: Problem, template: str, schedule: Schedule, facts: GpuFacts
         return normed_choose.cycles(p, schedule, facts)
     if template in ("mma", "wgmma", "simt"):
         return cost.cycles(cost.sizes_of(p), MmaConfig.of(schedule), facts)
-    if template == "swap":
+    if template == "swap_ab":
         return swap_choose.cycles(p, swap.SwapAbConfig.of(schedule), facts)
     if template == "gemv":
         return gemv.cycles(p, gemv.GemvConfig.of(schedule), facts)

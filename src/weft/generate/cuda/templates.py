@@ -253,6 +253,6 @@ def emit(problem: Problem, schedule: Schedule) -> CudaSource | Declined:
         return halo.emit(p, schedule, entry)
     if schedule.param("template") == "tma":
         return tma.emit(p, schedule, entry)
-    if schedule.param("template") == "swap":
+    if schedule.param("template") == "swap_ab":
         return swap.emit(p, schedule, entry)
     return mma.emit(p, schedule, entry)

@@ -139,7 +139,7 @@ def test_what_is_declined_says_why(problem: Problem, s: SwapAbConfig, reason: st
 def test_a_schedule_is_read_back() -> None:
     s = shape(24, 128, stages=6, split=4)
     assert SwapAbConfig.of(s.schedule()) == s
-    assert s.schedule().param("template") == "swap"
+    assert s.schedule().param("template") == "swap_ab"
     assert "multicast" not in dict(s.schedule().params)
     assert SwapAbConfig.of(replace(s, multicast=7, split=1).schedule()).multicast == 7
 
@@ -147,7 +147,7 @@ def test_a_schedule_is_read_back() -> None:
 def offered(m: int, facts: GpuFacts, **more: object) -> list[SwapAbConfig]:
     found = templates.schedules(Gemm(m, 4096, 4096, layout="nt", **more).problem(), facts)  # type: ignore[arg-type]
     assert not isinstance(found, Declined)
-    return [SwapAbConfig.of(s) for s in found if s.param("template") == "swap"]
+    return [SwapAbConfig.of(s) for s in found if s.param("template") == "swap_ab"]
 
 
 def test_few_rows_are_offered_transposed_shapes_on_hopper_alone() -> None:

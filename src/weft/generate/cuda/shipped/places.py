@@ -25,7 +25,7 @@ _FIELDS = {
     "simt": _BLOCK,
     "halo": ("bn", "split", "wk", "wide"),
     "gemv": ("cols", "slices", "warps"),
-    "swap": ("bn", "split"),
+    "swap_ab": ("bn", "split"),
 }
 """What makes kinds of a template; what follows from sizes and shared memory (stages, boxes, blocks) does not."""
 _GATHERS = frozenset({Prim.GATHER, Prim.TAKE_ALONG})

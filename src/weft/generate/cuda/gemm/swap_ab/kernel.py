@@ -53,7 +53,7 @@ class SwapAbConfig(Parameters):
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator; clusters are told where there are some."""
-        named = self.named("cuda", template="swap")
+        named = self.named("cuda", template="swap_ab")
         return Schedule(named.generator, tuple(x for x in named.params if x != ("multicast", 0)))
 
     @property
