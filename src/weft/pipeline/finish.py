@@ -254,7 +254,7 @@ def interleave(
         longest_s = max(longest_s, first[name] / 1e6)
         repeats[name] = max(1, min(200, round(2e3 / max(first[name], 0.1))))
     order = list(first)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     samples: dict[str, list[float]] = {name: [] for name in runs}
     began = time.perf_counter()
     for done in range(rounds):
@@ -268,7 +268,7 @@ def interleave(
             limit = HOPELESS * min(least.values())
             spared = min((name for name in keep if name in least), key=lambda name: least[name], default="")
             order = [name for name in order if least[name] <= limit or name == spared]
-        chance.shuffle(order)
+        rng.shuffle(order)
         for name in order:
             samples[name].append(sample(runs[name], repeats[name]))
     return samples if any(samples.values()) or not rounds else {n: [first[n]] if n in first else [] for n in runs}

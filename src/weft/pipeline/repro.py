@@ -263,8 +263,8 @@ def _case(body: Mapping[str, Json], files: Mapping[str, bytes]) -> tuple[Case, t
 
 def _drawn(digest: str, dtype: DType, shape: tuple[int, ...]) -> tuple[str, Array]:
     """Data of a type and shape, the same for the same digest: small numbers around zero, or 0 and 1."""
-    chance = np.random.default_rng(int(digest[:16], 16))
-    small = chance.standard_normal(shape) * 0.1 if dtype.is_float else chance.integers(0, 2, shape)
+    rng = np.random.default_rng(int(digest[:16], 16))
+    small = rng.standard_normal(shape) * 0.1 if dtype.is_float else rng.integers(0, 2, shape)
     data: Array = round_emulated(np.asarray(small).astype(dtype.numpy), dtype)
     return digest_of(dtype, data), data
 

@@ -131,7 +131,7 @@ class _Maker:
             return math.inf
         price = task.estimate_us if self._way == "fused" else 1.0
         if self._way == "mixed":
-            price = self._chance(task).lognormvariate(0.0, 1.0)
+            price = self._rng(task).lognormvariate(0.0, 1.0)
         called = made is not None and isinstance(made[0][1], LibraryCall)
         return price * LIBRARY if called and self._way != "mixed" else price
 
@@ -140,9 +140,9 @@ class _Maker:
         calls = self.library(task) if task.essential else ()
         own = self._own(task)
         if self._way == "mixed":
-            chance = self._chance(task)
-            chance.shuffle(own)
-            prefer_call = chance.random() < CALLS
+            rng = self._rng(task)
+            rng.shuffle(own)
+            prefer_call = rng.random() < CALLS
             found = (*calls, *own) if prefer_call else (*own, *calls)
         else:
             found = (*own, *calls)
@@ -165,6 +165,6 @@ class _Maker:
         options = setting.options if self._way == "mixed" else replace(setting.options, keep_per_problem=1)
         return list(write(Order(task, Depth.ALL), self._generators, setting.platform.facts, options).pairs)
 
-    def _chance(self, task: Task) -> random.Random:
+    def _rng(self, task: Task) -> random.Random:
         seed = f"{self._setting.options.seed}|{task.problem.key}"
         return random.Random(hashlib.sha256(seed.encode()).digest())

@@ -42,9 +42,9 @@ def draw(inputs: Sequence[Sequence[int]]) -> Drawing:
         down = sweep % 2 == 0
         near: Sequence[Sequence[int]] = inputs if down else users
         for layer in layers if down else reversed(layers):
-            wish = {n: _mean([column[m] for m in near[n]], column[n]) for n in layer}
-            layer.sort(key=lambda n: (wish[n], n))
-            _settle(layer, wish, column)
+            wanted = {n: _mean([column[m] for m in near[n]], column[n]) for n in layer}
+            layer.sort(key=lambda n: (wanted[n], n))
+            _placed(layer, wanted, column)
     left = min(column, default=0.0)
     return Drawing(tuple(round(x - left, 2) for x in column), tuple(rows))
 
@@ -70,11 +70,11 @@ def _pack(layer: Sequence[int], column: list[float]) -> None:
         column[node] = place - (len(layer) - 1) / 2
 
 
-def _settle(layer: Sequence[int], wish: dict[int, float], column: list[float]) -> None:
-    """Columns as near to the wishes as an order with gaps of 1 allows: least squares by pooling neighbours."""
-    pools: list[list[float]] = []  # sum of (wish - place), count
+def _placed(layer: Sequence[int], wanted: dict[int, float], column: list[float]) -> None:
+    """Columns as near to those wanted as an order with gaps of 1 allows: least squares by pooling neighbours."""
+    pools: list[list[float]] = []  # sum of (wanted - place), count
     for place, node in enumerate(layer):
-        pools.append([wish[node] - place, 1])
+        pools.append([wanted[node] - place, 1])
         while len(pools) > 1 and pools[-2][0] / pools[-2][1] >= pools[-1][0] / pools[-1][1]:
             total, count = pools.pop()
             pools[-1][0] += total

@@ -164,12 +164,12 @@ class CublasLt:
         found = (_Found * most)()
         count = ctypes.c_int(0)
         try:
-            wishes: list[tuple[int, Any]] = [(_MAX_WORKSPACE, ctypes.c_uint64(workspace))]
+            attributes: list[tuple[int, Any]] = [(_MAX_WORKSPACE, ctypes.c_uint64(workspace))]
             if schemes is not None:
-                wishes.append((_SCHEMES, ctypes.c_uint32(schemes)))
+                attributes.append((_SCHEMES, ctypes.c_uint32(schemes)))
             if alignment:
-                wishes += [(number, ctypes.c_uint32(alignment)) for number in _ALIGNMENTS]
-            for number, value in wishes:
+                attributes += [(number, ctypes.c_uint32(alignment)) for number in _ALIGNMENTS]
+            for number, value in attributes:
                 size = _size(ctypes.sizeof(value))
                 self._call("cublasLtMatmulPreferenceSetAttribute", preference, number, ctypes.byref(value), size)
             with self._described(product, 256, (256, 256)) as (operation, a, b, d):

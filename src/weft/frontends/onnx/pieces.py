@@ -81,8 +81,8 @@ class Runtime:
             except Exception as error:  # as above
                 return said(error)
             for k in range(draws):
-                chance = np.random.default_rng(k)
-                feed = {name: _drawn(t, k, chance) for name, t in zip(names, types, strict=True)}
+                rng = np.random.default_rng(k)
+                feed = {name: _drawn(t, k, rng) for name, t in zip(names, types, strict=True)}
                 try:
                     found.append([np.asarray(y) for y in session.run(None, feed)])
                 except Exception as error:  # as above
@@ -107,11 +107,11 @@ def _type(output: Any) -> onnx.TypeProto | str:
     return onnx.helper.make_tensor_type_proto(element, shape if static else None)
 
 
-def _drawn(t: TensorType, k: int, chance: np.random.Generator) -> Array:
+def _drawn(t: TensorType, k: int, rng: np.random.Generator) -> Array:
     if t.dtype.is_float:
-        values: Array = np.zeros(t.shape) if k == 1 else chance.standard_normal(t.shape)
+        values: Array = np.zeros(t.shape) if k == 1 else rng.standard_normal(t.shape)
     else:
-        values = np.full(t.shape, k) if k < 2 else chance.integers(0, 2, t.shape)
+        values = np.full(t.shape, k) if k < 2 else rng.integers(0, 2, t.shape)
     return values.astype(np.float32 if t.dtype.is_emulated else t.dtype.numpy)
 
 

@@ -64,7 +64,7 @@ def serve(request: Any) -> str:
     import onnxruntime
 
     _ = onnxruntime.get_available_providers()  # imported while files can still be opened
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     size = os.fstat(request["model"]).st_size
     if size > MOST_BYTES:
         return f"the model is over {MOST_BYTES} bytes"
@@ -83,7 +83,7 @@ def serve(request: Any) -> str:
         return f"ONNX Runtime wants {len(given)} inputs, Weft {len(request['inputs'])}"
     feed = {}
     for info, (dtype, shape) in zip(given, request["inputs"], strict=True):
-        values = np.abs(chance.standard_normal(shape)) if not DType(dtype).is_float else chance.standard_normal(shape)
+        values = np.abs(rng.standard_normal(shape)) if not DType(dtype).is_float else rng.standard_normal(shape)
         feed[info.name] = values.astype(DType(dtype).numpy)
     made = session.run(None, feed)
     if len(made) != request["results"] or not all(isinstance(y, np.ndarray) for y in made):

@@ -168,7 +168,7 @@ def spot(p: Priced) -> _Spot:
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Request:
     """A task to measure, so deep."""
 
     task: Task
@@ -230,14 +230,14 @@ class Search:
         self._depths: dict[str, Depth] = {}
         """How deep a task was asked for last, or is to be next; `FEW` where it is not here."""
         self._asked: set[tuple[str, Depth]] = set()
-        self._queue: list[_Wish] = []
+        self._queue: list[_Request] = []
         self._prices: tuple[float, ...] = PRICES
         self._level = 0
         self._late = 0
         """How many of the prices are those of a search that ends."""
         self._refused = False
         """Whether a problem turned out to have no kernel since."""
-        self._covering = False
+        self._completing = False
         """Whether one kernel of each problem of a plan is measured, in a hurry."""
         self._last: list[_Spot] = []
         """The last plan."""
@@ -262,7 +262,7 @@ class Search:
                 for found in measure():
                     self.measured.put(found)
                 with self._lock:
-                    self._settle(drained=True)
+                    self._drain(ended=True)
                 if self.number == before:
                     self.known.complete = not self._window.is_over() and not self.problems.uncut
                     break
@@ -278,20 +278,20 @@ class Search:
         """
         with self._lock:
             while not (self._ended or self._window.is_over()):
-                self._settle()
+                self._drain()
                 if self._planning is not None and self._planning.future.done():
                     self._plan()
                 if self._planning is None and self._all_known() and self._stale and not self._held:
                     self._begin()
-                wishes = self._ready()
-                if len(wishes) < (1 if self._covering else self._policy.batch) and self._planning is not None:
+                requests = self._ready()
+                if len(requests) < (1 if self._completing else self._policy.batch) and self._planning is not None:
                     self._plan()
-                    wishes = self._ready()
-                if wishes:
-                    return self._take(wishes[: self._policy.batch])
-                if self._flying and self._covering:
+                    requests = self._ready()
+                if requests:
+                    return self._take(requests[: self._policy.batch])
+                if self._flying and self._completing:
                     return ()  # what is on its way decides
-                if not self._stale and not self._collect_rest() and not self._dare():
+                if not self._stale and not self._collect_rest() and not self._raise_optimism():
                     return None
             return None
 
@@ -307,7 +307,7 @@ class Search:
     @property
     def _held(self) -> bool:
         """Whether another plan is worth its time only when more is known, or what the last one has no kernel for."""
-        return self._covering and len(self._flying) > self._policy.batch and not self._refused
+        return self._completing and len(self._flying) > self._policy.batch and not self._refused
 
     def _collect_rest(self) -> bool:
         """Begin with the problems that were left out; False: there are none, or it was begun."""
@@ -316,7 +316,7 @@ class Search:
         self._rest = self._solver.submit(self.problems.rest, self._window.is_over)
         return True
 
-    def _dare(self) -> bool:
+    def _raise_optimism(self) -> bool:
         """Go on with more optimistic prices, if there are any."""
         if self._level + 1 >= len(self._prices):
             return False
@@ -324,7 +324,7 @@ class Search:
         self._stale = True
         return True
 
-    def _settle(self, *, drained: bool = False) -> None:
+    def _drain(self, *, ended: bool = False) -> None:
         """Learn of the tasks that were measured since; of all that were given out if nothing comes any more."""
         measured = self.known.measurements
         while True:
@@ -334,7 +334,7 @@ class Search:
                 break
             measured[found.problem_key, found.schedule] = found
         for key, order in list(self._flying.items()):
-            if drained or self._is_measured(order):
+            if ended or self._is_measured(order):
                 del self._flying[key]
                 if self.known.learn(order.task):
                     self._depths[key] = Depth(min(order.depth + 1, Depth.ALL))
@@ -349,20 +349,20 @@ class Search:
             return False
         return all((key, schedule) in self.known.measurements for schedule, _ in order.chosen(kernels))
 
-    def _ready(self) -> list[_Wish]:
+    def _ready(self) -> list[_Request]:
         return [w for w in self._queue if w.key not in self._asked and w.task.problem.key not in self._flying]
 
-    def _take(self, wishes: Sequence[_Wish]) -> list[Order]:
+    def _take(self, requests: Sequence[_Request]) -> list[Order]:
         self.number += 1
         plan_us = self.standing.plan_us
-        self._say(f"batch {self.number}: {len(wishes)} problems to measure, plan at {plan_us:.0f} us")
+        self._say(f"batch {self.number}: {len(requests)} problems to measure, plan at {plan_us:.0f} us")
         orders = []
-        for wish in wishes:
-            key = wish.task.problem.key
-            near, before = self.known.library_near(wish.task), self.known.kernels.get(key)
-            self._asked.add(wish.key)
-            self._depths[key] = wish.depth
-            self._flying[key] = Order(wish.task, wish.depth, near, before)
+        for request in requests:
+            key = request.task.problem.key
+            near, before = self.known.library_near(request.task), self.known.kernels.get(key)
+            self._asked.add(request.key)
+            self._depths[key] = request.depth
+            self._flying[key] = Order(request.task, request.depth, near, before)
             orders.append(self._flying[key])
         return orders
 
@@ -372,7 +372,7 @@ class Search:
         if len(factors) > self._late + len(PRICES):
             self._prices, self._level, self._late = factors, 0, len(factors) - len(PRICES)
         self.known.weight = self._prices[self._level]
-        self.known.coming = frozenset(self._flying) if self._covering else frozenset()
+        self.known.coming = frozenset(self._flying) if self._completing else frozenset()
         offers, owners = priced_offers(self.problems, self.known)
         self._stale = self._refused = False
         again = {spot(p): i for i, p in enumerate(offers)} if self._last else {}
@@ -411,24 +411,24 @@ class Search:
         dear = math.isinf(known.weight)
         first = sorted(wanted.values(), key=lambda t: -known.price(t) * len(t.uses) if dear else -saving(t))
         hurried = self._policy.overlaps and self._search_s < HURRIED * TRIAL_S * len(wanted)
-        self._queue = [_Wish(t, self._depth(t, hurried=hurried)) for t in first]
+        self._queue = [_Request(t, self._depth(t, hurried=hurried)) for t in first]
         uses = Counter(owners[i].problem.key for i in found.chosen)
         share = {k: n * known.best_us.get(k, 0.0) for k, n in uses.items()}
         measured = sorted((self.problems.tasks[k] for k in share), key=lambda t: -share[t.problem.key])
         measured = [t for t in measured if t.problem.key not in wanted]
-        self._queue += [_Wish(t, Depth.FEW) for t in measured if self._depth_of(t) is Depth.ONE]
+        self._queue += [_Request(t, Depth.FEW) for t in measured if self._depth_of(t) is Depth.ONE]
         slow = [t for t in measured if share[t.problem.key] >= WIDEN_SHARE * found.cost_us]
-        self._queue += [_Wish(t, Depth.ALL) for t in slow if self._depth_of(t) is Depth.FEW and self._has_more(t)]
+        self._queue += [_Request(t, Depth.ALL) for t in slow if self._depth_of(t) is Depth.FEW and self._has_more(t)]
         if not wanted:
             self._collect_rest()
-        self._cover(hurried=hurried, whole=not wanted)
+        self._complete_plan(hurried=hurried, whole=not wanted)
 
-    def _cover(self, *, hurried: bool, whole: bool) -> None:
+    def _complete_plan(self, *, hurried: bool, whole: bool) -> None:
         """Once a plan was made in a hurry, the next ones stay with what is known until one is measured throughout."""
-        if hurried and not self._covering and not self._late:
-            self._covering, self._prices, self._level = True, (LATE_PRICE, *PRICES), 0
-        elif whole and self._covering:
-            self._covering, self._prices, self._level = False, prices(self._policy, self._window.spent()), 0
+        if hurried and not self._completing and not self._late:
+            self._completing, self._prices, self._level = True, (LATE_PRICE, *PRICES), 0
+        elif whole and self._completing:
+            self._completing, self._prices, self._level = False, prices(self._policy, self._window.spent()), 0
 
     def _depth_of(self, task: Task) -> Depth:
         return self._depths.get(task.problem.key, Depth.FEW)

@@ -31,10 +31,8 @@ class Products:
             return None
         self._made = True
         try:
-            chance = torch.Generator(self._device).manual_seed(0)
-            x, y = (
-                torch.randn(n, n, dtype=self._TYPES[dtype], device=self._device, generator=chance) for _ in range(2)
-            )
+            rng = torch.Generator(self._device).manual_seed(0)
+            x, y = (torch.randn(n, n, dtype=self._TYPES[dtype], device=self._device, generator=rng) for _ in range(2))
             out = torch.empty_like(x)
         except torch.OutOfMemoryError:
             return None
