@@ -92,7 +92,7 @@ class Tiles:
     cluster_bytes: float
     """Bytes per cycle that a block reads from the shared memory of its cluster."""
     meeting: float
-    """Blocks that meet through memory: fences, a counter, and the last one reads what all have written."""
+    """Cross-CTA reductions through global memory: fences, a counter, and the last one reads what all have written."""
     meeting_bytes: float
     """Bytes per cycle of that."""
     waited: float
@@ -261,7 +261,7 @@ class Halo:
     rank: float
     exchange: float
     meeting: float
-    """A cluster: cycles, cycles per block, bytes per cycle; blocks that meet through memory."""
+    """A cluster: cycles, cycles per block, bytes per cycle; a cross-CTA reduction through global memory."""
     clustered: Mapping[int, float]
     """Share of the multiprocessors that clusters of so many blocks fill."""
     alone: float
