@@ -40,3 +40,9 @@ def test_no_text_of_a_kernel_is_changed_afterwards() -> None:
 def test_what_changes_a_text_is_seen() -> None:
     told = ("x.replace('a', 'b')", "re.sub('a', 'b', x)", "f(x).split(';')", "replace(s, a=1)", "x.split()", "x.sub(y)")
     assert [x for x in told if list(changes(x))] == list(told[:3])
+
+
+def test_one_place_writes_warpgroup_products() -> None:
+    found = [path.name for path in PACKAGE.rglob("*.py") if ".mma_async.sync" in path.read_text(encoding="utf-8")]
+    assert found == ["wgmma.py"]
+    assert (PACKAGE / "intrinsics" / "wgmma.py").exists()

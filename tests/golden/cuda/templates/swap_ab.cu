@@ -12,7 +12,8 @@
 W_FN void w_product_f16_10(float (&d)[8], u64 a, u64 b, int add) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %10, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7},"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16"
+      " {%0, %1, %2, %3, %4, %5, %6, %7},"
       " %8, %9, p, 1, 1, 1, 0; }"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]) : "l"(a), "l"(b),
       "r"(add));

@@ -33,6 +33,7 @@ from weft.generate.cuda.attention.tma_shapes import (
 from weft.generate.cuda.attention.tma_text import Kernel
 from weft.generate.cuda.gemm.tma import kernel as tma
 from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
+from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -54,20 +55,8 @@ def instructions(kind: str, bn: int, head: int) -> tuple[str, str]:
 
 
 def _weighted(kind: str, columns: int) -> str:
-    count = columns // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    left = ", ".join(f"%{count + i}" for i in range(4))
-    return f"""#ifndef W_EMULATED
-W_FN void w_weighted_{kind}(float (&d)[{count}], const u32 (&a)[4], u64 b) {{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}},"
-    " {{{left}}}, %{count + 4}, 1, 1, 1, 1;"
-    : {operands} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-#endif
-}}
-#endif
-"""
+    types, majors = f"{kind}.{kind}", (True,)
+    return wgmma(f"w_weighted_{kind}", columns, types, left_in_registers=True, mn_major=majors, always_adds=True)
 
 
 def operands(p: Attention, s: AttentionTmaConfig) -> tuple[Mapped, Mapped, Mapped] | Declined:

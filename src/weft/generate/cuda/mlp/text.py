@@ -14,6 +14,7 @@ from pathlib import Path
 from weft.generate.cuda.gemm.common.epilogue import wide_load, wide_store
 from weft.generate.cuda.intrinsics.approx import FUNCTIONS, JUMPS, NARROW
 from weft.generate.cuda.intrinsics.prelude import storage
+from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.generate.cuda.mlp import beside as mlp_beside
 from weft.generate.cuda.mlp.beside import PERIODIC, each
 from weft.generate.cuda.mlp.image import PANEL, Image, layer_bytes
@@ -46,22 +47,8 @@ def mlp_header() -> str:
 
 def instruction(dtype: DType, columns: int) -> str:
     """The function that multiplies 64 rows in registers by a panel's 16 rows; tests bring their own."""
-    count = columns // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     kind = dtype.value
-    left = ", ".join(f"%{count + i}" for i in range(4))
-    return f"""#ifndef W_EMULATED
-W_FN void w_wgmma_{kind}(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}},"
-    " {{{left}}}, %{count + 4}, p, 1, 1, 0; }}"
-    : {operands} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-#endif
-}}
-#endif
-"""
+    return wgmma(f"w_wgmma_{kind}", columns, f"{kind}.{kind}", left_in_registers=True, mn_major=(False,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -107,20 +108,7 @@ def instruction(kind: str, columns: int) -> str:
     Sums are i32 in registers of their own type: to move them as bits would wait for products that are under way.
     Source: PTX ISA, wgmma.mma_async with integer operands.
     """
-    count = columns // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+r"(d[{i}])' for i in range(count))
-    return f"""#ifndef W_EMULATED
-W_FN void w_product_{kind}_00(int (&d)[{count}], u64 a, u64 b, int add) {{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n{columns}k32.s32.{kind[:2]}.{kind[2:]} {{{registers}}},"
-    " %{count}, %{count + 1}, p; }}"
-    : {operands} : "l"(a), "l"(b), "r"(add));
-#endif
-}}
-#endif
-"""
+    return wgmma(f"w_product_{kind}_00", columns, f"{kind[:2]}.{kind[2:]}", k=32, sums="s32")
 
 
 def functions(kind: str) -> str:

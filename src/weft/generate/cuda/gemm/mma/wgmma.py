@@ -7,26 +7,14 @@ Source: note on matrix products, sections 2.3 to 2.5 (descriptors, fragments).
 
 from __future__ import annotations
 
+from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.ir.types import DType
 
 
 def instruction(dtype: DType, columns: int) -> str:
     """The function that multiplies 64 rows by 16 of the sum by `columns`; tests bring their own."""
-    count = columns // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     kind = dtype.value
-    return f"""#ifndef W_EMULATED
-W_FN void w_wgmma_{kind}(float (&d)[{count}], u64 a, u64 b, int add) {{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}},"
-    " %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"
-    : {operands} : "l"(a), "l"(b), "r"(add));
-#endif
-}}
-#endif
-"""
+    return wgmma(f"w_wgmma_{kind}", columns, f"{kind}.{kind}", mn_major=(False, False))
 
 
 def fragments(dtype: DType, bn: int, wm: int, wn: int) -> str:

@@ -48,6 +48,7 @@ from weft.generate.cuda.gemm.tma.shape import (
     two_level_registers,
 )
 from weft.generate.cuda.intrinsics.prelude import multicast_header, prelude, storage, tma_header
+from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, Parameter, RegisterSplit, RoleSource
 from weft.ir.declined import Declined
@@ -72,24 +73,13 @@ def instruction(kind: str, columns: int, *, mn_major_a: bool, mn_major_b: bool) 
     """
     if kind[:2] in narrow.SHORT.values():
         return narrow.instruction(kind, columns)
-    count = columns // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    k, mn_major = (8, "") if kind == "tf32" else (16, f", {int(mn_major_a)}, {int(mn_major_b)}")
-    types = f"{kind}.{kind}"
+    if kind == "tf32":
+        return wgmma(f"w_product_{kind}_00", columns, "tf32.tf32", k=8)
     if kind[:4] in float8.SHORT.values():
-        k, mn_major, types = 32, "", f"{kind[:4]}.{kind[4:]}"
-    return f"""#ifndef W_EMULATED
-W_FN void w_product_{kind}_{int(mn_major_a)}{int(mn_major_b)}(float (&d)[{count}], u64 a, u64 b, int add) {{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n{columns}k{k}.f32.{types} {{{registers}}},"
-    " %{count}, %{count + 1}, p, 1, 1{mn_major}; }}"
-    : {operands} : "l"(a), "l"(b), "r"(add));
-#endif
-}}
-#endif
-"""
+        return wgmma(f"w_product_{kind}_00", columns, f"{kind[:4]}.{kind[4:]}", k=32)
+    majors = (mn_major_a, mn_major_b)
+    name = f"w_product_{kind}_{int(mn_major_a)}{int(mn_major_b)}"
+    return wgmma(name, columns, f"{kind}.{kind}", mn_major=majors)
 
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:

@@ -21,6 +21,7 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma.operands import STEP, Rows
 from weft.generate.cuda.gemm.tma.ring import Ring
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
+from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.ir.declined import Declined
 
 BARRIER, FIRST = 2, 3
@@ -70,21 +71,8 @@ def place(p: Product, s: TmaConfig) -> str:
 
 def instruction(kind: str, columns: int, *, mn_major_b: bool) -> str:
     """The function that multiplies 64 rows in registers by 16 of the sum by `columns`; tests bring their own."""
-    count = columns // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    left = ", ".join(f"%{count + i}" for i in range(4))
-    return f"""#ifndef W_EMULATED
-W_FN void w_product_{kind}_r{int(mn_major_b)}(float (&d)[{count}], const u32 (&a)[4], u64 b, int add) {{
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 5}, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{registers}}},"
-    " {{{left}}}, %{count + 4}, p, 1, 1, {int(mn_major_b)}; }}"
-    : {operands} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-#endif
-}}
-#endif
-"""
+    name = f"w_product_{kind}_r{int(mn_major_b)}"
+    return wgmma(name, columns, f"{kind}.{kind}", left_in_registers=True, mn_major=(mn_major_b,))
 
 
 def vectors(p: Product, s: TmaConfig) -> list[str]:
