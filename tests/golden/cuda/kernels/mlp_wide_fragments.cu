@@ -1,4 +1,4 @@
-// cuda(blocks=1,columns=32,group=False,stages=3,template=mlp_wide,warps=2)
+// cuda(columns=32,group=False,persistent_ctas=1,stages=3,template=mlp_wide,warps=2)
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ in1, const void* __restrict__ in2, const void* __restrict__ in3, const void* __restrict__ in4, const void* __restrict__ in5, const void* __restrict__ in6, void* __restrict__ pk) {
 static constexpr w_solo role{};
 u32 i = role.block_x() * 256u + role.thread();

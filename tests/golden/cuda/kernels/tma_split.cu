@@ -1,9 +1,11 @@
-// cuda(blocks=0,bm=128,bn=64,box=(1, 1, 128),fields=0,groups=2,panel=64,resident=1,split=4,stages=3,template=tma,turns=False,unit=1)
+// cuda(bm=128,bn=64,box=(1, 1, 128),consumers=2,halo_stages=0,min_ctas=1,panel=64,persistent_ctas=0,pingpong=False,split=4,stages=3,taps_per_stage=1,template=tma)
 #ifndef W_EMULATED
 W_FN void w_product_f16_00(float (&d)[32], u64 a, u64 b, int add) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0;\n"
-    "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31},"
+    "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16"
+    " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
+    "  %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31},"
     " %32, %33, p, 1, 1, 0, 0; }"
     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]) : "l"(a), "l"(b), "r"(add));
 #endif
