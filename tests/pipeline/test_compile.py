@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +26,11 @@ from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.plan import Plan
 from weft.kernels.record import CompileRecord
 from weft.kernels.source import KernelSource, LibraryCall
+from weft.options import Options
 from weft.pipeline import compile as compiling
 from weft.pipeline import link as linking
 from weft.pipeline.setting import Setting, survey
-from weft.runtime.executable import InputError
+from weft.runtime.executable import Executable, InputError
 
 WARM = ["imports", "copy", "export", "import", "preflight", "survey", "clean up", "alternatives", "recall", "link"]
 """Stages where a plan is remembered."""
@@ -471,3 +473,24 @@ def test_a_linear_layer_of_two_types_is_refused() -> None:
     """`torch.export` takes it, which torch itself does not run."""
     with pytest.raises(UnsupportedError, match="operands of f64 and f32"):
         weft.compile(nn.Linear(4, 4), torch.randn(2, 4, dtype=torch.float64), options=weft.Options(budget_s=0))
+
+
+def test_a_plan_that_is_right_on_one_set_of_inputs_alone_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every plan gives again what it gave for the inputs that it is timed on."""
+    module, given = nn.Linear(6, 4).eval(), torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    runs = Executable.__call__
+
+    def remembered(self: Executable, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        return runs(self, *(given for _ in inputs))
+
+    monkeypatch.setattr(Executable, "__call__", remembered)
+    options = Options(budget_s=AMPLE_S, allow_generated=False, cache_dir=private_directory(tmp_path / "cache"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is said of plans that are refused
+        compiled = weft.compile(module, given, options=options)
+    plans = [p for p in compiled.record.plans if p.name != "eager"]
+    assert plans and all(p.note.startswith("on other inputs: ") and not p.verified for p in plans)
+    x = torch.ones(3, 6)
+    assert torch.allclose(compiled(x), module(x))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -206,3 +207,85 @@ def test_without_a_framework_such_a_plan_is_given_back_unjudged() -> None:
     with pytest.warns(UserWarning, match="is given back not judged"):
         chosen, _ = finish.decide([plan], Expected([OWN], [OWN], reference.PLAIN), DType.F32, seed=0, budget_s=0.0)
     assert chosen is plan
+
+
+# --- a second set of inputs ---
+
+
+class Remembers:
+    """A plan of x + 1 that gives what it gave first, or the value of one row for all: right on rows that are equal."""
+
+    def __init__(self, how: str) -> None:
+        self.how, self.first = how, None
+
+    def poison(self, byte: int) -> None:
+        del byte
+
+    def __call__(self, x: torch.Tensor) -> list[torch.Tensor]:
+        if self.how == "one row":
+            return [(x[:1] + 1).expand(x.shape)]
+        if self.how == "first" and self.first is None:
+            self.first = x + 1
+        return [x + 1 if self.first is None else self.first]
+
+
+@pytest.mark.parametrize("how", ["first", "one row"])
+def test_a_plan_that_is_right_on_one_set_of_inputs_and_wrong_on_another_is_refused(how: str) -> None:
+    given = torch.ones(4, 100)
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (4, 100)))
+    second = reference.other_inputs(b.build([b.apply(Prim.ADD, x, 1.0)]), [given], seed=0)
+    assert second is not None
+    plans = [Remembers(how), Remembers("sound")]
+    bad, good = (
+        Contender(p.how, lambda p=p: p(given), 1, 1.0, baseline=False, executable=cast("Executable", p)) for p in plans
+    )
+    expected, wanted = (Expected([y.double().numpy()], [y.numpy()]) for y in (given + 1, second[0] + 1))
+    asked = []
+
+    def other() -> finish.Other:
+        asked.append(1)
+        return finish.Other(second, wanted, [given])
+
+    chosen, records = finish.decide([bad, good], expected, DType.F32, seed=0, budget_s=0.05, other=other)
+    assert chosen is good and len(asked) == 1
+    assert [r.verified for r in records] == [False, True]
+    assert records[0].note.startswith(finish.OTHER) and records[1].note == ""
+    assert finish.decide([bad], expected, DType.F32, seed=0, budget_s=0.05)[1][0].verified, "one set does not show it"
+    decided = finish.decide([bad], expected, DType.F32, seed=0, budget_s=0.0, other=other)
+    assert decided[1][0].verified and len(asked) == 1, "without a budget there is no time for another"
+
+
+def test_no_plan_is_judged_again_that_would_not_end_in_time() -> None:
+    given = torch.ones(4, 100)
+    plan = Remembers("sound")
+    slow = Contender("plan", lambda: plan(given), 1, 1.0, False, cast("Executable", plan), first_s=4.0)
+    eager = Contender("eager", lambda: [given + 1], 0, 0.0, baseline=True, executable=None)
+    expected = Expected([np.full((4, 100), 2.0)], [np.full((4, 100), 2.0, np.float32)])
+    wrong = finish.Other([given], Expected([np.zeros((4, 100))], [np.zeros((4, 100), np.float32)]), [given])
+    for left_s, verified in ((20.0, False), (10.0, True)):
+        _, records = finish.decide(
+            [slow, eager], expected, DType.F32, seed=0, budget_s=0.01, left_s=lambda s=left_s: s, other=lambda: wrong
+        )
+        assert records[0].verified is verified
+
+
+def test_other_inputs_differ_in_their_rows_and_leave_indices_and_held_values_alone() -> None:
+    b = GraphBuilder()
+    kinds = [(DType.F32, (1, 6, 400)), (DType.I64, (3,)), (DType.F32, (3,)), (DType.F16, (5, 300)), (DType.BOOL, (2,))]
+    values = [b.input(TensorType(dtype, shape)) for dtype, shape in kinds]
+    graph = b.build(values)
+    g = torch.Generator().manual_seed(1)
+    inputs = reference.example_inputs(graph, 3)
+    inputs[1] = torch.randint(0, 9, (3,), generator=g)
+    found = reference.other_inputs(graph, inputs, 3, {2})
+    again = reference.other_inputs(graph, inputs, 3, {2})
+    assert found is not None and again is not None
+    assert all(torch.equal(x, y) for x, y in zip(found, again, strict=True))
+    assert [x is y for x, y in zip(found, inputs, strict=True)] == [False, True, True, False, True]
+    assert [(x.dtype, x.shape) for x in found] == [(x.dtype, x.shape) for x in inputs]
+    for k, axis in ((0, 1), (3, 0)):
+        sizes = found[k].double().transpose(0, axis).flatten(1).std(1)
+        before = inputs[k].double().transpose(0, axis).flatten(1).std(1)
+        assert sizes.max() > 1.9 * sizes.min() and before.max() < 1.5 * before.min()
+    assert reference.other_inputs(graph, inputs, 3, {0, 2, 3}) is None

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
-from weft.errors import NoPlanError
+from weft.errors import NoPlanError, RefusedError
 from weft.kernels.dataclass_json import to_json
 from weft.kernels.record import CompileRecord, PlanRecord
 from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import finish, reference, summary, warm
-from weft.pipeline.finish import Contender, Expected
+from weft.pipeline.finish import Contender, Expected, Other
 from weft.pipeline.framework import NO_PLAN, captured, why
 from weft.pipeline.job import Job, Searched
 from weft.pipeline.link import link_all
@@ -22,6 +23,8 @@ from weft.pipeline.reference import working_dtype
 from weft.runtime.any import AnyExecutable
 
 Tensors = Sequence[torch.Tensor]
+OTHER_SHARE = 0.25
+"""Of the budget that is left: what the reference of a second set of inputs is expected to take at most."""
 REFERENCE_SHARE = 0.35
 """Of the time that is left until what runs is given up: what the reference may take before it ends with what it has."""
 BLAME_S = 1.5
@@ -41,6 +44,39 @@ def expected_outputs(job: Job, inputs: Tensors) -> Expected | None:
         stop=clock.until(clock.at_last(REFERENCE_SHARE)),
         precise=job.tunes,
     )
+
+
+def other_set(job: Job, inputs: Tensors, expected: Expected | None) -> Other | None:
+    """A second set of inputs and what it must lead to, where float64 tells in a share of the time that is left.
+
+    None where it does not, or where a result is not finite: then values decide that nothing is compared.
+    """
+    options, clock, eager = job.setting.options, job.clock, job.framework.run
+    if expected is None or expected.note or job.stages.seconds("reference") > OTHER_SHARE * clock.left_s:
+        return None
+    found = others(job, inputs)
+    if found is None:
+        return None
+    try:
+        wanted = reference.outputs_in_time(
+            job.imported.graph,
+            found,
+            None if eager is None else job.setting.bounded(eager, clock),
+            allow_tf32=options.allow_tf32,
+            stop=clock.until(clock.within(2 * OTHER_SHARE)),
+            precise=True,
+        )
+    except (RefusedError, RuntimeError, IndexError):  # an operator that does not take such values
+        return None
+    if wanted is None or wanted.note or not all(np.isfinite(x).all() for x in (*wanted.exact, *wanted.plain)):
+        return None
+    return Other(found, wanted, inputs)
+
+
+def others(job: Job, inputs: Tensors) -> list[torch.Tensor] | None:
+    """See `reference.other_inputs`: the values that the model was imported for stay."""
+    held = {*job.imported.integers, *(g.input_index for g in job.imported.guards)}
+    return reference.other_inputs(job.imported.graph, inputs, job.setting.options.seed, held)
 
 
 def linked(
@@ -63,7 +99,7 @@ def linked(
 
 
 def decided(
-    job: Job, contenders: Sequence[Contender], expected: Expected | None
+    job: Job, contenders: Sequence[Contender], expected: Expected | None, inputs: Tensors
 ) -> tuple[Contender, tuple[PlanRecord, ...]]:
     """The fastest verified contender, and what was found of each, see `finish.decide`."""
     clock, setting = job.clock, job.setting
@@ -78,6 +114,7 @@ def decided(
         sample=setting.platform.sample_us,
         lives=setting.platform.is_sound,
         left_s=lambda: clock.seconds_to(clock.last),
+        other=lambda: other_set(job, inputs, expected),
     )
 
 
@@ -111,7 +148,9 @@ def _blamed(
         executable = contender.executable
         if about.verified or not finish.is_judged(about.note) or executable is None or not setting.platform.is_sound():
             continue
-        case = Case(job.imported.graph, executable.graph, executable.plan, alternatives.classes, inputs, drawn)
+        other = others(job, inputs) if about.note.startswith(finish.OTHER) else None
+        given, own = (inputs, drawn) if other is None else (other, False)
+        case = Case(job.imported.graph, executable.graph, executable.plan, alternatives.classes, given, own)
         seconds = min(max(clock.left_s, BLAME_S), clock.seconds_to(clock.last))
         warn = partial(warnings.warn, stacklevel=2)
         try:

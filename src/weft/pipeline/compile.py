@@ -106,7 +106,7 @@ def compile_imported(
             return by_framework(job, [UNTUNED_LATE], searched, inputs=inputs)
         baseline = stages.run("baseline", captured, job.framework.run, inputs, setting)
         contenders = answer.linked(job, searched, inputs, baseline, lost)
-        chosen, timed = answer.decided(job, contenders, expected)
+        chosen, timed = answer.decided(job, contenders, expected, inputs)
         timed = answer.explained(job, timed, contenders, alternatives, inputs)
     executable = answer.best_plan(job, chosen, contenders, timed, lost)
     in_place_us = answer.walked(job, executable, timed, inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -33,6 +33,31 @@ def example_inputs(graph: Graph, seed: int, integers: Mapping[int, Array] = NO_I
     for k, array in integers.items():
         found[k] = torch.tensor(array, dtype=found[k].dtype).reshape(found[k].shape)
     return found
+
+
+SPREAD = 2
+"""Rows of other inputs are larger or smaller by powers of two, up to this one."""
+
+
+def other_inputs(
+    graph: Graph, inputs: Sequence[torch.Tensor], seed: int, held: Collection[int] = ()
+) -> list[torch.Tensor] | None:
+    """Floats of another draw, in which the rows along the first axis that has several differ by their magnitude.
+
+    What is no float stays, as it may be an index, and so do inputs that are `held`. None: nothing is left to differ.
+    """
+    drawn = draw(graph, InputSet.NORMAL, Domain.ZERO_MEAN, seed=seed + 1)
+    found = list(inputs)
+    for k, (x, y) in enumerate(zip(inputs, drawn, strict=True)):
+        if k in held or not x.is_floating_point() or not x.numel():
+            continue
+        if y.element_size() > 1:  # 8-bit floats have no room
+            axis = next((d for d, n in enumerate(y.shape) if n > 1), 0)
+            rows = [n if d == axis else 1 for d, n in enumerate(y.shape)]
+            g = torch.Generator().manual_seed(seed + k)
+            y *= torch.exp2(torch.randint(-SPREAD, SPREAD + 1, rows, generator=g)).to(y.dtype)
+        found[k] = y.to(x.device)
+    return None if all(x is y for x, y in zip(found, inputs, strict=True)) else found
 
 
 def outputs(
