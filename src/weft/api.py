@@ -30,7 +30,7 @@ import torch
 
 from weft.device.heap import heap_trimmed
 from weft.device.room import free_bytes
-from weft.errors import ArtifactError, ModelError, OptionError, RefitError, UserError
+from weft.errors import ArtifactError, DataDependentError, ModelError, OptionError, RefitError, UserError
 from weft.frontends.imported import Imported
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder
@@ -668,6 +668,8 @@ class _TorchModel:
         """The framework's own program for the shapes of these inputs. What `check` raises ends making it."""
         if self._program is not None:
             return self._program
+        from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
         from weft.frontends.torch.traces import traced
         from weft.frontends.torch.until import Until
 
@@ -675,7 +677,11 @@ class _TorchModel:
         tensors = tuple(x.to(self._options.device).detach() for x in examples)
         bounded = Until(check) if check is not None else contextlib.nullcontext()
         with put_off(), without_autocast(self._kind), torch.no_grad(), _TRACING, bounded:
-            return traced(torch.export.export, self._placed, tensors, strict=False)
+            try:
+                return traced(torch.export.export, self._placed, tensors, strict=False)
+            except GuardOnDataDependentSymNode as error:  # torch's own text names its debugging options, for pages
+                reason = f"a size or a branch depends on data: {str(error).partition(chr(10))[0][:200]}"
+                raise DataDependentError(where=self._label, op="torch.export", reason=reason) from error
 
     def _taken_in(self, program: torch.export.ExportedProgram) -> Imported:
         from weft.frontends.torch import import_exported

@@ -119,6 +119,13 @@ class UnsupportedError(UserError):
     exit_code = 4
 
 
+class DataDependentError(UnsupportedError):
+    """An operator whose result has a size that depends on values: a plan's sizes follow from those of its inputs."""
+
+    code = "W201"
+    todo = "keep the size and mask what is not wanted, as `torch.where` does, or call this part outside of the model"
+
+
 class NoTemplateError(UnsupportedError):
     """A product by itself that no template of generated kernels takes."""
 

@@ -13,7 +13,8 @@ from tests.frontends.torch.support import Wrapped, evaluate
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from weft.errors import UnsupportedError
+import weft
+from weft.errors import DataDependentError, UnsupportedError
 from weft.frontends.torch import import_exported, import_exported_program, import_fx, import_fx_program
 from weft.ir.prims import Prim
 from weft.ir.types import DType
@@ -158,9 +159,32 @@ def test_refused_graphs_are_named(function: Callable[..., Any], reason: str) -> 
     assert error.value.code == "W201"
 
 
-def test_a_size_that_depends_on_data_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="depends on data"):
-        import_exported(export(lambda x: x.nonzero() * 2, torch.ones(4)))
+@pytest.mark.parametrize(
+    ("function", "op"),
+    [
+        (lambda x: x.nonzero() * 2, "aten.nonzero.default"),
+        (lambda x: torch.where(x > 0)[0], "aten.nonzero.default"),
+        (lambda x: x.masked_select(x > 0), "aten.masked_select.default"),
+        (lambda x: x[x > 0] + 1, "aten.index.Tensor"),
+        (torch.unique, "aten._unique2.default"),
+        (lambda x: torch.repeat_interleave(x.long()), "aten.repeat_interleave.Tensor"),
+        (lambda x: torch.bincount(x.long()), "aten.bincount.default"),
+        (lambda x: x[: int(x.sum().item())], "torch.export"),
+    ],
+    ids=["nonzero", "where", "masked_select", "mask", "unique", "repeat_interleave", "bincount", "item"],
+)
+def test_a_size_that_depends_on_data_is_refused_at_its_place(function: Callable[..., Any], op: str) -> None:
+    """Some said `torch.SymInt`, and nothing of where; a Python number of a value ended in torch's own error."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x)
+
+    with pytest.raises(DataDependentError, match="depends on data") as error:
+        weft.compile(Model().eval(), torch.ones(4), options=weft.Options(budget_s=0))
+    assert error.value.details["op"] == op and error.value.code == "W201"
+    assert "test_importer.py:" in error.value.where or op == "torch.export"
+    assert "torch.where" in str(error.value) and str(error.value).count("\n") == 1
 
 
 def test_a_buffer_that_is_written_is_refused() -> None:

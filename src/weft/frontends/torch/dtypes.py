@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from weft.errors import UnsupportedError
+from weft.errors import DataDependentError, UnsupportedError
 from weft.ir.types import Array, DType, TensorType
 
 FROM_TORCH: Mapping[torch.dtype, DType] = {
@@ -29,12 +29,20 @@ EMULATED = frozenset(t for t, d in FROM_TORCH.items() if d.is_emulated)
 TO_TORCH: Mapping[DType, torch.dtype] = {d: t for t, d in FROM_TORCH.items()}
 
 
-def static_int(value: int | torch.SymInt) -> int:
-    """A size as a number: a symbolic one takes the value it had in the example (the plan is specialised to it)."""
+DEPENDS = "the size of its result depends on data"
+
+
+def static_int(value: int | torch.SymInt, op: str = "torch.SymInt") -> int:
+    """A size as a number: a symbolic one takes the value it had in the example (the plan is specialised to it).
+
+    Raises:
+        DataDependentError: no example has a value of it: the operator `op` makes as much as its operands' values ask
+            for [W201].
+    """
     if isinstance(value, torch.SymInt):
         hint = value.node.hint
         if hint is None:
-            raise UnsupportedError(op="torch.SymInt", reason=f"size {value} depends on data")
+            raise DataDependentError(op=op, reason=DEPENDS)
         return int(hint)
     return int(value)
 
@@ -49,7 +57,7 @@ def type_of(value: torch.Tensor, op: str) -> TensorType:
         raise UnsupportedError(op=op, reason=f"a {value.layout} tensor is not dense")
     if value.dtype not in FROM_TORCH:
         raise UnsupportedError(op=op, reason=f"element type {value.dtype}")
-    return TensorType(FROM_TORCH[value.dtype], tuple(static_int(n) for n in value.shape))
+    return TensorType(FROM_TORCH[value.dtype], tuple(static_int(n, op) for n in value.shape))
 
 
 def to_numpy(tensor: torch.Tensor) -> tuple[Array, DType]:

@@ -22,11 +22,11 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from weft.errors import InvalidGraphError, UnsupportedError
+from weft.errors import DataDependentError, InvalidGraphError, UnsupportedError
 from weft.frontends.imported import Imported, OpaqueUse
 from weft.frontends.torch.call import ABSENT, Call, NotTakenError, Ref
 from weft.frontends.torch.decompose import decompositions
-from weft.frontends.torch.dtypes import static_int, to_numpy, type_of
+from weft.frontends.torch.dtypes import DEPENDS, static_int, to_numpy, type_of
 from weft.frontends.torch.inplace import InPlace, functional_forms
 from weft.frontends.torch.table import KEPT, OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
 from weft.ir import attrs as a
@@ -141,7 +141,19 @@ class _Importer:
     # calls
 
     def call(self, node: fx.Node) -> None:
-        """One call_function node."""
+        """One call_function node.
+
+        Raises:
+            UnsupportedError: nothing here runs it; the error has the node's place [W201].
+        """
+        try:
+            self._called(node)
+        except UnsupportedError as error:
+            if error.where:
+                raise
+            raise type(error)(where=" ".join(filter(None, (node.name, _location(node)))), **error.details) from error
+
+    def _called(self, node: fx.Node) -> None:
         target = node.target
         value = node.meta.get("val")
         if target is operator.getitem:
@@ -250,7 +262,7 @@ class _Importer:
         if target.namespace not in _ADMITTED:
             raise UnsupportedError(op=name, reason=f"an operator of {target.namespace!r}, which ATen does not know")
         if torch.Tag.dynamic_output_shape in target.tags or torch.Tag.data_dependent_output in target.tags:
-            raise UnsupportedError(op=name, reason="the size of its result depends on data")
+            raise DataDependentError(op=name, reason=DEPENDS)
         if target._schema.is_mutable:
             raise UnsupportedError(op=name, reason="writes into its arguments")
         inputs: list[NodeId] = []

@@ -66,7 +66,6 @@ REFUSED: Mapping[str, str] = {
     "aten._native_batch_norm_legit.default": "writes its running statistics in place",
     "aten.atan2.out": "writes into an argument",
     "aten.native_dropout.default": _RANDOM,
-    "aten.nonzero.default": "the size of the result depends on data",
     "aten.rand.default": _RANDOM,
     "aten.randn.default": _RANDOM,
     "aten.randperm.default": _RANDOM,
