@@ -13,6 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from onnx import TensorProto, helper, numpy_helper
 from tests.hostile import onnx_files as files
 from tests.hostile.onnx_files import value
+from tests.slow import few
 
 from weft.errors import ArtifactError, LimitError, ModelError
 from weft.frontends.onnx import import_onnx, opaque
@@ -126,7 +127,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return folder
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", few(PLACES, 3))
 def test_a_file_of_the_working_directory_is_not_read(here, place: str) -> None:
     with pytest.raises(ModelError, match="W113") as caught:
         import_onnx(raw(PLACES[place](outside("secret.bin"))))

@@ -8,6 +8,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from tests.hostile import onnx_files as files
 from tests.hostile.onnx_files import value
+from tests.slow import few
 
 import weft
 from weft.errors import LimitError, ModelError, RefusedError, UnsupportedError
@@ -149,7 +150,7 @@ def test_folding_makes_no_large_values() -> None:
     assert max(x.size for x in graph.constants.values()) <= 2000
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8])
+@pytest.mark.parametrize("dtype", few([np.int8, np.int32, np.int64, np.uint8], 1))
 @pytest.mark.parametrize(("lambd", "bias"), [(0.5, 0.0), (1.5, 1.5), (2.0, 0.7), (1.5, -1.5)])
 def test_shrink_of_integers(dtype: type[np.generic], lambd: float, bias: float) -> None:
     ort = pytest.importorskip("onnxruntime")

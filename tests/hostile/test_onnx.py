@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.hostile import onnx_files as files
+from tests.slow import few
 
 from weft.errors import LimitError, ModelError, UnsupportedError
 from weft.frontends.onnx import Limits, import_onnx
@@ -55,7 +56,7 @@ ISOLATED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ISOLATED)
+@pytest.mark.parametrize("name", few(ISOLATED, 4))
 def test_refused_across_processes(name: str) -> None:
     code, make = files.MODELS[name]
     with pytest.raises((ModelError, UnsupportedError)) as caught:

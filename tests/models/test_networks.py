@@ -8,6 +8,7 @@ import pytest
 import torch
 from benchmarks.models import NETWORKS, load
 from benchmarks.models.export import main
+from tests.slow import few
 
 SHAPES = {
     "candy": [(1, 3, 224, 224)],
@@ -55,13 +56,14 @@ def test_outputs_are_of_order_one(name: str) -> None:
         assert y.abs().max().item() < 100
 
 
-@pytest.mark.parametrize("name", ["yolox_nano", "candy"])
+@pytest.mark.parametrize("name", few(["yolox_nano", "candy"], 1))
 def test_outputs_depend_on_the_input(name: str) -> None:
     module, _ = load(name)
     one, other = (run(module, NETWORKS[name].inputs(1, seed))[0] for seed in (1, 2))
     assert (one - other).std() > 0.1 * one.std()
 
 
+@pytest.mark.slow
 def test_the_batch_does_not_change_the_weights() -> None:
     one, two = load("yolox_nano"), load("yolox_nano", batch=2)
     assert two[1][0].shape[0] == 2

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from tests.nn import emulation
+from tests.slow import few
 from torch import nn
 
 from weft.ir.types import DType
@@ -74,7 +75,7 @@ def launches() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("act", [nn.ReLU(), nn.SiLU()], ids=repr)
+@pytest.mark.parametrize("act", few([nn.ReLU(), nn.SiLU()], 1), ids=repr)
 def test_steps_are_right_and_launch_six_kernels_at_most(act: nn.Module) -> None:
     net = network(act)
     x, dy = inputs()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from tests.nn import emulation
+from tests.slow import few
 from torch import nn
 from torch.nn import functional as F
 
@@ -337,7 +338,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_autocast_dtype("cuda", before[1])
 
 
-@pytest.mark.parametrize("make", [Field, Columns, Residual])
+@pytest.mark.parametrize("make", few([Field, Columns, Residual], 1))
 def test_forward_and_gradients_by_kernels(make: type[nn.Module], gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # what lies between the inputs in one matrix is nobody's
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda x, size, dtype: torch.full(size, float("nan"), dtype=dtype))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.nn.emulation import TRUSTING, Compiler, Worker, install, judge, launched
 from tests.nn.emulation import made as kernels_made
+from tests.slow import few
 from torch import nn
 
 from weft.device.cuda.facts import profile
@@ -49,7 +50,11 @@ def _gradients(y: torch.Tensor, x: torch.Tensor, net: nn.Module, dy: torch.Tenso
 
 @pytest.mark.parametrize(
     ("widths", "act", "masters"),
-    [((3, 40, 24), nn.ReLU(), True), ((24, 16, 37, 5), nn.SiLU(), False), ((300, 112, 8), nn.Tanh(), True)],
+    few(
+        [((3, 40, 24), nn.ReLU(), True), ((24, 16, 37, 5), nn.SiLU(), False), ((300, 112, 8), nn.Tanh(), True)],
+        1,
+        unpack=True,
+    ),
 )
 def test_gradients_of_wide_layers(
     emulated: None, monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...], act: nn.Module, masters: bool
@@ -200,8 +205,10 @@ class Linearly(nn.Module):
         return result
 
 
-@pytest.mark.parametrize(("kind", "widths"), [(Joined, (11, 5)), (Residual, (22,)), (Linearly, (9,))])
-@pytest.mark.parametrize("inputs", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "widths"), few([(Residual, (22,)), (Joined, (11, 5)), (Linearly, (9,))], 1, unpack=True)
+)
+@pytest.mark.parametrize("inputs", few([True, False], 1))
 def test_gradients_of_skips_by_layers(
     emulated: None, monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module], widths: tuple[int, ...], inputs: bool
 ) -> None:
@@ -250,7 +257,8 @@ def test_wrong_gradients_and_slow_passes_are_refused(emulated: None, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("times", "best"), [((1.0, 3.0, 2.0), "layers"), ((2.0, 3.0, 1.0), "chain"), ((2.0, 1.0, 3.0), "torch")]
+    ("times", "best"),
+    few([((1.0, 3.0, 2.0), "layers"), ((2.0, 3.0, 1.0), "chain"), ((2.0, 1.0, 3.0), "torch")], 1, unpack=True),
 )
 def test_the_fastest_way_to_train_is_taken(
     emulated: None, monkeypatch: pytest.MonkeyPatch, times: tuple[float, ...], best: str

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.orchestrate.oracle import oracle
+from tests.slow import few
 
 from weft.errors import InvalidGraphError
 from weft.ir.graph import bits, mask_of
@@ -136,7 +137,9 @@ def no_ties(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_ties")
-@pytest.mark.parametrize(("reentrant", "several"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("reentrant", "several"), few([(True, True), (False, False), (True, False), (False, True)], 2, unpack=True)
+)
 def test_random_graphs_against_dijkstra(reentrant: bool, several: bool) -> None:
     rng = random.Random(int(reentrant) * 2 + int(several))
     instances = []
@@ -195,6 +198,7 @@ def formats_instance(rng: random.Random, dag: Dag) -> Instance:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ties")
 def test_formats_against_dijkstra() -> None:
     rng = random.Random(21)

@@ -135,6 +135,7 @@ def test_a_second_compile_is_warm(compiled: Compiled, model: nn.Module, x: torch
     assert torch.equal(again.executable(x)[0], compiled.executable(x)[0])
 
 
+@pytest.mark.slow
 def test_a_damaged_plan_cache_is_passed_over(
     compiled: Compiled, model: nn.Module, x: torch.Tensor, cache: Path, tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_remembered_plan_that_is_refused_is_made_anew(
     close(again(x), model(x))
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_cut_short_is_improved_with_more_time(
     model: nn.Module, x: torch.Tensor, tmp_path: Path
 ) -> None:
@@ -185,6 +187,7 @@ def test_without_a_budget_the_library_plan_is_used(model: nn.Module, x: torch.Te
     close(compiled(x), model(x))
 
 
+@pytest.mark.slow
 def test_without_a_compiler_there_is_a_library_plan_and_one_warning(
     model: nn.Module, x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from time import perf_counter_ns
 
 import pytest
 from tests.generate.library import table_cases as cases
+from tests.slow import few
 from tests.tune.cases import problem as problem_of
 
 from weft.device.cuda.facts import profile
@@ -56,12 +57,12 @@ def checked(problems: Problems, *, for_gpus: bool = False) -> set[str]:
     return met
 
 
-@pytest.mark.parametrize("prim", PRIMS, ids=lambda p: p.value)
+@pytest.mark.parametrize("prim", few(PRIMS, 17), ids=lambda p: p.value)
 def test_primitives(prim: Prim) -> None:
     assert f"primitives {prim.value}" in checked(map(cases.whole, cases.primitives(prim)))
 
 
-@pytest.mark.parametrize("rule", OPERATORS)
+@pytest.mark.parametrize("rule", few(OPERATORS, 4))
 def test_operators(rule: str) -> None:
     assert f"operator {rule}" in checked(cases.of_operator(g, rule) for g in cases.operators(rule))
 
@@ -70,7 +71,9 @@ VIEWED = (DType.F32, DType.F16, DType.I64, DType.BOOL)
 """Element types of which views are read."""
 
 
-@pytest.mark.parametrize("prim", [p for p in PRIMS if p not in (Prim.TRANSPOSE, Prim.SLICE)], ids=lambda p: p.value)
+@pytest.mark.parametrize(
+    "prim", few([p for p in PRIMS if p not in (Prim.TRANSPOSE, Prim.SLICE)], 13), ids=lambda p: p.value
+)
 def test_primitives_of_views(prim: Prim) -> None:
     graphs = [g for g in cases.primitives(prim) if g.inputs and g.type_of(g.inputs[0]).dtype in VIEWED]
     assert f"primitives {prim.value}" in checked(
