@@ -118,7 +118,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> Iterator[None]:
     if fixturedef.scope == "function":
         return (yield)
-    with alone.aside(f"{fixturedef.baseid} {fixturedef.argname} {request.param_index}"):
+    with alone.aside(f"{fixturedef.baseid} {fixturedef.argname} {request.param_index}"):  # type: ignore[attr-defined]
         return (yield)
 
 

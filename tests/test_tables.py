@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.harness.record import ROOT
 
 from benchmarks import model_quality
 from tools import record_tables, tables
@@ -49,10 +50,8 @@ def test_tables_are_those_of_the_records() -> None:
 
 def test_no_record_is_without_a_table_or_a_document() -> None:
     """What nobody shows is not looked at, and grows old."""
-    texts = "".join(p.read_text() for p in (*tables.DOCUMENTS, *(tables.ROOT / "tools").glob("*tables.py")))
-    names = {
-        p.stem for p in (*tables.ROOT.glob("benchmarks/results/*/*.jsonl"), *record_tables.STUDIES.glob("*.jsonl"))
-    }
+    texts = "".join(p.read_text() for p in (*tables.DOCUMENTS, *(ROOT / "tools").glob("*tables.py")))
+    names = {p.stem for p in (*ROOT.glob("benchmarks/results/*/*.jsonl"), *record_tables.STUDIES.glob("*.jsonl"))}
     assert len(names) > 40
     assert not {n for n in names if f'"{n}"' not in texts and f"{n}.jsonl" not in texts and f"table: {n} " not in texts}
 

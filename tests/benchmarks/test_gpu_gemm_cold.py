@@ -38,7 +38,7 @@ def child(monkeypatch: pytest.MonkeyPatch, script: str) -> list[str]:
         assert command[1:4] == ["-m", "weft", "gemm"]
         return real([sys.executable, "-c", script, command[-1]], **{**named, "env": dict(os.environ)})
 
-    monkeypatch.setattr(gpu_gemm_cold.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     return caches
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter_ns
@@ -12,6 +13,7 @@ from typing import cast
 import pytest
 import torch
 from benchmarks.gpu_faults import MULTIPLY, problem
+from benchmarks.harness.record import Record
 from tests.slow import few
 
 from benchmarks import gpu_trust
@@ -88,10 +90,10 @@ def test_a_part_that_raises_or_dies_is_a_line_and_the_others_are_run(
         '*) echo \'{"case": "two", "right": true}\';;\nesac\n'
     )
     script.chmod(0o755)
-    monkeypatch.setattr(gpu_trust.sys, "executable", str(script))
+    monkeypatch.setattr(sys, "executable", str(script))
     added: list[dict[str, object]] = []
     record = SimpleNamespace(add=added.append)
-    found = gpu_trust.faults(cast("gpu_trust.Record", record), 100, 2, 1.0)
+    found = gpu_trust.faults(cast("Record", record), 100, 2, 1.0)
     assert found == added
     told = {x["case"]: x.get("problem", "") for x in found}
     assert told == {

@@ -16,6 +16,7 @@ from benchmarks.harness import kernel_cases
 from benchmarks.harness.kernel_cases import Kernel, Shop, opened, parser
 
 from benchmarks import gpu_grouped, gpu_pooled
+from weft.device.cuda.facts import profile
 from weft.errors import DeviceError
 from weft.ir.declined import Declined
 
@@ -55,7 +56,8 @@ def measured(name: str) -> Callable[..., dict[str, object]]:
     ways = ["fused_us", "two_us", "conv_us", "pool_us", "cudnn + pool_us", "torch_us"]
     tried: dict[str, object] = {k: ["1.0 x", "WRONG 1 y"] for k in ("tried", "tried_conv", "tried_pool")}
     pooled = {**dict.fromkeys(ways, 1.0), "saved": 1.5, "fused": "f", "conv": None, **tried}
-    return lambda *_, **__: {"pooled": pooled, "grouped": {"wrong": ["WRONG 1 y"]}}[name]
+    rows: dict[str, dict[str, object]] = {"pooled": pooled, "grouped": {"wrong": ["WRONG 1 y"]}}
+    return lambda *_, **__: rows[name]
 
 
 @pytest.mark.parametrize("name", list(SMALL))
@@ -65,7 +67,7 @@ def test_a_line_is_written_for_each_case(
     module, options = SMALL[name]
     record = tmp_path / "record.jsonl"
     monkeypatch.setattr(sys, "argv", ["x", f"--out={record}", *options])
-    monkeypatch.setattr(kernel_cases, "gpu_facts", lambda *_, **__: kernel_cases.profile("h200"))
+    monkeypatch.setattr(kernel_cases, "gpu_facts", lambda *_, **__: profile("h200"))
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
     monkeypatch.setattr(Shop, "compiled", lambda *_: [])
     if name == "grouped":

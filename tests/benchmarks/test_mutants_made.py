@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.generate.cuda.products import convolution, product
 
 from benchmarks import mutants, soak
 from weft.device.cuda.facts import GpuFacts, profile
@@ -91,7 +92,7 @@ def lost(origin: mutants.Origin, pattern: str, which: int) -> mutants.Mutant:
 def test_a_wait_is_needless_only_if_nobody_is_missed_where_everybody_is_late(
     pattern: str, which: int, means_the_same: bool
 ) -> None:
-    case = mutants.product((50, 136), (136, 72))
+    case = product((50, 136), (136, 72))
     schedules = CudaGenerator().schedules(case, profile("h200"))
     assert not isinstance(schedules, Declined)
     first = next(s for s in schedules if dict(s.params)["template"] == "mma" and dict(s.params)["wk"] != 1)
@@ -113,7 +114,7 @@ if (threadIdx.x < 256u && blockIdx.x < 4u) y[blockIdx.x * 32 + threadIdx.x] = x[
     options = Options(device="cuda", cache_dir=tmp_path, trial_timeout_s=60.0)
     bench = mutants.Bench("cuda", GpuFacts(), nvrtc, options, 1)
     source = CudaSource(Schedule("cuda"), text, (launch,))
-    case = mutants.product((50, 136), (136, 72))
+    case = product((50, 136), (136, 72))
     found = []
     for old, new in (("256u", "255u"), ("4u", "3u")):
         at = 1, mutants.Change(text.split("\n")[1].index(old), text.split("\n")[1].index(old) + len(old), new)
@@ -185,7 +186,7 @@ def test_the_first_part_of_a_sum_is_the_sum(between: str, reason: str) -> None:
 @pytest.mark.parametrize("high", [9, 10])
 def test_a_row_that_lies_beside_the_image_in_all_its_tiles(high: int) -> None:
     """Of 9 rows the last tile of one row begins at row 7 and has its third beyond the image, of 10 inside."""
-    graph = mutants.convolution(2, 24, high, 11, 24, 3, 2, 1, groups=24, dtype=DType.F32)
+    graph = convolution(2, 24, high, 11, 24, 3, 2, 1, groups=24, dtype=DType.F32)
     facts = CpuFacts(simd_bytes=64, threads=2)
     found = CppGenerator().schedules(graph, facts)
     assert not isinstance(found, Declined)

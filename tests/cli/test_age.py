@@ -15,9 +15,9 @@ from weft.cli import age
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says")
 def test_the_age_of_a_process_contains_what_it_did_before_it_was_asked() -> None:
     code = "import time; time.sleep(0.3)\nfrom weft.cli.age import age_s\nprint(age_s())"
-    named = {"env": {**os.environ, "PYTHONPATH": str(Path(age.__file__).parents[2])}}
+    env = {**os.environ, "PYTHONPATH": str(Path(age.__file__).parents[2])}
     told = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600, **named
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600, env=env
     )
     assert 0.3 <= float(told.stdout) < 600
 

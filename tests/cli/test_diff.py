@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -124,7 +125,7 @@ def test_a_saved_plan_beside_a_torch_module(cache: Path, tmp_path: Path) -> None
 def test_the_first_layer_over_its_limit_is_named(run: Weft, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_steps = Executable.run_steps
 
-    def spoilt(self, before, *tensors) -> None:
+    def spoilt(self: Any, before: Any, *tensors: Any) -> None:
         def after(number: int) -> None:
             if number == 2:  # the second step has run
                 self.stored(self.plan.steps[1].outputs[0]).mul_(1.01)

@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -147,7 +148,7 @@ def chain(path: Path, length: int) -> Path:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
     for name in [n for n in os.environ if n.startswith("WEFT_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
@@ -162,7 +163,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     return call
 
 
-def test_the_advice_of_an_error_helps(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_advice_of_an_error_helps(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = chain(tmp_path / "m.onnx", 6)
     for command in (["check", model], ["fission", model, tmp_path / "o.onnx"], ["compile", model, "--budget", "0"]):
         code, text = run(*command, "--max-nodes", "5")
@@ -175,7 +176,7 @@ def test_the_advice_of_an_error_helps(run, tmp_path: Path, monkeypatch: pytest.M
     assert run("check", model, "--max-nodes", "6")[0] == 0
 
 
-def test_other_limits_by_flag(run, tmp_path: Path) -> None:
+def test_other_limits_by_flag(run: Any, tmp_path: Path) -> None:
     model = chain(tmp_path / "m.onnx", 3)
     code, text = run("check", model, "--max-model-bytes", "10")
     assert code == 3 and "[W105]" in text and "--max-model-bytes" in text
@@ -185,7 +186,7 @@ def test_other_limits_by_flag(run, tmp_path: Path) -> None:
     assert code == 2 and "[W001]" in text and "option '--max-nodes'" in text
 
 
-def test_external_data_by_flag(run, tmp_path: Path) -> None:
+def test_external_data_by_flag(run: Any, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     weights = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")

@@ -13,8 +13,9 @@ from weft.device import facts as module
 from weft.device.facts import CpuFacts, cpu_facts, usable_cores
 from weft.device.probe import PROBE_TEXT, ProbeResult, run_probes
 from weft.device.stored import keep
-from weft.device.toolchain import Declined, HostCompiler, find_compiler
+from weft.device.toolchain import HostCompiler, find_compiler
 from weft.errors import ToolchainError
+from weft.ir.declined import Declined
 
 SEEN = ProbeResult(
     8, 3.0, 3.0e9 * 8 * 2 * 2, 1.5, ((1 << 16, 200.0), (1 << 24, 50.0)), ((1 << 16, 300.0), (1 << 24, 60.0))

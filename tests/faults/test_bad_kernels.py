@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from tests.faults.fake import EXPECTED, FakeTransport, Plan, fake_trial
@@ -59,7 +60,7 @@ def test_two_thousand_faults() -> None:
         trials.append(trial)
         number += 1
     with Tuner(Options(), CpuFacts(), database, transport=transport) as tuner:
-        by_problem: dict[str, list] = {}
+        by_problem: dict[str, list[Any]] = {}
         for m in tuner.measure(trials):
             by_problem.setdefault(m.problem_key, []).append(m)
             plan = plans.get(m.schedule, Plan.OK)
@@ -150,7 +151,7 @@ def test_interrupt_keeps_what_was_measured() -> None:
 
 
 def test_replay_of_a_run_is_the_same() -> None:
-    def run() -> list[tuple]:
+    def run() -> list[tuple[Any, ...]]:
         schedules = [Schedule("library"), *(Schedule("cpp", (("t", k),)) for k in range(12))]
         costs = {s: 200_000 + 10_000 * k for k, s in enumerate(schedules)}
         transport = FakeTransport({}, costs_ns=costs)

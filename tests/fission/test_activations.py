@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.fission.harness import FLOATS, close, declined, random, run, same
 
-CASES: dict[str, tuple[str, dict, Callable[[torch.Tensor], torch.Tensor], float]] = {
+CASES: dict[str, tuple[str, dict[str, Any], Callable[[torch.Tensor], torch.Tensor], float]] = {
     # rule, parameters, definition, absolute scale: the size of the terms that cancel in the definition
     "relu": ("relu", {}, torch.relu, 0),
     "leaky_relu": ("leaky_relu", {"alpha": 0.1}, lambda x: F.leaky_relu(x, 0.1), 0),

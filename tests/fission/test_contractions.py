@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -90,7 +91,7 @@ CONVS = [
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("case", CONVS)
-def test_conv(case: tuple, dtype: torch.dtype) -> None:
+def test_conv(case: tuple[Any, ...], dtype: torch.dtype) -> None:
     xs, ws, strides, lo, hi, dilations, groups = case
     x, w, c = random(*xs, dtype=dtype), random(*ws, seed=1, dtype=dtype), random(ws[0], seed=2, dtype=dtype)
     f = (F.conv1d, F.conv2d, F.conv3d)[len(strides) - 1]
@@ -124,7 +125,7 @@ TRANSPOSED = [
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("case", TRANSPOSED)
-def test_conv_transpose(case: tuple, dtype: torch.dtype) -> None:
+def test_conv_transpose(case: tuple[Any, ...], dtype: torch.dtype) -> None:
     xs, ws, strides, lo, extra, dilations, groups = case
     x, w = random(*xs, dtype=dtype), random(*ws, seed=1, dtype=dtype)
     c = random(ws[1] * groups, seed=2, dtype=dtype)
@@ -167,7 +168,7 @@ EINSUMS = [
 
 
 @pytest.mark.parametrize("case", EINSUMS, ids=lambda c: c[0])
-def test_einsum(case: tuple) -> None:
+def test_einsum(case: tuple[Any, ...]) -> None:
     equation, *shapes = case
     xs = [random(*s, seed=i, dtype=torch.float64) for i, s in enumerate(shapes)]
     close(run("einsum", *xs, equation=equation)[0], torch.einsum(equation, *xs), ulps=16, scale=8)
@@ -189,11 +190,11 @@ def test_einsum_of_integers_and_half() -> None:
         ("ijk->i", [(2, 3)]), ("ij,jk->ik", [(2, 3)]), ("ii->i", [(2, 3)]), ("...i...->i", [(2, 3)]),
     ],
 )  # fmt: skip
-def test_einsum_declines(equation: str, shapes: list) -> None:
+def test_einsum_declines(equation: str, shapes: list[Any]) -> None:
     assert "einsum" in declined("einsum", *(random(*s) for s in shapes), equation=equation)
 
 
-def attention(q, k, v, mask=None, **kw):
+def attention(q: Any, k: Any, v: Any, mask: Any = None, **kw: Any) -> Any:
     return F.scaled_dot_product_attention(q.double(), k.double(), v.double(), mask, **kw)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ IMAGE = random(1, 4, 6, 6)
 V4 = random(4)
 WINDOW = {"kernel": (3, 3), "strides": (2, 2), "pads_lo": (1, 1), "pads_hi": (1, 1)}
 
-GOLDEN: dict[str, tuple[str, list, dict]] = {
+GOLDEN: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "softmax": ("softmax", [random(4, 128)], {"axis": -1}),
     "softmax_f16": ("softmax", [random(4, 128, dtype=F16)], {"axis": 0}),
     "log_softmax": ("log_softmax", [random(4, 128)], {"axis": 1}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tests.fission.harness import DTYPES, declined, random, run, same
 
 X = torch.arange(120.0).reshape(2, 3, 4, 5)
 
-EXACT: dict[str, tuple[str, dict, Callable]] = {
+EXACT: dict[str, tuple[str, dict[str, Any], Callable[..., Any]]] = {
     "identity": ("identity", {}, lambda x: x),
     "reshape": ("reshape", {"shape": (6, -1)}, lambda x: x.reshape(6, -1)),
     "reshape_zero_copies": ("reshape", {"shape": (0, -1, 5), "zero_copies": True}, lambda x: x.reshape(2, 12, 5)),
@@ -214,7 +215,7 @@ def test_reverse_sequence() -> None:
         ("unfold_axis", {"axis": 0, "size": 3, "step": 1}, "unfold_axis"), ("hardmax", {"axis": 4}, "hardmax"),
     ],
 )  # fmt: skip
-def test_layout_declines(rule: str, params: dict, reason: str) -> None:
+def test_layout_declines(rule: str, params: dict[str, Any], reason: str) -> None:
     assert reason in declined(rule, X, **params)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -201,7 +202,7 @@ def test_local_response_norm_of_even_size_looks_ahead() -> None:
         ("local_response_norm", {"size": 3}), ("mean_variance_normalization", {"axes": (0,)}),
     ],
 )  # fmt: skip
-def test_norms_decline_integers(rule: str, params: dict) -> None:
+def test_norms_decline_integers(rule: str, params: dict[str, Any]) -> None:
     assert "i32" in declined(rule, torch.ones(2, 2, 2, dtype=torch.int32), **params)
 
 

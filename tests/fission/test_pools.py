@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ CASES = [
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("ceil", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_max_pool(case: tuple, ceil: bool, dtype: torch.dtype) -> None:
+def test_max_pool(case: tuple[Any, ...], ceil: bool, dtype: torch.dtype) -> None:
     spatial, kernel, stride, pad = case
     x = random(2, 3, *spatial, dtype=dtype)
     x.view(-1)[5] = -math.inf
@@ -46,7 +47,7 @@ def test_max_pool_dilated_and_of_negative_values_and_bytes() -> None:
 @pytest.mark.parametrize("ceil", [False, True])
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_avg_pool(case: tuple, include: bool, ceil: bool, dtype: torch.dtype) -> None:
+def test_avg_pool(case: tuple[Any, ...], include: bool, ceil: bool, dtype: torch.dtype) -> None:
     spatial, kernel, stride, pad = case
     x = random(2, 3, *spatial, dtype=dtype)
     wanted = AVG[len(kernel) - 1](x.double(), kernel, stride, pad, ceil, include)
@@ -115,7 +116,7 @@ ADAPTIVE = [
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("spatial", "out"), ADAPTIVE)
-def test_adaptive_pools(spatial: tuple, out: tuple, dtype: torch.dtype) -> None:
+def test_adaptive_pools(spatial: tuple[Any, ...], out: tuple[Any, ...], dtype: torch.dtype) -> None:
     x = random(2, 3, *spatial, dtype=dtype)
     n = len(out) - 1
     wanted = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[n](x.double(), out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def quantized(x: torch.Tensor, s: torch.Tensor, z: torch.Tensor) -> torch.Tensor
 def test_quantize_and_dequantize(dtype: torch.dtype) -> None:
     x = random(3, 4, 5) * 100
     lo, hi = RANGE[dtype]
-    cases = (
+    cases: tuple[tuple[torch.Tensor, torch.Tensor, dict[str, int], tuple[int, ...]], ...] = (
         (torch.tensor(0.7), torch.tensor((lo + hi) // 2 + 3).to(dtype), {}, ()),
         (torch.tensor([0.7]), torch.tensor([5]).to(dtype), {}, (1,)),
         (torch.tensor([0.3, 0.5, 0.7, 2.0]), torch.tensor([0, 1, 9, 3]).to(dtype), {"axis": 1}, (4, 1)),
@@ -118,7 +119,7 @@ def test_quantisation_declines() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("shape", [(6, 4), (2, 4, 3), (2, 4, 3, 2), (4,)])
-def test_losses(shape: tuple, dtype: torch.dtype) -> None:
+def test_losses(shape: tuple[Any, ...], dtype: torch.dtype) -> None:
     x = random(*shape, dtype=dtype)
     t = torch.randint(0, 4, shape[:1] + shape[2:] if len(shape) > 1 else (), generator=torch.Generator().manual_seed(1))
     w = random(4, seed=2).abs().to(dtype)
@@ -126,7 +127,7 @@ def test_losses(shape: tuple, dtype: torch.dtype) -> None:
     for reduction, weight, ignore in itertools.product(("none", "sum", "mean"), (None, w), (None, 1)):
         if reduction == "mean" and ignore is not None and t.dim() == 0:
             continue  # 0/0
-        kw = {"reduction": reduction, "weight": None if weight is None else weight.double()}
+        kw: dict[str, Any] = {"reduction": reduction, "weight": None if weight is None else weight.double()}
         kw["ignore_index"] = -100 if ignore is None else ignore
         params = {"reduction": reduction} | ({} if ignore is None else {"ignore_index": ignore})
         close(run("nll_loss", x, t, weight, **params)[0], F.nll_loss(x.double(), t, **kw), ulps=ulps, scale=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def test_reductions(axes: tuple[int, ...] | None, keepdims: bool, dtype: torch.d
     x = random(3, 4, 5, dtype=dtype)
     p = x.abs() + 0.1
     dims, params = torch_axes(axes), {"axes": axes, "keepdims": keepdims}
-    kw = {"keepdim": keepdims}
+    kw: dict[str, Any] = {"keepdim": keepdims}
     ulps = 16 if dtype in FLOATS[:2] else 2
 
     def total(y: torch.Tensor) -> torch.Tensor:
@@ -50,7 +51,7 @@ def test_prod_norm_and_moments(dtype: torch.dtype) -> None:
         wanted = torch.linalg.vector_norm(xd, p, dim=(0, 2))
         close(run("norm", x, p=float(p), axes=(0, 2))[0], wanted, ulps=2 * ulps)
     for correction in (0, 1, 2):
-        kw = {"dim": (0, 2), "correction": correction}
+        kw: dict[str, Any] = {"dim": (0, 2), "correction": correction}
         params = {"axes": (0, 2), "correction": correction}
         close(run("var", x, **params)[0], xd.var(**kw), ulps=ulps)
         close(run("std", x, **params)[0], xd.std(**kw), ulps=ulps)

@@ -1149,9 +1149,8 @@ def _rare(m: Maker) -> object:
         shape = [3 if d == k % t.ndim else n for d, n in enumerate(t.shape)]
         return m.add("torch.index_add", x, k, index, m.new(shape, t.dtype))
     if way == 14:
-        y = m.new((4, 3), torch.int64, below=7)
-        y = m.add("F.one_hot", y, 7)
-        return y and m.add("torch.Tensor.to", y, t.dtype)
+        hot = m.add("F.one_hot", m.new((4, 3), torch.int64, below=7), 7)
+        return hot and m.add("torch.Tensor.to", hot, t.dtype)
     if way == 15 and t.ndim >= 2:
         return m.add("torch.einsum", "...ab,...ab->...a", x, m.new(t.shape, t.dtype))
     if way == 16:
@@ -1177,6 +1176,7 @@ def _shape(m: Maker) -> tuple[int, ...]:
 
 def _factored(m: Maker, size: int) -> tuple[int, ...]:
     """A shape of that many elements."""
+    found: list[Any]
     found, rest = [], max(size, 1)
     while rest > 1 and len(found) < 4:
         f = m.rng.choice([f for f in range(1, min(rest, 40) + 1) if rest % f == 0])

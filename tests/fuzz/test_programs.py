@@ -17,6 +17,7 @@ from tests.fuzz.programs import Input, Line, Program, Ref
 from benchmarks import random_programs
 from weft.device.facts import cpu_facts
 from weft.device.files import private_directory
+from weft.ir.types import DType
 
 FEW = (2, 3, 6, 10, 12, 14, 16, 25, 34, 48)
 """Each way of `random_programs.FORCED` and the library plan; `budget 2` starts a worker and is left to the long run."""
@@ -69,9 +70,7 @@ def test_layouts_hold_the_values_they_are_given() -> None:
 
 
 def test_what_rounding_decides_is_left_out() -> None:
-    x = programs.Value(
-        torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 1e-7], dtype=torch.float64), False, programs.DType.F32
-    )
+    x = programs.Value(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0 + 1e-7], dtype=torch.float64), False, DType.F32)
     assert programs.judged(Line("torch.gt", (Ref(0), 2)), lambda r: x) is None
     assert programs.judged(Line("torch.gt", (Ref(0), 1.5)), lambda r: x) is not None
     assert programs.judged(Line("torch.argmax", (Ref(0),)), lambda r: x) is not None
@@ -143,9 +142,9 @@ def test_what_the_framework_refuses_is_drawn_again_and_told(monkeypatch: pytest.
             raise RuntimeError("no plan")
         return lambda *x: (torch.relu(x[0]),)
 
-    monkeypatch.setattr(random_programs.programs, "make", make)
-    monkeypatch.setattr(random_programs.programs, "kinds_of_outputs", lambda *_: [programs.DType.F32])
-    monkeypatch.setattr(random_programs.programs, "run", _wide_always(programs.run))
+    monkeypatch.setattr(programs, "make", make)
+    monkeypatch.setattr(programs, "kinds_of_outputs", lambda *_: [DType.F32])
+    monkeypatch.setattr(programs, "run", _wide_always(programs.run))
     monkeypatch.setattr(random_programs, "compiled", compiled)
     found = random_programs.run([4, 5, 7], "cpu", 0)
     assert asked == [4, 5, 7, 4 + random_programs.AGAIN]
@@ -158,10 +157,10 @@ def test_what_the_framework_refuses_is_drawn_again_and_told(monkeypatch: pytest.
     assert [end[k] for k in ("total", "right", "crashed", "refused_by_the_framework")] == [3, 2, 1, 1]
 
 
-def _wide_always(run):
+def _wide_always(run: Any) -> Any:
     """The reference, which runs elsewhere, does not refuse what the device refuses."""
 
-    def changed(program: Program, given, *, wide: bool = False):
+    def changed(program: Program, given: Any, *, wide: bool = False) -> Any:
         return (torch.relu(given[0]),) if wide else run(program, given)
 
     return changed
@@ -182,7 +181,7 @@ def test_attention_gets_operands_that_its_kernels_can_load() -> None:
     line = Line("programs.attention", (Ref(-1), Ref(-2), Ref(-2)))
     given = (q, x)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs.F, "scaled_dot_product_attention", attend)
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
         programs.evaluate(line, lambda r: given[~r.at], wide=False)
     assert [t.data_ptr() % 16 for t in seen] == [0, 0, 0] and torch.equal(seen[1], x)
 

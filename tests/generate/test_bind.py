@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,16 @@ class Recorder:
     def function(self, entry: str) -> _Function:
         return _Function(self, entry)
 
-    def encode(self, address, dtype, sizes, strides_bytes, box, element_strides, swizzle_bytes) -> bytes:
+    def encode(
+        self,
+        address: Any,
+        dtype: Any,
+        sizes: Any,
+        strides_bytes: Any,
+        box: Any,
+        element_strides: Any,
+        swizzle_bytes: Any,
+    ) -> bytes:
         self.encoded.append((address, dtype, sizes, strides_bytes, box, element_strides, swizzle_bytes))
         return address.to_bytes(8, "little") * 16
 
@@ -36,13 +46,15 @@ class _Function:
     owner: Recorder
     entry: str
 
-    def prepare(self, shared_bytes, cluster) -> None:
+    def prepare(self, shared_bytes: int, cluster: Any) -> None:
         self.owner.prepared.append((self.entry, shared_bytes, cluster))
 
-    def require_co_resident(self, blocks, block, shared_bytes) -> None:
+    def require_co_resident(self, blocks: Any, block: Any, shared_bytes: int) -> None:
         self.owner.co_resident.append((self.entry, blocks, block, shared_bytes))
 
-    def bind(self, grid, block, arguments, *, shared_bytes, cluster, dependent) -> _Launch:
+    def bind(
+        self, grid: Any, block: Any, arguments: Any, *, shared_bytes: int, cluster: Any, dependent: bool
+    ) -> _Launch:
         assert len(grid) == len(block) == len(cluster) == 3
         return _Launch(self.owner, self.entry, tuple(arguments), dependent)
 
@@ -54,7 +66,7 @@ class _Launch:
     arguments: tuple[int | bytes, ...]
     dependent: bool
 
-    def launch(self, stream) -> None:
+    def launch(self, stream: int) -> None:
         self.owner.launched.append((self.entry, self.arguments, self.dependent, stream))
 
 

@@ -6,10 +6,12 @@ Each is a named refusal or a right result, in a few seconds and bounded memory: 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from tests.hostile import onnx_files as files
 from tests.hostile import test_confinement as places
@@ -20,11 +22,11 @@ Made = Callable[[Path], ModelProto | bytes]
 I64 = TensorProto.INT64
 
 
-def _array(name, values, dtype=np.int64):
+def _array(name: str, values: Any, dtype: Any = np.int64) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(values, dtype), name)
 
 
-def _summed(nodes, initialisers, given=None):
+def _summed(nodes: Sequence[onnx.NodeProto], initialisers: Any, given: Any = None) -> onnx.ModelProto:
     """What is huge is summed up at once: the result is small, so that nothing stops it later."""
     total = helper.make_node("ReduceSum", ["z"], ["y"], keepdims=0)
     return files.model(
@@ -33,22 +35,22 @@ def _summed(nodes, initialisers, given=None):
     )  # fmt: skip
 
 
-def _bomb(op, inputs, initialisers, given=None, **attributes):
+def _bomb(op: str, inputs: Any, initialisers: Any, given: Any = None, **attributes: Any) -> Any:
     return _summed([helper.make_node(op, inputs, ["z"], name="bomb", **attributes)], initialisers, given)
 
 
-def _doubled(op, times):
+def _doubled(op: str, times: int) -> Any:
     names = ["x", *(f"v{k}" for k in range(times - 1)), "z"]
     pairs = itertools.pairwise(names)
     return _summed([helper.make_node(op, [a, a], [b], **({"axis": 0} if op == "Concat" else {})) for a, b in pairs], [])
 
 
-def _weights(shape):
+def _weights(shape: Sequence[Any]) -> Any:
     return _array("w", np.ones(shape), np.float32)
 
 
-def _sparse_file(size):
-    def make(root: Path):
+def _sparse_file(size: Any) -> Any:
+    def make(root: Path) -> Any:
         with (root / "holes.bin").open("wb") as f:
             f.truncate(size)
         t = files.external([("location", "holes.bin")], dims=(size // 4,))
@@ -57,7 +59,7 @@ def _sparse_file(size):
     return make
 
 
-def _chain(op, length):
+def _chain(op: str, length: int) -> onnx.ModelProto:
     nodes = [helper.make_node(op[k % len(op)], [f"v{k}" if k else "x"], [f"v{k + 1}"]) for k in range(length)]
     return files.model(nodes, outputs=[value(f"v{length}")])
 
@@ -124,7 +126,7 @@ def confined() -> dict[str, Made]:
     for place, make in places.PLACES.items():
         for what, location in locations.items():
 
-            def made(root: Path, make=make, location=location):
+            def made(root: Path, make: Any = make, location: Any = location) -> Any:
                 (root / "short.bin").write_bytes(b"\0" * 4)
                 if not (root / "link.bin").is_symlink():
                     (root / "link.bin").symlink_to("/etc/hostname")
@@ -138,8 +140,8 @@ def corpus() -> dict[str, Made]:
     """Name -> what makes the file in a folder."""
     old: dict[str, Made] = {f"file: {name}": lambda _, m=make: m() for name, (_, make) in files.MODELS.items()}
 
-    def external(prepare, make):
-        def made(root: Path):
+    def external(prepare: Any, make: Any) -> Any:
+        def made(root: Path) -> Any:
             prepare(root)
             return make(root)
 

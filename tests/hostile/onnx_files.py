@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 FLOAT = TensorProto.FLOAT
 
 
-def value(name, shape=(2,), kind=FLOAT):
+def value(name: str, shape: Sequence[Any] = (2,), kind: Any = FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, list(shape))
 
 
-def model(nodes, *, inputs=None, outputs=None, initialisers=(), opset: int = 17, functions=(), imports=None):
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    *,
+    inputs: Any = None,
+    outputs: Any = None,
+    initialisers: Any = (),
+    opset: int = 17,
+    functions: Any = (),
+    imports: Any = None,
+) -> onnx.ModelProto:
     graph = helper.make_graph(
         list(nodes),
         "g",
@@ -29,7 +40,7 @@ def model(nodes, *, inputs=None, outputs=None, initialisers=(), opset: int = 17,
     return helper.make_model(graph, opset_imports=imports, functions=list(functions))
 
 
-def raw(m):
+def raw(m: Any) -> Any:
     """As it lies in a file; a version of the format that older runtimes know."""
     if isinstance(m, bytes):
         return m
@@ -37,36 +48,36 @@ def raw(m):
     return m.SerializeToString()
 
 
-def relu(**fields):
+def relu(**fields: Any) -> Any:
     node = helper.make_node("Relu", ["x"], ["y"])
     for key, v in fields.items():
         setattr(node, key, v)
     return node
 
 
-def add_weight(weight, **kw):
+def add_weight(weight: onnx.TensorProto, **kw: Any) -> onnx.ModelProto:
     return model([helper.make_node("Add", ["x", weight.name], ["y"])], initialisers=[weight], **kw)
 
 
-def tensor(name: str = "w", dims=(2,), data=b"\0" * 8, kind=FLOAT):
+def tensor(name: str = "w", dims: Any = (2,), data: Any = b"\0" * 8, kind: Any = FLOAT) -> Any:
     t = TensorProto(name=name, data_type=kind, dims=list(dims))
     if data is not None:
         t.raw_data = data
     return t
 
 
-def external(entries, dims=(2,), name: str = "w"):
+def external(entries: Any, dims: Any = (2,), name: str = "w") -> Any:
     t = TensorProto(name=name, data_type=FLOAT, dims=list(dims), data_location=TensorProto.EXTERNAL)
     for key, v in entries:
         t.external_data.add(key=key, value=v)
     return t
 
 
-def at(location, **more):
+def at(location: str, **more: Any) -> Any:
     return add_weight(external([("location", location), *more.items()]))
 
 
-def nested_if(depth):
+def nested_if(depth: int) -> onnx.ModelProto:
     """If inside If, `depth` subgraphs deep."""
     condition = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True)))
     body = helper.make_graph([helper.make_node("Relu", ["x"], ["b0"])], "b", [], [value("b0")])
@@ -77,11 +88,11 @@ def nested_if(depth):
     return model(nodes)
 
 
-def _leaf(k):
+def _leaf(k: Any) -> onnx.GraphProto:
     return helper.make_graph([helper.make_node("Relu", ["x"], [f"e{k}"])], "e", [], [value(f"e{k}")])
 
 
-def function(name, calls, *, domain: str = "local"):
+def function(name: str, calls: Any, *, domain: str = "local") -> Any:
     """A function that applies the operators `calls`, one after the other."""
     nodes, last = [], "a"
     for k, (op, in_domain) in enumerate(calls):
@@ -95,7 +106,7 @@ def function(name, calls, *, domain: str = "local"):
 LOCAL = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
 
 
-def chain(length):
+def chain(length: int) -> onnx.ModelProto:
     """f0 calls f1 calls f2 ..."""
     fs = [function(f"f{k}", [(f"f{k + 1}", "local")]) for k in range(length)]
     fs.append(function(f"f{length}", [("Relu", "")]))
@@ -103,7 +114,7 @@ def chain(length):
     return model([call], functions=fs, imports=LOCAL)
 
 
-def doubling(levels):
+def doubling(levels: int) -> onnx.ModelProto:
     """Each function calls the next one twice: 2^levels operators from a few hundred bytes."""
     fs = [function(f"f{k}", [(f"f{k + 1}", "local")] * 2) for k in range(levels)]
     fs.append(function(f"f{levels}", [("Relu", ""), ("Neg", "")]))
@@ -111,13 +122,13 @@ def doubling(levels):
     return model([call], functions=fs, imports=LOCAL)
 
 
-def recursive(*names):
+def recursive(*names: Any) -> onnx.ModelProto:
     fs = [function(n, [(names[(k + 1) % len(names)], "local")]) for k, n in enumerate(names)]
     call = NodeProto(op_type=names[0], domain="local", input=["x"], output=["y"])
     return model([call], functions=fs, imports=LOCAL)
 
 
-def endless_loop():
+def endless_loop() -> onnx.ModelProto:
     """A Loop whose condition is always true, without a trip count."""
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["c2"]), helper.make_node("Relu", ["v"], ["v2"])],
@@ -129,49 +140,49 @@ def endless_loop():
     return model([always, helper.make_node("Loop", ["", "t", "x"], ["y"], body=body)])
 
 
-def huge_constant_of_shape():
+def huge_constant_of_shape() -> onnx.ModelProto:
     shape = numpy_helper.from_array(np.array([2**40, 2**10], np.int64), "s")
     nodes = [helper.make_node("ConstantOfShape", ["s"], ["z"]), helper.make_node("ReduceSum", ["z"], ["y"])]
     return model(nodes, initialisers=[shape], outputs=[value("y", (1, 1))])
 
 
-def huge_range():
+def huge_range() -> onnx.ModelProto:
     nodes = [helper.make_node("Range", ["a", "b", "c"], ["z"]), helper.make_node("ReduceSum", ["z"], ["y"])]
     limits = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in (("a", 0), ("b", 2**62), ("c", 1))]
     return model(nodes, initialisers=limits, outputs=[value("y", (1,), TensorProto.INT64)])
 
 
-def huge_tile():
+def huge_tile() -> onnx.ModelProto:
     reps = numpy_helper.from_array(np.array([2**61], np.int64), "r")
     return model([helper.make_node("Tile", ["x", "r"], ["y"])], initialisers=[reps], outputs=[value("y", (None,))])
 
 
-def wrong_attribute():
+def wrong_attribute() -> onnx.ModelProto:
     node = relu(op_type="Softmax")
     node.attribute.append(AttributeProto(name="axis", type=AttributeProto.FLOAT, f=1.0))
     return model([node])
 
 
-def lying_attribute():
+def lying_attribute() -> onnx.ModelProto:
     node = relu(op_type="Softmax")
     node.attribute.append(AttributeProto(name="axis", type=AttributeProto.INT, ints=[1, 2]))
     return model([node])
 
 
-def double_attribute():
+def double_attribute() -> onnx.ModelProto:
     node = relu(op_type="Softmax")
     for k in (0, 1):
         node.attribute.append(AttributeProto(name="axis", type=AttributeProto.INT, i=k))
     return model([node])
 
 
-def undefined_attribute_type():
+def undefined_attribute_type() -> onnx.ModelProto:
     node = relu(op_type="Softmax")
     node.attribute.append(AttributeProto(name="axis", type=AttributeProto.UNDEFINED, i=0))
     return model([node])
 
 
-def deep_type(depth):
+def deep_type(depth: int) -> Any:
     """Protobuf nesting past any reader's recursion limit."""
     body = b""
     for _ in range(depth):
@@ -183,7 +194,7 @@ def deep_type(depth):
     return b"\x3a" + _varint(len(graph)) + graph
 
 
-def _varint(n):
+def _varint(n: Any) -> Any:
     out = b""
     while True:
         n, low = n >> 7, n & 0x7F
@@ -192,39 +203,39 @@ def _varint(n):
             return out
 
 
-def no_imports():
+def no_imports() -> Any:
     m = model([relu()])
     del m.opset_import[:]
     return m
 
 
-def two_versions():
+def two_versions() -> onnx.ModelProto:
     return model([relu()], imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx", 13)])
 
 
-def duplicate_initialisers():
+def duplicate_initialisers() -> onnx.ModelProto:
     return model([helper.make_node("Add", ["x", "w"], ["y"])], initialisers=[tensor(), tensor(data=b"\1" * 8)])
 
 
-def both_fields():
+def both_fields() -> Any:
     t = tensor()
     t.float_data.extend([1.0, 2.0])
     return add_weight(t)
 
 
-def wrong_field():
+def wrong_field() -> Any:
     t = tensor(data=None)
     t.int64_data.extend([1, 2])
     return add_weight(t)
 
 
-def segment():
+def segment() -> Any:
     t = tensor()
     t.segment.begin = 0
     return add_weight(t)
 
 
-def sparse(index, dims=(2,)):
+def sparse(index: Any, dims: Any = (2,)) -> Any:
     m = model([helper.make_node("Add", ["x", "w"], ["y"])])
     s = m.graph.sparse_initializer.add()
     s.values.CopyFrom(numpy_helper.from_array(np.array([1.0], np.float32), "w"))
@@ -233,18 +244,18 @@ def sparse(index, dims=(2,)):
     return m
 
 
-def optional_input():
+def optional_input() -> onnx.ModelProto:
     tensor_type = helper.make_tensor_type_proto(FLOAT, [2])
     info = helper.make_value_info("x", helper.make_optional_type_proto(tensor_type))
     return model([helper.make_node("OptionalGetElement", ["x"], ["y"])], inputs=[info], opset=18)
 
 
-def string_weight():
+def string_weight() -> onnx.ModelProto:
     t = TensorProto(name="w", data_type=TensorProto.STRING, dims=[2], string_data=[b"a", b"<script>"])
     return model([helper.make_node("Identity", ["w"], ["y"])], initialisers=[t])
 
 
-def shape_from_input():
+def shape_from_input() -> onnx.ModelProto:
     return model(
         [helper.make_node("Reshape", ["x", "s"], ["y"])],
         inputs=[value("x", (4,)), value("s", (2,), TensorProto.INT64)],
@@ -351,7 +362,7 @@ MODELS: dict[str, tuple[str, Callable[[], ModelProto | bytes]]] = {
 """Name -> (expected code, or empty where several answers are right; the model)."""
 
 
-def _entries_on_raw():
+def _entries_on_raw() -> Any:
     t = tensor()
     t.external_data.add(key="location", value="/etc/passwd")
     return add_weight(t)

@@ -8,9 +8,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,21 +32,21 @@ TEXT = 'extern "C" int answer() { return 42; }'
 
 
 @pytest.fixture
-def cache(tmp_path: Path):
+def cache(tmp_path: Path) -> Any:
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700)
     return folder
 
 
 @pytest.fixture
-def compiler():
+def compiler() -> Any:
     found = find_compiler()
     assert isinstance(found, HostCompiler)
     return found
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o707, 0o702, 0o770])
-def test_a_directory_that_others_write(cache, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_others_write(cache: Any, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "_own_group", lambda gid: False)
     assert weakness(cache) == weakness(cache / "not" / "made") == ""
     cache.chmod(mode)
@@ -52,7 +54,7 @@ def test_a_directory_that_others_write(cache, mode: int, monkeypatch: pytest.Mon
         assert f"mode {mode:04o}" in weakness(path) and str(cache) in weakness(path)
 
 
-def test_every_level_counts(cache) -> None:
+def test_every_level_counts(cache: Any) -> None:
     deep = cache / "a" / "b"
     deep.mkdir(parents=True)
     cache.chmod(0o777)
@@ -63,7 +65,7 @@ def test_every_level_counts(cache) -> None:
     assert str(deep.parent) in weakness(deep)
 
 
-def test_files_count_too(cache) -> None:
+def test_files_count_too(cache: Any) -> None:
     file = cache / "plan.json"
     file.write_text("{}")
     assert weakness(file) == ""
@@ -73,7 +75,7 @@ def test_files_count_too(cache) -> None:
     assert weakness(file)
 
 
-def test_links_are_followed_and_checked_themselves(cache, tmp_path: Path) -> None:
+def test_links_are_followed_and_checked_themselves(cache: Any, tmp_path: Path) -> None:
     open_folder = tmp_path / "open"
     open_folder.mkdir()
     open_folder.chmod(0o777)
@@ -83,16 +85,16 @@ def test_links_are_followed_and_checked_themselves(cache, tmp_path: Path) -> Non
     assert str(open_folder) in weakness(open_folder / "link"), "whoever writes there may turn the link"
 
 
-def test_other_owners(cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_owners(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = cache.stat().st_uid
     if owner == 0:
         os.chown(cache, 12345, -1)
     else:
-        monkeypatch.setattr(private.os, "getuid", lambda: owner + 1)
+        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     assert "belongs to another user" in weakness(cache)
 
 
-def test_the_private_group_of_a_user_is_no_stranger(cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_private_group_of_a_user_is_no_stranger(cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.chmod(0o770)
     monkeypatch.setattr(private, "_own_group", lambda gid: True)
     assert weakness(cache) == ""
@@ -100,7 +102,7 @@ def test_the_private_group_of_a_user_is_no_stranger(cache, monkeypatch: pytest.M
     assert weakness(cache)
 
 
-def test_the_options_give_no_such_cache_and_say_so_once(cache) -> None:
+def test_the_options_give_no_such_cache_and_say_so_once(cache: Any) -> None:
     assert weft.Options(cache_dir=cache).cache == cache
     cache.chmod(0o777)
     with warnings.catch_warnings(record=True, action="always") as told:
@@ -120,7 +122,7 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
         assert weft.Options().cache is None
 
 
-def planted(cache, compiler, mode):
+def planted(cache: Any, compiler: Any, mode: Any) -> Any:
     """An object that a stranger put where Weft would look for it."""
     key = hashlib.sha256((compiler.identity(()) + "\0" + TEXT).encode()).hexdigest()
     home = cache / "objects" / key[:2] / f"{key}.so"
@@ -131,7 +133,7 @@ def planted(cache, compiler, mode):
     return home
 
 
-def test_a_planted_object_is_not_taken(cache, compiler) -> None:
+def test_a_planted_object_is_not_taken(cache: Any, compiler: Any) -> None:
     home = planted(cache, compiler, 0o600)
     assert compiler.compile(TEXT, cache_dir=cache).path == home  # its owner's own
     home.chmod(0o666)
@@ -140,7 +142,7 @@ def test_a_planted_object_is_not_taken(cache, compiler) -> None:
     assert made.path.read_bytes() != b"evil"
 
 
-def test_neither_is_one_in_a_folder_that_others_write(cache, compiler) -> None:
+def test_neither_is_one_in_a_folder_that_others_write(cache: Any, compiler: Any) -> None:
     home = planted(cache, compiler, 0o600)
     home.parent.chmod(0o777)
     with pytest.warns(UserWarning, match="0777"):
@@ -148,7 +150,7 @@ def test_neither_is_one_in_a_folder_that_others_write(cache, compiler) -> None:
     assert made.path != home and home.read_bytes() == b"evil"
 
 
-def test_facts_plans_trust_and_measurements_are_not_read(cache) -> None:
+def test_facts_plans_trust_and_measurements_are_not_read(cache: Any) -> None:
     facts = cache / "facts" / "a.json"
     stored.keep(facts, "text")
     assert stored.load(facts) == "text"
@@ -173,11 +175,11 @@ def test_facts_plans_trust_and_measurements_are_not_read(cache) -> None:
 
 
 class Small(torch.nn.Module):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x) * 3 + 1
 
 
-def compiled_right(options):
+def compiled_right(options: Any) -> Any:
     x = torch.arange(-8.0, 8.0)
     with warnings.catch_warnings(record=True, action="always") as told:
         y = weft.compile(Small(), (x,), options=options)(x)
@@ -185,7 +187,7 @@ def compiled_right(options):
     return [str(w.message) for w in told if str(w.message).startswith("Weft goes on without its cache")]
 
 
-def test_a_compilation_with_an_open_cache(cache) -> None:
+def test_a_compilation_with_an_open_cache(cache: Any) -> None:
     cache.chmod(0o777)
     (line,) = compiled_right(weft.Options(cache_dir=cache, budget_s=0))
     assert str(cache) in line
@@ -193,8 +195,8 @@ def test_a_compilation_with_an_open_cache(cache) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
-def test_a_compilation_with_a_disk_that_keeps_nothing(cache, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def fail(site, path=None) -> None:
+def test_a_compilation_with_a_disk_that_keeps_nothing(cache: Any, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fail(site: Any, path: Any = None) -> None:
         if path is None or path.is_relative_to(cache):
             raise OSError(code, os.strerror(code))
 
@@ -205,11 +207,11 @@ def test_a_compilation_with_a_disk_that_keeps_nothing(cache, monkeypatch: pytest
     assert not list(cache.iterdir())
 
 
-def test_a_full_disk_for_temporary_files_is_named(compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(prefix) -> None:
+def test_a_full_disk_for_temporary_files_is_named(compiler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(prefix: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(toolchain.tempfile, "TemporaryDirectory", full)
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
     with pytest.raises(weft.WeftError, match="W311") as caught:
         compiler.compile(TEXT)
     assert "No space left" in caught.value.__notes__[0]
@@ -235,12 +237,12 @@ def test_folders_of_others_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = tmp_path / "weft-cc-theirs"
     folder.mkdir()
     os.utime(folder, (0, 0))
-    monkeypatch.setattr(toolchain.os, "getuid", lambda: 54321)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
     toolchain._sweep(str(tmp_path))
     assert folder.exists()
 
 
-def test_the_command_says_it_on_one_line(cache, tmp_path: Path) -> None:
+def test_the_command_says_it_on_one_line(cache: Any, tmp_path: Path) -> None:
     cache.chmod(0o777)
     done = subprocess.run(
         [sys.executable, "-m", "weft", "db", "stats"],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 from tests.hostile import onnx_files as files
 from tests.hostile.onnx_files import value
@@ -27,7 +29,7 @@ SECRET = np.array([42, 43], np.float32)
 X = np.array([1, 2], np.float32)
 
 
-def outside(location, **fields):
+def outside(location: str, **fields: Any) -> Any:
     """Two floats at a location."""
     t = files.external([("location", location)])
     for name, v in fields.items():
@@ -35,11 +37,11 @@ def outside(location, **fields):
     return t
 
 
-def branch(nodes, initialisers=()):
+def branch(nodes: Sequence[onnx.NodeProto], initialisers: Any = ()) -> onnx.GraphProto:
     return helper.make_graph(nodes, "then", [], [value("b")], list(initialisers))
 
 
-def switched(then, *, functions=(), swap: bool = False):
+def switched(then: Any, *, functions: Any = (), swap: bool = False) -> onnx.ModelProto:
     """A branch that is taken or not at run time: ONNX Runtime gets it whole."""
     other = helper.make_graph([helper.make_node("Relu", ["x"], ["e"])], "else", [], [value("e")])
     branches = {"then_branch": other, "else_branch": then} if swap else {"then_branch": then, "else_branch": other}
@@ -55,22 +57,22 @@ def switched(then, *, functions=(), swap: bool = False):
 ADD = helper.make_node("Add", ["x", "w"], ["b"])
 
 
-def constant(t):
+def constant(t: onnx.TensorProto) -> Any:
     return helper.make_node("Constant", [], ["w"], value=t)
 
 
-def sparse(values):
+def sparse(values: Any) -> Any:
     indices = numpy_helper.from_array(np.array([0, 1], np.int64))
     return onnx.SparseTensorProto(values=values, indices=indices, dims=[2])
 
 
-def in_sparse_initialiser(t):
+def in_sparse_initialiser(t: onnx.TensorProto) -> Any:
     body = branch([ADD])
     body.sparse_initializer.append(sparse(t))
     return switched(body)
 
 
-def in_nested_branch(t):
+def in_nested_branch(t: onnx.TensorProto) -> Any:
     inner = helper.make_graph([constant(t), ADD], "inner", [], [value("b")])
     other = helper.make_graph([helper.make_node("Relu", ["x"], ["e2"])], "else", [], [value("e2")])
     node = helper.make_node("If", ["c"], ["b2"], then_branch=inner, else_branch=other)
@@ -78,14 +80,14 @@ def in_nested_branch(t):
     return switched(body)
 
 
-def in_function(t):
+def in_function(t: onnx.TensorProto) -> Any:
     f = onnx.FunctionProto(name="f", domain="local", input=["a"], output=["r"])
     f.node.extend([constant(t), helper.make_node("Add", ["a", "w"], ["r"])])
     f.opset_import.extend(files.LOCAL)
     return switched(branch([helper.make_node("f", ["x"], ["b"], domain="local")]), functions=[f])
 
 
-def in_default_of_function(t):
+def in_default_of_function(t: onnx.TensorProto) -> Any:
     f = onnx.FunctionProto(name="f", domain="local", input=["a"], output=["r"])
     node = helper.make_node("Constant", [], ["w"])
     node.attribute.append(onnx.AttributeProto(name="value", ref_attr_name="v", type=onnx.AttributeProto.TENSOR))
@@ -112,13 +114,13 @@ PLACES = {
 RUN_BY_RUNTIME = [name for name in PLACES if "branch" in name and "sparse" not in name]
 
 
-def raw(model):
+def raw(model: Any) -> bytes:
     model.ir_version = 8
     return model.SerializeToString()
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A working directory with a secret, and the model's folder in it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "secret.bin").write_bytes(SECRET.tobytes())
@@ -128,7 +130,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("place", few(PLACES, 3))
-def test_a_file_of_the_working_directory_is_not_read(here, place: str) -> None:
+def test_a_file_of_the_working_directory_is_not_read(here: Any, place: str) -> None:
     with pytest.raises(ModelError, match="W113") as caught:
         import_onnx(raw(PLACES[place](outside("secret.bin"))))
     assert "secret.bin" in str(caught.value)
@@ -142,7 +144,7 @@ def test_a_file_of_the_working_directory_is_not_read(here, place: str) -> None:
     ("location", "code"),
     [("../secret.bin", "W113"), ("/etc/hostname", "W113"), ("link.bin", "W113"), ("short.bin", "W112")],
 )
-def test_every_rule_of_external_data_holds_inside(here, place: str, location: str, code: str) -> None:
+def test_every_rule_of_external_data_holds_inside(here: Any, place: str, location: str, code: str) -> None:
     (here / "link.bin").symlink_to("../secret.bin")
     (here / "short.bin").write_bytes(b"\0" * 4)
     (here / "m.onnx").write_bytes(raw(PLACES[place](outside(location))))
@@ -152,12 +154,12 @@ def test_every_rule_of_external_data_holds_inside(here, place: str, location: st
     assert "node 0" in str(caught.value) or "function 'f'" in str(caught.value)
 
 
-def run(imported, *inputs):
+def run(imported: Any, *inputs: Any) -> Any:
     return evaluate(imported.graph, list(inputs), opaque=lambda attrs, xs: run_onnx(attrs.payload, xs))[0].tolist()
 
 
 @pytest.mark.parametrize("place", RUN_BY_RUNTIME)
-def test_data_beside_the_model_work(here, place: str) -> None:
+def test_data_beside_the_model_work(here: Any, place: str) -> None:
     """And the plan needs neither the file nor the folder afterwards."""
     (here / "sub").mkdir()
     data = here / "sub" / "w.bin"
@@ -173,7 +175,7 @@ def test_data_beside_the_model_work(here, place: str) -> None:
     assert run(imported, np.array(swapped), X) == [1.0, 2.0]
 
 
-def test_the_runtime_refuses_a_payload_that_names_a_file(here) -> None:
+def test_the_runtime_refuses_a_payload_that_names_a_file(here: Any) -> None:
     """Whoever made it: a stored plan, or a parsing process that was taken over."""
     model = raw(PLACES["Constant in a branch"](outside("secret.bin")))
     with pytest.raises(ArtifactError, match="names a file"):
@@ -188,7 +190,7 @@ def test_weights_inside_of_an_operator_are_bounded(monkeypatch: pytest.MonkeyPat
         read_model(raw(switched(branch([ADD], [files.tensor()]))))
 
 
-def leads_to_tensors():
+def leads_to_tensors() -> Any:
     """Message -> fields that lead to a tensor, as onnx itself describes them."""
     every = onnx.ModelProto.DESCRIPTOR.file.message_types_by_name
     inner = {

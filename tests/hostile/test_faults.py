@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -20,11 +23,20 @@ from weft.ir.reference import evaluate
 I64 = TensorProto.INT64
 
 
-def array(name, values, dtype=np.int64):
+def array(name: str, values: Any, dtype: Any = np.int64) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(values, dtype), name)
 
 
-def one(op, inputs, *, given=None, constants=(), out=("y", (None,), TensorProto.FLOAT), opset: int = 17, **attributes):
+def one(
+    op: str,
+    inputs: Any,
+    *,
+    given: Any = None,
+    constants: Any = (),
+    out: Any = ("y", (None,), TensorProto.FLOAT),
+    opset: int = 17,
+    **attributes: Any,
+) -> onnx.ModelProto:
     """One operator by the name 'bad'."""
     node = helper.make_node(op, inputs, ["y"], name="bad", **attributes)
     return files.model(
@@ -33,32 +45,32 @@ def one(op, inputs, *, given=None, constants=(), out=("y", (None,), TensorProto.
     )  # fmt: skip
 
 
-def convolution(op, group):
+def convolution(op: str, group: int) -> Any:
     w = array("w", np.ones((2, 2, 1, 1)), np.float32)
     return one(op, ["x", "w"], given=[value("x", (1, 2, 4, 4))], constants=[w], out=("y", (None,) * 4), group=group)
 
 
-def switch(size):
+def switch(size: Any) -> Any:
     then = helper.make_graph([helper.make_node("Relu", ["x"], ["b"])], "b", [], [value("b")])
     other = helper.make_graph([helper.make_node("Neg", ["x"], ["e"])], "e", [], [value("e")])
     given = [value("c", (size,), TensorProto.BOOL), value("x")]
     return one("If", ["c"], given=given, then_branch=then, else_branch=other)
 
 
-def resized(*scales):
+def resized(*scales: Any) -> Any:
     given = [value("x", (1, 1, 4, 4))]
     return one(
         "Resize", ["x", "", "s"], given=given, constants=[array("s", scales, np.float32)], out=("y", (None,) * 4)
     )
 
 
-def counted(start, limit, delta, dtype=np.int64):
+def counted(start: Any, limit: Any, delta: Any, dtype: Any = np.int64) -> Any:
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     constants = [array(n, v, dtype) for n, v in (("a", start), ("b", limit), ("c", delta))]
     return one("Range", ["a", "b", "c"], given=[], constants=constants, out=("y", (None,), kind))
 
 
-def one_hot(depth):
+def one_hot(depth: int) -> Any:
     constants = [array("d", depth), array("v", [0, 1], np.float32)]
     return one("OneHot", ["x", "d", "v"], given=[value("x", (4,), I64)], constants=constants, out=("y", (None, None)))
 
@@ -115,7 +127,7 @@ def test_long_chains_are_refused_before_they_take_minutes() -> None:
         import_onnx(m, limits=Limits(primitives=100))
 
     class Long(torch.nn.Module):
-        def forward(self, x):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             for _ in range(30):
                 x = torch.sin(x)
             return x
@@ -178,7 +190,7 @@ def test_what_the_runtime_refuses_is_the_models_fault(monkeypatch: pytest.Monkey
     m.graph.node[0].output.append("i")
 
     class Refuses:
-        def run(self, *_) -> None:
+        def run(self, *_: Any) -> None:
             raise RuntimeError(
                 "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Non-zero status code returned while running TopK node."
                 " Name:'' Status Message: topk.cc:12 Compute k is \x1b[31mwrong"
@@ -197,7 +209,7 @@ def test_an_operator_that_the_runtime_lacks_is_unsupported() -> None:
     assert isinstance(found, UnsupportedError) and "Could not find" in str(found)
 
 
-def unsorted(inner: bool = False):
+def unsorted(inner: bool = False) -> onnx.ModelProto:
     nodes = [helper.make_node("Neg", ["b"], ["y"]), helper.make_node("Relu", ["x"], ["b"])]
     if not inner:
         return files.model(nodes)

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 from tests.hostile import onnx_files as files
 from tests.slow import few
 
@@ -23,11 +25,11 @@ from weft.ir.types import DType
 QUICK = Limits(parse_cpu_s=5, nodes=20_000)
 
 
-def raw(model):
+def raw(model: Any) -> bytes:
     return model if isinstance(model, bytes) else model.SerializeToString()
 
 
-def check_message(error) -> None:
+def check_message(error: Any) -> None:
     """One line that says where and what, one that says what to do; no control characters."""
     text = str(error)
     lines = text.splitlines()
@@ -157,7 +159,7 @@ def test_size_limits(tmp_path: Path) -> None:
             raw(
                 files.model(
                     [
-                        files.helper.make_node("Relu", ["x" if k == 0 else f"v{k}"], [f"v{k + 1}" if k < 99 else "y"])
+                        helper.make_node("Relu", ["x" if k == 0 else f"v{k}"], [f"v{k + 1}" if k < 99 else "y"])
                         for k in range(100)
                     ]
                 )

@@ -164,7 +164,7 @@ def random_graph(
         make.pool.append(make.builder.input(TensorType(dtype, shape), f"x{k}"))
     for _ in range(int(make.rng.integers(1, num_steps + 1))):
         x = make.pick()
-        step = steps[make.rng.integers(len(steps))]
+        step = steps[int(make.rng.integers(len(steps)))]
         operands = (x,)
         with make.builder.origin(Origin(step, (("seed", seed),), operands, source=f"node {step}")) as origin:
             node = getattr(make, step)(x)

@@ -18,11 +18,11 @@ ROWS, COLS = 1100, 2080  # 9 MB of f32: more than a piece
 
 
 @pytest.fixture(scope="module")
-def large():
+def large() -> Any:
     return np.arange(ROWS * COLS, dtype=np.float32).reshape(ROWS, COLS)
 
 
-def test_the_case_is_large(large) -> None:
+def test_the_case_is_large(large: Any) -> None:
     assert large.nbytes > PIECE
 
 
@@ -37,14 +37,14 @@ def test_the_case_is_large(large) -> None:
         lambda x: np.broadcast_to(x[:, :1], (ROWS, COLS)),
     ],
 )
-def test_row_major_keeps_values(large, view: Callable[..., Any]) -> None:
+def test_row_major_keeps_values(large: Any, view: Callable[..., Any]) -> None:
     x = view(large)
     out = row_major(x)
     assert out.flags.c_contiguous
     assert out.shape == x.shape and np.array_equal(out, x)
 
 
-def test_what_is_row_major_is_not_copied(large) -> None:
+def test_what_is_row_major_is_not_copied(large: Any) -> None:
     assert row_major(large) is large
 
 
@@ -52,13 +52,13 @@ def test_a_scalar_keeps_its_shape() -> None:
     assert row_major(np.float32(3).reshape(())).shape == ()
 
 
-def test_digest_is_of_the_row_major_bytes(large) -> None:
+def test_digest_is_of_the_row_major_bytes(large: Any) -> None:
     assert digest_of(DType.F32, large.T) == digest_of(DType.F32, np.ascontiguousarray(large.T))
     assert digest_of(DType.F32, large.T) != digest_of(DType.F32, large)
 
 
 @pytest.mark.parametrize("at", [0, PIECE // 4 - 1, PIECE // 4, -1])
-def test_every_element_counts(large, at: int) -> None:
+def test_every_element_counts(large: Any, at: int) -> None:
     other = large.copy()
     other.reshape(-1)[at] += 1
     assert digest_of(DType.F32, other) != digest_of(DType.F32, large)
@@ -80,7 +80,7 @@ def test_small_arrays_have_the_plain_digest() -> None:
 def test_strips_cover_every_row_once(rows: int, num_bytes: int) -> None:
     seen = np.zeros(rows, np.int64)
 
-    def count(first, end) -> None:
+    def count(first: Any, end: Any) -> None:
         seen[first:end] += 1
 
     in_strips([InStrips(rows, num_bytes, count)])
@@ -90,14 +90,14 @@ def test_strips_cover_every_row_once(rows: int, num_bytes: int) -> None:
 def test_strips_of_several_parts_are_all_done() -> None:
     seen = np.zeros((3, 50), np.int64)
 
-    def count(part, first, end) -> None:
+    def count(part: Any, first: Any, end: Any) -> None:
         seen[part, first:end] += 1
 
     in_strips([InStrips(50, (k + 1) * STRIP_BYTES, partial(count, k)) for k in range(3)])
     assert (seen == 1).all()
 
 
-def test_hashing_many_is_hashing_each(large) -> None:
+def test_hashing_many_is_hashing_each(large: Any) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.random(n) for n in (0, 1, 7, 9_000, 200_000)] + [large, large.T, np.float32(2).reshape(())]
     items = [(f"{k}:".encode(), x) for k, x in enumerate(arrays)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ NAN, INF = math.nan, math.inf
 
 def run(
     prim: Prim, *operands: np.ndarray, attrs: a.Attrs = a.NO_ATTRS, dtype: DType | None = None, precise: bool = False
-):
+) -> Any:
     b = GraphBuilder()
     types = [TensorType(dtype or DType.from_numpy(x.dtype), x.shape) for x in operands]
     node = b.add(prim, *(b.input(t) for t in types), attrs=attrs)
@@ -63,14 +64,14 @@ TORCH = {
 
 @pytest.mark.parametrize("prim", TORCH)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_floats_agree_with_another_implementation(prim: Prim, dtype: type) -> None:
+def test_floats_agree_with_another_implementation(prim: Prim, dtype: type[np.floating[Any]]) -> None:
     rng = np.random.default_rng(0)
-    special = np.array([0.0, -0.0, 1, -1, INF, -INF, NAN, 0.5, 1.5, 2.5, 1e-30], dtype)
+    special: np.ndarray = np.array([0.0, -0.0, 1, -1, INF, -INF, NAN, 0.5, 1.5, 2.5, 1e-30], dtype)
     operands = [np.concatenate([special, rng.permutation(special), rng.standard_normal(200).astype(dtype)])]
     if ARITY[prim] == 2:
         operands.append(np.concatenate([rng.permutation(special), special, rng.standard_normal(200).astype(dtype)]))
     wanted = TORCH[prim](*map(torch.from_numpy, operands)).numpy()
-    np.testing.assert_allclose(run(prim, *operands), wanted, rtol=4 * np.finfo(dtype).eps, atol=0)
+    np.testing.assert_allclose(run(prim, *operands), wanted, rtol=4 * float(np.finfo(dtype).eps), atol=0)
 
 
 def test_every_elementwise_primitive_runs_on_every_type_it_takes() -> None:
@@ -204,7 +205,7 @@ CONVOLUTIONS = [
 
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize("precise", [False, True])
-def test_convolution(case: tuple, precise: bool) -> None:
+def test_convolution(case: tuple[Any, ...], precise: bool) -> None:
     xs, ws, s, p, d, groups = case
     k, rng = len(xs) - 2, np.random.default_rng(3)
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (xs, ws))
@@ -241,7 +242,7 @@ def test_windows() -> None:
 def test_pads(mode: a.PadMode) -> None:
     x = np.arange(12.0).reshape(3, 4)
     found = run(Prim.PAD, x, attrs=a.PadAttrs((1, 0), (2, 3), mode, 5.0))
-    extra = {"constant_values": 5.0} if mode == "constant" else {}
+    extra: dict[str, Any] = {"constant_values": 5.0} if mode == "constant" else {}
     assert same(found, np.pad(x, [(1, 2), (0, 3)], mode=mode, **extra))
 
 
@@ -295,7 +296,7 @@ def test_an_opaque_call_runs_once_for_all_its_results() -> None:
     x = random_inputs(graph)[0]
     calls = []
 
-    def top_2(attrs: a.OpaqueAttrs, operands):
+    def top_2(attrs: a.OpaqueAttrs, operands: Any) -> Any:
         calls.append(attrs.op)
         order = np.argsort(-operands[0], axis=-1)[:, :2]
         return [np.take_along_axis(operands[0], order, -1), order]

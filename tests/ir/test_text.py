@@ -15,7 +15,7 @@ from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, Origin
 from weft.ir.prims import Prim
 from weft.ir.text import INLINE_LIMIT, parse_graph, print_graph
-from weft.ir.types import DType, TensorType, round_bf16
+from weft.ir.types import Array, DType, TensorType, round_bf16
 from weft.ir.verify import verify_graph
 
 
@@ -77,6 +77,7 @@ def test_any_name_survives(name: str, source: str) -> None:
     st.sampled_from(list(DType)), st.binary(min_size=8 * INLINE_LIMIT, max_size=8 * INLINE_LIMIT), st.integers(0, 16)
 )
 def test_small_constants_of_any_bits_survive(dtype: DType, raw: bytes, size: int) -> None:
+    data: Array
     if dtype is DType.BOOL:
         data = np.frombuffer(raw, np.uint8)[:size] < 128
     else:

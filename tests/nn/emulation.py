@@ -22,7 +22,8 @@ from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import CompileJob
 from weft.generate import bind
 from weft.generate.bind import CudaDriver
-from weft.generate.cuda.training import Network
+from weft.generate.cuda.mlp import kernel as mlp
+from weft.generate.cuda.training import Network, shapes
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Kernel, Launch, Pointer, TensorMap
@@ -137,7 +138,8 @@ def driver(function: Callable[[Any, str], Any] = Function) -> CudaDriver:
         return SimpleNamespace(function=lambda entry: function(library, entry))
 
     def encode(address: int, *fields: Any) -> bytes:
-        return bytes(_record(TensorMap(Pointer("in"), fields[0], *map(tuple, fields[1:5]), fields[5]), address))
+        sizes, strides, box, steps = map(tuple, fields[1:5])
+        return bytes(_record(TensorMap(Pointer("in"), fields[0], sizes, strides, box, steps, fields[5]), address))
 
     return CudaDriver(load, encode)
 
@@ -287,9 +289,9 @@ def install(monkeypatch: pytest.MonkeyPatch, by: Judge | None = None) -> None:
         monkeypatch.setattr(module, "Direct", Direct, raising=False)
         monkeypatch.setattr(module, "on_gpu", lambda x: True, raising=False)
     monkeypatch.setattr(bind, "real_driver", driver)
-    every = kernels.shapes
+    every = shapes
     monkeypatch.setattr(kernels, "shapes", lambda *a, **k: every(*a, **k)[:1])
-    monkeypatch.setattr(kernels.mlp, "schedules", _one(kernels.mlp.schedules))
+    monkeypatch.setattr(mlp, "schedules", _one(mlp.schedules))
     known: dict[Network, kernels.Kernels] = {}
 
     def of(net: Network, device: object) -> kernels.Kernels:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.nn import emulation
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -58,7 +59,7 @@ class Graph(TorchDispatchMode):
     def replay(self) -> None:
         """Nobody on the host hears of what is written."""
         self.replays += 1
-        versions = torch.autograd._unsafe_preserve_version_counter(tuple(self.written.values()))
+        versions = _unsafe_preserve_version_counter(tuple(self.written.values()))
         with torch.no_grad(), versions:
             for does in self.does:
                 does()

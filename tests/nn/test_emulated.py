@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.nn import emulation
 from tests.slow import few
 from torch import nn
 
+from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.nn import FusedMLP, fused_mlp, kernels
 from weft.nn.layers import Layers
@@ -161,7 +163,7 @@ def test_what_a_call_was_judged_by_is_looked_at_every_time() -> None:
         net[1] = act
         assert near(net(x), exact(net, x, dy)[0])
     net[1] = nn.LeakyReLU(0.1)
-    net[1].negative_slope = 0.5
+    net[1].negative_slope = 0.5  # type: ignore[assignment]
     assert near(net(x), exact(net, x, dy)[0])
     launches()
     seen: list[int] = []
@@ -198,6 +200,7 @@ def test_shapes_and_memory_of_inputs() -> None:
 
 
 def test_threads_take_turns() -> None:
+    failures: list[Any]
     net, failures = network(), []
     cases = {rows: (inputs(rows), exact(net, *inputs(rows))) for rows in (8, ROWS)}
     for (x, dy), _ in cases.values():
@@ -265,5 +268,5 @@ def test_what_is_refused_later_is_asked_for_again(monkeypatch: pytest.MonkeyPatc
 
 def test_the_stand_in_has_the_network() -> None:
     known = network()._known()
-    assert not isinstance(known, fused_mlp.Declined) and isinstance(known.layers, Layers)
+    assert not isinstance(known, Declined) and isinstance(known.layers, Layers)
     assert known.layers.widths == (5, 24, 16, 3) and DType.BF16 in kernels.DTYPES.values()

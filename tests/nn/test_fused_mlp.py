@@ -138,7 +138,7 @@ def test_an_expression_of_the_users_is_an_activation() -> None:
     first = layers()
     assert [act.kind for act in first.acts] == ["formula", "formula"]
     assert layers() is first
-    net[1].frequency = 3.0
+    net[1].frequency = 3.0  # type: ignore[assignment]
     assert layers().acts[0] != first.acts[0] and layers().acts[1] == first.acts[1]
     x = torch.randn(7, 3, dtype=torch.float64)
     net.double()
@@ -309,7 +309,7 @@ def test_what_changes_in_a_module_is_seen() -> None:
 
     first = layers()
     assert layers() is first and first.acts[0].numbers == (0.1,)
-    net[1].negative_slope = 0.3
+    net[1].negative_slope = 0.3  # type: ignore[assignment]
     assert layers().acts[0].numbers == (0.3,)
     net[1] = nn.Tanh()
     assert layers().acts[0].kind == "tanh"
@@ -330,7 +330,7 @@ def test_parameters_are_found_by_name_and_have_the_sizes_of_their_layer() -> Non
     assert isinstance(net._known(), Declined)
     net[2].weight = nn.Parameter(torch.zeros(2, 4))
     assert not isinstance(net._known(), Declined)
-    net[2].bias = None
+    net[2].bias = None  # type: ignore[assignment]
     known = net._known()
     assert not isinstance(known, Declined) and known.layers.biases == (True, False) and len(known.parameters) == 3
     parametrize.register_parametrization(net[2], "weight", nn.Identity())

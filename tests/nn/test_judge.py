@@ -14,7 +14,8 @@ from tests.nn import emulation
 from tests.nn.emulation import FACTS, Worker, launched
 from torch import nn
 
-from weft.generate.cuda.training import Activation, Network, gradient, gradient_problem, step
+from weft.generate.cuda.mlp import kernel as mlp
+from weft.generate.cuda.training import Activation, Network, gradient, gradient_problem, shapes, step
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import Inside, Number, Pointer
@@ -76,8 +77,8 @@ def test_gradients_that_fail_in_the_worker_are_those_of_torch(
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_forward_pass_that_fails_in_the_worker_is_that_of_torch(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = []
-    emit = kernels.mlp.emit
-    monkeypatch.setattr(kernels.mlp, "emit", lambda *a: (made := emit(*a), entry.append(made.entry))[0])
+    emit = mlp.emit
+    monkeypatch.setattr(mlp, "emit", lambda *a: (made := emit(*a), entry.append(made.entry))[0])
     net, x = module(), torch.randn(ROWS, 4).half()
     emulation.install(monkeypatch, emulation.judge(Worker()))
     with torch.no_grad():
@@ -96,7 +97,7 @@ def test_a_forward_pass_that_fails_in_the_worker_is_that_of_torch(how: str, monk
 
 
 def test_the_next_shape_is_taken_where_one_kills_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    every = kernels.shapes
+    every = shapes
     emulation.install(monkeypatch)
     monkeypatch.setattr(kernels, "shapes", lambda *a, **k: every(*a, **k)[:2])
     first, second = every(NET, FACTS)[:2]

@@ -87,8 +87,8 @@ def test_gradients_of_wide_layers(
     point = x.detach().double().requires_grad_()
     wanted = _gradients(double(point), point, double, dy)
     torch.testing.assert_close(y.detach().double(), double(point).detach(), rtol=2e-2, atol=4e-3)
-    for a, b in zip(found, wanted, strict=True):
-        assert float((a.double() - b).norm()) < 4e-3 * float(b.norm()) + 1e-6
+    for got, right in zip(found, wanted, strict=True):
+        assert float((got.double() - right).norm()) < 4e-3 * float(right.norm()) + 1e-6
     alone = torch.autograd.grad(fused(run, x, list(net.parameters())), x, dy)[0]
     assert torch.equal(alone, found[0])
     (slope,) = torch.autograd.grad(fused(run, x, list(net.parameters())), x, dy, create_graph=True)
@@ -486,6 +486,7 @@ def test_threads_with_two_modules_of_one_network_take_turns(emulated: None, monk
     x = torch.randn(9, 16).half().requires_grad_()
     parameters = list(net.parameters())
     wanted = torch.autograd.grad(net(x).sum(), [x, *parameters])
+    failures: list[Any]
     inside, most, failures = 0, 0, []
     plain = layered.Chosen.run
 

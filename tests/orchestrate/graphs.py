@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from weft.fission import apply
@@ -30,7 +32,7 @@ class Net:
     def weight(self, *shape: int) -> NodeId:
         return self.b.constant((self.rng.standard_normal(shape) / max(shape[-1], 1) ** 0.5).astype(np.float32))
 
-    def rule(self, name: str, *operands: NodeId, **params) -> NodeId:
+    def rule(self, name: str, *operands: NodeId, **params: Any) -> NodeId:
         found = apply(self.b, name, operands, params)
         assert not isinstance(found, Declined), found.reason
         return found[0]

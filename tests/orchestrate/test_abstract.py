@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def names(sets: set[Mask]) -> set[tuple[int, ...]]:
     return {tuple(m + 1 for m in bits(s)) for s in sets}
 
 
-def everything(dag: Dag, admit=linear_alone, reentry: Reentry | None = None) -> set[Mask]:
+def everything(dag: Dag, admit: Any = linear_alone, reentry: Reentry | None = None) -> set[Mask]:
     found = [s for v in range(len(dag)) for s in grow(dag, v, admit, reentry=reentry).sets]
     assert len(found) == len(set(found)), "a set was emitted twice"
     return set(found)
@@ -142,7 +143,7 @@ def test_500_random_graphs_against_brute_force() -> None:
         linear = mask_of(v for v in range(n) if rng.random() < 0.2)
         limit = rng.randint(1, 8)
 
-        def admit(members: Mask, linear=linear, limit=limit) -> str:
+        def admit(members: Mask, linear: Any = linear, limit: Any = limit) -> str:
             if members & linear and members & (members - 1):
                 return "linear with others"
             return "members" if members.bit_count() > limit else ""

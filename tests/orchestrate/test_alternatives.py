@@ -42,7 +42,7 @@ def prims(found: Alternatives) -> list[str]:
     return [found.graph.nodes[i].prim.value for i in bits(found.extra)]
 
 
-def run(found: Alternatives, priced, chosen) -> list[np.ndarray]:
+def run(found: Alternatives, priced: Any, chosen: Any) -> list[np.ndarray]:
     """Execute a plan on the reference, problem by problem."""
     graph = found.graph
     memory = dict(zip(graph.inputs, random_inputs(graph), strict=True))
@@ -153,7 +153,7 @@ def test_sum_of_a_left_operand_becomes_a_product_with_ones() -> None:
 
 
 def attention(
-    *, queries: int = 6, keys: int = 5, width: int = 8, batch=(2,), shift=None, over=None
+    *, queries: int = 6, keys: int = 5, width: int = 8, batch: Any = (2,), shift: Any = None, over: Any = None
 ) -> tuple[Net, list[NodeId]]:
     """exp(q) over the sum of its rows, times v."""
     net = Net()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def row(graph: Graph, candidate: Candidate, cost: float) -> Priced:
     return Priced(candidate, choice.inputs, choice.outputs, cost)
 
 
-def complete(**more) -> EnumerationLimits:
+def complete(**more: Any) -> EnumerationLimits:
     return EnumerationLimits(per_sink=0, max_candidates=0, every_cut=True, multi_output=False, **more)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,7 +195,7 @@ def padded(net: Net, x: NodeId, value: float, mode: str = "constant") -> NodeId:
     return net.b.add(Prim.PAD, x, attrs=a.PadAttrs((0, 0, 1, 1), (0, 0, 1, 1), mode, value))
 
 
-def sliced(net: Net, x: NodeId, channels: tuple[int, int] = (0, 12), rows=(0, 4, 1)) -> NodeId:
+def sliced(net: Net, x: NodeId, channels: tuple[int, int] = (0, 12), rows: Any = (0, 4, 1)) -> NodeId:
     n = net.b.type_of(x).shape[0]
     return net.b.slice(x, (0, channels[0], rows[0], 0), (n, channels[1], rows[1], 4), (1, 1, rows[2], 1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,11 +31,11 @@ def prims_of(graph: Graph, candidate: Candidate) -> Counter[Prim]:
     return Counter(graph.nodes[m].prim for m in bits(candidate.members))
 
 
-def has(graph: Graph, found, *prims: Prim, outputs: int = 1) -> bool:
+def has(graph: Graph, found: Any, *prims: Prim, outputs: int = 1) -> bool:
     return any(prims_of(graph, c) == Counter(prims) and len(c.outputs) == outputs for c in found.candidates)
 
 
-def check_candidates(graph: Graph, found) -> None:
+def check_candidates(graph: Graph, found: Any) -> None:
     """What the contract says of every candidate."""
     stored = Stored.of(graph)
     seen = set()
@@ -331,7 +332,7 @@ def test_attention_keeps_its_operands_through_the_clean_up() -> None:
     o = net.rule("sdpa", q, k, v, scale=0.25)
     y = net.linear(b.reshape(b.transpose(o, (0, 2, 1, 3)), (8, 32)), 32)
     graph = clean_up(net.build(y)).graph
-    rules = Counter()
+    rules: Counter[Any] = Counter()
     for c in enumerate_candidates(graph).candidates:
         e = extract(graph, c, (Format.ROW,) * len(c.inputs), (Format.ROW,) * len(c.outputs))
         rules[e.problem.origin_rule] += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.ir.random_graphs import random_graph, random_inputs
@@ -32,7 +34,7 @@ def whole(graph: Graph) -> Graph:
     return Graph(graph.nodes, graph.inputs, tuple(range(len(graph))), graph.constants, graph.origins)
 
 
-def check_values(graph: Graph, candidates) -> None:
+def check_values(graph: Graph, candidates: Any) -> None:
     values = evaluate(whole(graph), random_inputs(graph), precise=True)
     for c in candidates:
         e = rows(graph, c)
@@ -102,7 +104,7 @@ def test_golden_text() -> None:
     )
 
 
-def key_of(make, formats=()) -> str:
+def key_of(make: Any, formats: Any = ()) -> str:
     b = GraphBuilder()
     graph = b.build(make(b))
     work = [i for i, n in enumerate(graph.nodes) if n.prim not in (Prim.INPUT, Prim.CONSTANT, Prim.BROADCAST)]
@@ -110,13 +112,13 @@ def key_of(make, formats=()) -> str:
     return rows(graph, Candidate(mask_of(work), inputs, tuple(sorted(set(graph.outputs))))).problem.key
 
 
-def two(b: GraphBuilder, dtype=DType.F32):
+def two(b: GraphBuilder, dtype: DType = DType.F32) -> Any:
     return b.input(TensorType(dtype, (4, 8)), "secret name"), b.input(TensorType(dtype, (4, 8)))
 
 
 def test_commuted_operands_have_one_text() -> None:
-    def make(flip):
-        def f(b):
+    def make(flip: bool) -> Any:
+        def f(b: GraphBuilder) -> Any:
             x, y = two(b)
             e = b.apply(Prim.EXP, x)
             n = b.apply(Prim.NEG, y)
@@ -128,8 +130,8 @@ def test_commuted_operands_have_one_text() -> None:
 
 
 def test_subtraction_does_not_commute() -> None:
-    def make(flip):
-        def f(b):
+    def make(flip: bool) -> Any:
+        def f(b: GraphBuilder) -> Any:
             x, y = two(b)
             e, n = b.apply(Prim.EXP, x), b.apply(Prim.NEG, y)
             return [b.apply(Prim.SUB, n, e) if flip else b.apply(Prim.SUB, e, n)]
@@ -140,11 +142,11 @@ def test_subtraction_does_not_commute() -> None:
 
 
 def test_aliasing_is_part_of_the_text() -> None:
-    def apart(b):
+    def apart(b: GraphBuilder) -> Any:
         x, y = two(b)
         return [b.apply(Prim.MUL, x, y)]
 
-    def same(b):
+    def same(b: GraphBuilder) -> Any:
         x = b.input(TensorType(DType.F32, (4, 8)))
         return [b.apply(Prim.MUL, x, x)]
 
@@ -152,8 +154,8 @@ def test_aliasing_is_part_of_the_text() -> None:
 
 
 def test_scalars_count_by_value_and_names_not_at_all() -> None:
-    def make(value, name: str = ""):
-        def f(b):
+    def make(value: Any, name: str = "") -> Any:
+        def f(b: GraphBuilder) -> Any:
             x = b.input(TensorType(DType.F32, (4, 8)), name)
             return [b.apply(Prim.MUL, x, value)]
 
@@ -164,7 +166,7 @@ def test_scalars_count_by_value_and_names_not_at_all() -> None:
 
 
 def test_weights_count_by_type() -> None:
-    def key(seed):
+    def key(seed: int) -> Any:
         net = Net(seed)
         x = net.input(2, 32)
         graph = net.build(net.b.add(Prim.MATMUL, x, net.weight(32, 8)))
@@ -175,8 +177,8 @@ def test_weights_count_by_type() -> None:
 
 
 def test_order_of_outputs_is_canonical() -> None:
-    def make(flip):
-        def f(b):
+    def make(flip: bool) -> Any:
+        def f(b: GraphBuilder) -> Any:
             x = b.input(TensorType(DType.F32, (4, 8)))
             first = b.apply(Prim.NEG if flip else Prim.EXP, x)
             second = b.apply(Prim.EXP if flip else Prim.NEG, x)
@@ -188,8 +190,8 @@ def test_order_of_outputs_is_canonical() -> None:
 
 
 def test_the_reason_of_an_opaque_operator_is_no_part_of_it() -> None:
-    def make(reason, op: str = "aten.sort.default"):
-        def f(b):
+    def make(reason: Any, op: str = "aten.sort.default") -> Any:
+        def f(b: GraphBuilder) -> Any:
             x = b.input(TensorType(DType.F32, (4, 8)))
             attrs = a.OpaqueAttrs("aten", op, "[]\n%9 = exp(%0)", 0, (TensorType(DType.F32, (4, 8)),), reason)
             return [b.add(Prim.OPAQUE, x, attrs=attrs)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,7 +238,7 @@ def test_merged_products_find_their_siblings_in_every_version() -> None:
 
 def test_a_group_is_estimated_below_its_members_and_above_the_slowest() -> None:
     graph = branches(tail=False)
-    singles = {}
+    singles: dict[Any, Any] = {}
     for c in enumerate_candidates(graph, LIMITS).candidates:
         if products(graph, c) == 1 and len(c.outputs) == 1:
             us = gpu_estimate_us(problem_of(graph, c), H200)
@@ -263,7 +264,7 @@ def test_groups_miss_their_estimates_apart_from_single_products() -> None:
     """What is learned of groups says nothing about one of their members alone."""
     graph = branches(tail=False)
     problems = collect(graph, enumerate_candidates(graph, LIMITS).candidates, Alternatives(graph, {}), H200)
-    sorts = {}
+    sorts: dict[Any, Any] = {}
     for entry in problems.tasks.values():
         count = sum(CATEGORY[n.prim] is Category.LINEAR for n in entry.problem.graph.nodes)
         if count:

@@ -216,8 +216,8 @@ def test_kernels_take_the_bytes_and_what_follows() -> None:
     with_bytes = [c for c in candidates if {U8, I8} <= {found.graph.type_of(i).dtype for i in c.inputs}]
     assert with_bytes
     whole = max(with_bytes, key=lambda c: c.members.bit_count())
-    formats = [(Format.ROW,) * len(x) for x in (whole.inputs, whole.outputs)]
-    problem = extract(found.graph, whole, *formats, found).problem
+    ins, outs = ((Format.ROW,) * len(x) for x in (whole.inputs, whole.outputs))
+    problem = extract(found.graph, whole, ins, outs, found).problem
     p = product(problem)
     assert isinstance(p, Product)
     assert p.integers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.orchestrate.graphs import residual_net, transformer
@@ -26,11 +27,11 @@ FACTOR = 1.02
 """A plan by parts costs at most so many times the optimum on these graphs."""
 
 
-def total(instance: Instance, plan) -> float:
+def total(instance: Instance, plan: Any) -> float:
     return sum(map(instance.price, plan))
 
 
-def network(graph, seed: int) -> Instance:
+def network(graph: Graph, seed: int) -> Instance:
     """Every kernel of a graph, with costs that are equal for equal work."""
     found = find_alternatives(graph)
     noise: dict[object, float] = {}
@@ -126,7 +127,7 @@ def test_needs_of_options_against_leaving_out() -> None:
         options = tuple(grown_options(dag, rng, reentrant=True, several=True))
         instance = Instance(options, frozenset(), sinks_of(dag))
 
-        def derived(without: int, options=options) -> set[int]:
+        def derived(without: int, options: Any = options) -> set[int]:
             have: set[int] = set()
             while True:
                 more = {v for o in options if without not in o.computes and o.reads <= have for v in o.writes} - have
@@ -155,7 +156,7 @@ def test_a_solver_that_gives_up_leaves_it_to_the_parts(monkeypatch: pytest.Monke
     quick = heuristic_plan(instance, presolve(instance))
     real = program._milp
 
-    def small_only(costs, *args):
+    def small_only(costs: Any, *args: Any) -> Any:
         return real(costs, *args) if len(costs) < len(instance.options) / 2 else program._Answer(1, None, None)
 
     monkeypatch.setattr(program, "_milp", small_only)

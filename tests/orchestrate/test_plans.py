@@ -35,7 +35,7 @@ def random_prices(graph: Graph, rng: random.Random, limits: EnumerationLimits) -
     return priced
 
 
-def check_plan(graph: Graph, priced: list[Priced], chosen) -> None:
+def check_plan(graph: Graph, priced: list[Priced], chosen: Any) -> None:
     memory = {(i, Format.ROW): x for i, x in zip(graph.inputs, random_inputs(graph), strict=True)}
     for k in chosen:
         p = priced[k]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.orchestrate.oracle import oracle
@@ -18,7 +19,7 @@ from weft.orchestrate.instance import Instance, Option, Way, execute, out_of_rea
 from weft.orchestrate.program import best_solutions, presolve, solve
 
 
-def option(reads, writes, cost, computes=(), **more):
+def option(reads: Any, writes: Any, cost: Any, computes: Any = (), **more: Any) -> Any:
     return Option(frozenset(reads), frozenset(writes), cost, frozenset(computes), **more)
 
 
@@ -30,7 +31,7 @@ def sinks_of(dag: Dag) -> frozenset[int]:
     return frozenset(v for v in range(len(dag)) if not dag.consumers[v])
 
 
-def ancestors_of(dag: Dag, results) -> frozenset[int]:
+def ancestors_of(dag: Dag, results: Any) -> frozenset[int]:
     mask = mask_of(results)
     for r in results:
         mask |= dag.ancestors[r]
@@ -81,7 +82,7 @@ def side_by_side(instances: list[Instance]) -> tuple[Instance, list[range]]:
     ways: list[Way] = []
     ranks: list[int] = []
 
-    def moved(values) -> frozenset[int]:
+    def moved(values: Any) -> frozenset[int]:
         return frozenset(v + shift for v in values)
 
     for instance in instances:
@@ -181,9 +182,9 @@ def formats_instance(rng: random.Random, dag: Dag) -> Instance:
     options = []
     for o in grown_options(dag, rng, reentrant=False, several=False):
         for _ in range(3):
-            f = {v: rng.randint(0, 1) for v in o.reads | o.writes}
-            reads = {2 * v + f[v] for v in o.reads}
-            options.append(option(reads, {2 * v + f[v] for v in o.writes}, o.cost * rng.uniform(0.5, 1.5), o.computes))
+            at = {v: rng.randint(0, 1) for v in o.reads | o.writes}
+            reads = {2 * v + at[v] for v in o.reads}
+            options.append(option(reads, {2 * v + at[v] for v in o.writes}, o.cost * rng.uniform(0.5, 1.5), o.computes))
     for v in range(n):
         for f in (0, 1):
             cost = rng.uniform(0.01, 0.4)
@@ -243,7 +244,7 @@ def test_deadlock_of_two_convex_kernels_is_cut() -> None:
     assert execute(instance, (0, 1)) == ((), frozenset({a, b, c, d}))
 
 
-def alternatives_case(rng: random.Random):
+def alternatives_case(rng: random.Random) -> Any:
     """Values with several primitives: `primitives[i] = (value, reads)`; kernels are chains of them.
 
     Bases are the values, and n + i for primitive i. What a way needs is found by leaving out one base after the other.
@@ -389,7 +390,7 @@ def test_a_core_is_solved_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     whole = program._milp
 
-    def watched(costs, rows, columns, *rest):
+    def watched(costs: Any, rows: Any, columns: Any, *rest: Any) -> Any:
         sizes.append(len(columns))
         return whole(costs, rows, columns, *rest)
 
@@ -456,7 +457,7 @@ def test_a_plan_within_the_gap_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch
     options = tuple(option({v - 1} if v else (), {v}, 1.0, (v,)) for v in range(20))
     instance = Instance(options, frozenset(), frozenset({19}), frozenset(range(20)))
 
-    def never(*_) -> None:
+    def never(*_: Any) -> None:
         raise AssertionError("the solver ran although the relaxation proves the plan")
 
     monkeypatch.setattr(program, "_milp", never)

@@ -51,7 +51,7 @@ from weft.pipeline.search.loop import Standing
 from weft.pipeline.search.measure import search_line
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import survey
-from weft.pipeline.stages import Stages
+from weft.pipeline.stages import Stages, silent
 from weft.pipeline.verdict import judged
 from weft.report import render
 from weft.runtime.any import AnyExecutable
@@ -276,9 +276,9 @@ def test_nothing_is_selected_after_the_budget(tmp_path: Path, monkeypatch: pytes
 
 def test_where_the_framework_must_not_answer_an_export_is_waited_for(x: torch.Tensor, tmp_path: Path) -> None:
     for options in (Options(memory_limit_bytes=1 << 30), Options(check_indices=True), Options(budget_s=0)):
-        source = api._TorchModel(None, Net().eval(), True, options, "net", api.silent, None, None)
+        source = api._TorchModel(None, Net().eval(), True, options, "net", silent, None, None)
         assert source._check(Deadline(-1e9, options.budget_s)) is None
-    source = api._TorchModel(None, Net().eval(), True, Options(), "net", api.silent, None, None)
+    source = api._TorchModel(None, Net().eval(), True, Options(), "net", silent, None, None)
     clock = Deadline(0.0, 20.0, lambda: 17.0)
     for reserved_s, is_over in ((0.0, False), (2.5, False), (3.5, True)):
         check = source._check(clock, reserved_s)

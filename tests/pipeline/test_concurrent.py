@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_a_new_shape_keeps_no_caller_of_a_known_one_waiting(cache: Path) -> None
     again, begun, go, built = compiled._again, threading.Event(), threading.Event(), Counter[int]()
     assert again is not None
 
-    def slow(inputs):
+    def slow(inputs: Any) -> Any:
         built[len(inputs[0])] += 1
         begun.set()
         assert go.wait(WAIT_S)
@@ -61,7 +62,7 @@ def test_many_threads_over_more_shapes_than_are_kept(cache: Path) -> None:
     assert again is not None
     ready = {}  # what a shape was compiled to: the threads are to meet, not to compile a hundred times
 
-    def quick(inputs):
+    def quick(inputs: Any) -> Any:
         rows = len(inputs[0])
         if rows not in ready:
             ready[rows] = again(inputs)
@@ -88,10 +89,10 @@ def test_a_failing_shape_fails_for_all_who_wait_and_is_tried_again(cache: Path) 
     again = compiled._again
     assert again is not None
 
-    def fails(inputs) -> None:
+    def fails(inputs: Any) -> None:
         raise weft.WeftError(message="no such plan")
 
-    compiled._again = fails
+    compiled._again = fails  # type: ignore[assignment]
     with pytest.raises(weft.WeftError, match="no such plan"):
         compiled(_x(5))
     compiled._again = again

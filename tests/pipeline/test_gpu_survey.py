@@ -12,13 +12,14 @@ from weft.device.cuda.facts import GpuFacts
 from weft.ir.declined import Declined
 from weft.options import Options
 from weft.platform.cuda import platform as gpu
+from weft.platform.cuda.products import Products
 from weft.runtime import streams
 
 
 def test_the_survey_lets_the_framework_measure_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
 
-    def facts(cache: Path, *, device: int, calibrate: bool, matmul: gpu.Products, stream: int) -> GpuFacts:
+    def facts(cache: Path, *, device: int, calibrate: bool, matmul: Products, stream: int) -> GpuFacts:
         assert calibrate
         asked.update(stream=stream, cache=cache, device=device, matmul=matmul, other=matmul("i8", 64))
         return GpuFacts()
@@ -31,4 +32,4 @@ def test_the_survey_lets_the_framework_measure_products(tmp_path: Path, monkeypa
     found, compiler, environment = gpu.survey(Options(device="cuda:3", cache_dir=tmp_path, allow_generated=False))
     assert found == GpuFacts() and compiler is None and environment["gpu"] == GpuFacts().name
     assert asked["cache"] == tmp_path and asked["device"] == 3 and asked["stream"] == 77
-    assert isinstance(asked["matmul"], gpu.Products) and asked["other"] is None
+    assert isinstance(asked["matmul"], Products) and asked["other"] is None

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test_a_value_that_is_overwritten_is_told(cache: Path) -> None:
     second = next(k for k, s in enumerate(plan.steps) if k and s.inputs and s.inputs[0] in plan.steps[k - 1].outputs)
     stored, calls = executable.stored, []
 
-    def spoil(key):
+    def spoil(key: Any) -> Any:
         found = stored(key)
         if key == plan.steps[second].inputs[0]:
             calls.append(key)
@@ -228,9 +229,10 @@ def test_only_the_newest_bundles_stay(tmp_path: Path, cache: Path, monkeypatch: 
 
 
 def test_a_compilation_that_refuses_a_plan_names_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[Any]
     verify, refused, broken = finish.verify, [], []
 
-    def refuses(contender, expected, dtype):
+    def refuses(contender: Any, expected: Any, dtype: Any) -> Any:
         found = verify(contender, expected, dtype)
         if refused or contender.executable is None:
             return found

@@ -7,8 +7,10 @@ import itertools
 import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -81,11 +83,11 @@ def test_ten_thousand_nodes_take_no_time() -> None:
     assert time.process_time() - start < 5
 
 
-def ints(name, *values):
+def ints(name: str, *values: Any) -> onnx.TensorProto:
     return numpy_helper.from_array(np.array(values, np.int64), name)
 
 
-def summed(nodes, initialisers, kind=TensorProto.FLOAT):
+def summed(nodes: Any, initialisers: Any, kind: Any = TensorProto.FLOAT) -> Any:
     """A huge value that is summed up at once: the result is small."""
     return files.model(
         [*nodes, helper.make_node("ReduceSum", ["z"], ["y"], keepdims=0)],
@@ -94,7 +96,7 @@ def summed(nodes, initialisers, kind=TensorProto.FLOAT):
     )
 
 
-def doubled(times):
+def doubled(times: int) -> Any:
     names = ["x", *(f"v{k}" for k in range(times - 1)), "z"]
     return summed([helper.make_node("Concat", [a, a], [b], axis=0) for a, b in itertools.pairwise(names)], [])
 
@@ -128,7 +130,7 @@ def test_what_is_free_is_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 class Grows(torch.nn.Module):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.repeat(1 << 20, 64).sum()
 
 
@@ -145,7 +147,7 @@ def test_a_library_call_gives_back_what_nobody_reads_any_more(monkeypatch: pytes
     alive: list[int] = []
     kept = execute._keep
 
-    def watched(result, which):
+    def watched(result: Any, which: Any) -> Any:
         made = kept(result, which)
         held.append(weakref.ref(made))
         gc.collect()
@@ -168,7 +170,7 @@ def test_the_reference_holds_one_weight_at_a_time(monkeypatch: pytest.MonkeyPatc
     made: list[int] = []
     own = oracle._weight
 
-    def watched(graph, i, state, device):
+    def watched(graph: Any, i: Any, state: Any, device: Any) -> Any:
         made.append(i)
         return own(graph, i, state, device)
 

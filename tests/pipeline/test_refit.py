@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -177,7 +178,7 @@ def test_a_plan_that_is_not_right_with_the_weights_never_takes_the_place(
     compiled(_drawn(5, 24))
     verify, seen = finish.verify, []
 
-    def wrong_once(contender, expected, dtype):
+    def wrong_once(contender: Any, expected: Any, dtype: Any) -> Any:
         seen.append(contender.name)
         if len(seen) < 2:
             return verify(contender, expected, dtype)
@@ -198,7 +199,7 @@ def test_calls_meanwhile_see_the_old_weights_or_the_new_ones(cache: Path) -> Non
     x = _drawn(4, 24)
     with torch.no_grad():
         want = [m(x) for m in modules]
-    stop = []
+    stop: list[Any] = []
 
     def call(_: int) -> int:
         count = 0

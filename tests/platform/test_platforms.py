@@ -28,6 +28,7 @@ from weft.pipeline.compile import compile_imported
 from weft.platform import table
 from weft.platform.cpu import Cpu
 from weft.platform.cuda import platform as gpu
+from weft.platform.cuda.captured import capture
 from weft.platform.cuda.platform import Cuda
 from weft.platform.protocol import Platform
 from weft.runtime.cuda_executable import CudaExecutable
@@ -152,7 +153,7 @@ def test_the_frameworks_own_model_is_recorded_beside_plans_or_alone(
 ) -> None:
     lent = platform().lending()
     leases: list[Lease | None] = []
-    real = gpu.capture
+    real = capture
 
     def noting(model: object, given: object, options: Options, lease: Lease | None) -> object:
         leases.append(lease)

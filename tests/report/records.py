@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 from weft.kernels.record import CompileRecord, Neighbour, NodeRecord, PlanRecord, StageRecord, StepRecord
 
@@ -36,7 +37,7 @@ def make_record(
     for k in range(kernels):
         weight = len(nodes)
         nodes.append(NodeRecord(weight, "constant", "8x8xf32", (), name(), "", ()))
-        mine = []
+        mine: list[Any] = []
         for i in range(members):
             inputs = (
                 (len(nodes) - 1, weight) if mine else (outputs[-1], outputs[-2 if len(outputs) > 1 else -1], weight)

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 from tests.report.records import HOSTILE, make_record
 
@@ -13,7 +14,7 @@ from weft.kernels.timeline import Span, Timeline
 from weft.report.timeline import chrome_trace
 
 
-def events(text: str, phase: str = "X") -> list[dict]:
+def events(text: str, phase: str = "X") -> list[dict[str, Any]]:
     return [e for e in json.loads(text)["traceEvents"] if e["ph"] == phase]
 
 

@@ -166,7 +166,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
         return noted
 
-    monkeypatch.setattr(cuda_executable.BoundCall, "launcher", noting)
+    monkeypatch.setattr(execute.BoundCall, "launcher", noting)
     copies = cuda_executable.CudaExecutable._copied_outputs
     monkeypatch.setattr(
         cuda_executable.CudaExecutable, "_copied_outputs", lambda self: [recorded(c) for c in copies(self)]

@@ -12,7 +12,8 @@ from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.plan import Plan
-from weft.runtime.executable import ALIGNMENT, Executable, InputError, Linked, to_torch
+from weft.runtime.executable import Executable, InputError, Linked, to_torch
+from weft.runtime.memory import ALIGNMENT
 
 
 def chain(length: int = 6) -> Graph:

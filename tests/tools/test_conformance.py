@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ NATIVE = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def engines(tmp_path_factory: pytest.TempPathFactory):
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conformance, "CACHE", private_directory(tmp_path_factory.mktemp("cache")))
         # nothing is timed here: what the system says about the processor is enough
@@ -58,7 +58,7 @@ def test_all_ways_of_one_case() -> None:
 
 
 def test_a_wrong_plan_is_seen() -> None:
-    def engine(imported, inputs):
+    def engine(imported: Any, inputs: Any) -> Any:
         right = reference(imported, inputs).outputs["reference"]
         return Run({"right": right, "off": [y + 1e-3 for y in right]}, {})
 
@@ -69,7 +69,7 @@ def test_a_wrong_plan_is_seen() -> None:
 
 @pytest.mark.parametrize("change", [lambda y: y.astype(np.float64), lambda y: y[..., :1], lambda y: y * np.nan])
 def test_types_shapes_and_nan_are_compared(change: Callable[..., Any]) -> None:
-    def engine(imported, inputs):
+    def engine(imported: Any, inputs: Any) -> Any:
         return Run({"it": [change(y) for y in reference(imported, inputs).outputs["reference"]]}, {})
 
     assert run_case(cases_of("node")["test_tanh"], engine)["status"] == "wrong"
@@ -77,7 +77,7 @@ def test_types_shapes_and_nan_are_compared(change: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("error", [InvalidGraphError(problem="no plan"), RuntimeError("bad"), KeyError(3)])
 def test_a_bug_is_a_crash(error: Exception) -> None:
-    def engine(imported, inputs) -> None:
+    def engine(imported: Any, inputs: Any) -> None:
         raise error
 
     assert run_case(cases_of("node")["test_tanh"], engine)["status"] == "crashed"

@@ -4,13 +4,14 @@ import os
 import time
 from functools import partial
 from operator import call
+from typing import Any
 
 import pytest
 
 from tools import pool
 
 
-def outcomes(tasks, **options):
+def outcomes(tasks: Any, **options: Any) -> Any:
     return {tasks.index(task): found for task, found in pool.run(call, tasks, **options)}
 
 

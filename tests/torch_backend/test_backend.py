@@ -32,14 +32,14 @@ def _fresh() -> Iterator[None]:
 class Seen:
     """A backend on the reference engine that remembers its regions."""
 
-    def __init__(self, engine=reference_engine, **options) -> None:
+    def __init__(self, engine: Any = reference_engine, **options: Any) -> None:
         self.regions: list[Region] = []
         self.backend = Backend(Options(**options), engine, self.regions.append)
 
-    def compile(self, model, **kwargs):
+    def compile(self, model: nn.Module, **kwargs: Any) -> Any:
         return torch.compile(model, backend=self.backend, **kwargs)
 
-    def fallbacks(self):
+    def fallbacks(self) -> Any:
         return [r.fallback for r in self.regions if r.fallback]
 
 
@@ -50,7 +50,7 @@ class Block(nn.Module):
         self.attend, self.line = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 4)
         self.after = nn.LayerNorm(8)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.silu(self.norm(self.conv(x))).flatten(2).transpose(1, 2)
         x = self.after(x + self.attend(x, x, x, need_weights=False)[0])
         return F.log_softmax(self.line(F.gelu(x)).mean(1), -1)
@@ -86,7 +86,7 @@ def test_training_step() -> None:
 
 
 def test_a_backward_graph_that_cannot_be_compiled_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    def engine(imported, options, eager):
+    def engine(imported: Any, options: Any, eager: Any) -> Any:
         if len(imported.graph.outputs) == 1 and calls:
             raise UserError(message="no backward today")
         calls.append(1)
@@ -181,7 +181,7 @@ def test_training_with_open_sizes() -> None:
 
 
 def test_input_mutation() -> None:
-    def f(x, y):
+    def f(x: torch.Tensor, y: Any) -> Any:
         x.add_(y)
         y = y * 2
         return x * y, x
@@ -275,7 +275,7 @@ def test_what_is_refused_runs_eagerly_with_one_warning(
 
 
 def test_an_engine_that_crashes_leaves_the_graph_to_eager(caplog: pytest.LogCaptureFixture) -> None:
-    def engine(imported, options, eager) -> None:
+    def engine(imported: Any, options: Any, eager: Any) -> None:
         raise RuntimeError("segment of a stack")
 
     seen, x = Seen(engine), torch.randn(3)
@@ -285,13 +285,13 @@ def test_an_engine_that_crashes_leaves_the_graph_to_eager(caplog: pytest.LogCapt
 
 
 def test_an_executable_that_fails_is_given_up_before_it_wrote(caplog: pytest.LogCaptureFixture) -> None:
-    def engine(imported, options, eager):
-        def run(inputs) -> None:
+    def engine(imported: Any, options: Any, eager: Any) -> Any:
+        def run(inputs: Any) -> None:
             raise RuntimeError("sick device")
 
         return run
 
-    def f(x):
+    def f(x: torch.Tensor) -> Any:
         x.add_(1)
         return x * 2
 
@@ -311,7 +311,7 @@ def test_threads_share_a_model() -> None:
     step(x[2])
     failures = []
 
-    def work(n) -> None:
+    def work(n: Any) -> None:
         try:
             for _ in range(5):
                 torch.testing.assert_close(step(x[n]), torch.tanh(x[n]) @ x[n].t())
@@ -329,15 +329,17 @@ def test_threads_share_a_model() -> None:
 def test_options_of_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
 
-    def engine(imported, options, eager):
+    def engine(imported: Any, options: Any, eager: Any) -> Any:
         used.append(options.budget_s)
         return reference_engine(imported, options, eager)
 
     backend = weft_backend_with(engine, Options())
-    torch.compile(lambda x: x + 1, backend=backend, options={"budget_s": 3.0})(torch.ones(2))
+    asked: dict[str, Any] = {"budget_s": 3.0}
+    torch.compile(lambda x: x + 1, backend=backend, options=asked)(torch.ones(2))
     assert used == [3.0]
+    wrong: dict[str, Any] = {"budget": 3.0}
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no such option") as error:
-        torch.compile(lambda x: x + 2, backend=backend, options={"budget": 3.0})(torch.ones(2))
+        torch.compile(lambda x: x + 2, backend=backend, options=wrong)(torch.ones(2))
     assert isinstance(error.value.inner_exception, OptionError)
 
 
@@ -354,7 +356,7 @@ def test_eager_may_stand_in_for_an_executable() -> None:
     twin, x, count = copy.deepcopy(model), torch.randn(2, 3, 8, 8), torch.zeros(1)
     seen = Seen(lambda imported, options, eager: eager)
 
-    def step(m, x, count):
+    def step(m: nn.Module, x: torch.Tensor, count: Any) -> Any:
         count.add_(1)
         return m(x) * count
 
@@ -375,7 +377,7 @@ def test_the_region_of_an_identity() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_running_statistics_are_updated_in_training_only(training: bool) -> None:
-    def normed(x, weight, bias, mean, var):
+    def normed(x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any) -> Any:
         return torch.ops.aten._native_batch_norm_legit.default(x, weight, bias, mean, var, training, 0.5, 1e-3)[0]
 
     seen = Seen()
@@ -389,7 +391,7 @@ def test_running_statistics_are_updated_in_training_only(training: bool) -> None
     assert (mine[0] == 2).all() == (not training)
 
 
-def _looked_up(x, i, j):
+def _looked_up(x: torch.Tensor, i: Any, j: Any) -> Any:
     return x[i, j] + F.embedding(i + 2, x).sum(-1)
 
 
@@ -398,7 +400,7 @@ def test_plans_are_judged_on_the_integers_of_the_caller(tmp_path: Path, dynamic:
     """Drawn ones would be indices outside of what they index once arithmetic is done on them."""
     given = []
 
-    def engine(imported, options, eager):
+    def engine(imported: Any, options: Any, eager: Any) -> Any:
         given.append(imported.integers)
         return compiling_engine(imported, options, eager)
 
@@ -412,7 +414,7 @@ def test_plans_are_judged_on_the_integers_of_the_caller(tmp_path: Path, dynamic:
 
 
 def test_eager_that_refuses_drawn_indices_takes_no_part(tmp_path: Path) -> None:
-    def engine(imported, options, eager):
+    def engine(imported: Any, options: Any, eager: Any) -> Any:
         return compiling_engine(replace(imported, integers={}), options, eager)
 
     seen = Seen(engine, budget_s=0.0, cache_dir=tmp_path)
@@ -426,7 +428,7 @@ def test_a_graph_that_the_framework_itself_cannot_run_is_compiled(tmp_path: Path
     """aot_autograd takes the result of a norm for dense, and views it; the norm keeps the strides of its input."""
     norm, line = nn.BatchNorm1d(6).eval(), nn.Linear(6, 5)
 
-    def normed(x, count):
+    def normed(x: torch.Tensor, count: Any) -> Any:
         return line(norm(x.transpose(1, 2)).transpose(1, 2)), count.cumsum(0)  # without a meaning in float64
 
     seen, x = Seen(compiling_engine, budget_s=0.0, cache_dir=tmp_path), torch.randn(3, 7, 6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from weft.errors import ArtifactError
 from weft.generate.library.opaque_aten import input_dtypes, run_aten
 
 
-def payload(op: str = "aten::cumsum", overload: str = "", args=({"tensor": 0}, 0), **more):
+def payload(op: str = "aten::cumsum", overload: str = "", args: Any = ({"tensor": 0}, 0), **more: Any) -> Any:
     return json.dumps({"op": op, "overload": overload, "inputs": ["f32"], "args": list(args), **more})
 
 

@@ -15,7 +15,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from weft.torch_backend import reference_engine
 
 
-def sample_of(name, dtype=torch.float32):
+def sample_of(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
     info = next(i for i in op_db if i.formatted_name == name)
     return info, next(iter(info.sample_inputs("cpu", dtype, requires_grad=False)))
 
@@ -38,14 +38,14 @@ def test_outcomes_of_some_operators() -> None:
     "change", [lambda y: y + 1e-3, lambda y: y[..., :1], lambda y: y.double(), lambda y: y * torch.nan]
 )
 def test_a_wrong_engine_is_seen(change: Callable[..., Any]) -> None:
-    def engine(imported, options, eager):
+    def engine(imported: Any, options: Any, eager: Any) -> Any:
         return lambda tensors: [change(y) for y in reference_engine(imported, options, eager)(tensors)]
 
     assert run_sample(*sample_of("tanh"), engine)[0] == "wrong"
 
 
 def test_a_result_as_near_as_eager_passes() -> None:
-    def engine(imported, options, eager):
+    def engine(imported: Any, options: Any, eager: Any) -> Any:
         return lambda tensors: [y + 1e-5 * y.sign() for y in reference_engine(imported, options, eager)(tensors)]
 
     assert run_sample(*sample_of("tanh"), engine)[0] == "native"

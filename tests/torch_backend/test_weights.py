@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from weft.frontends.imported import Imported
 from weft.ir.passes import clean_up
 from weft.ir.prims import FREE
 from weft.options import Options
@@ -20,18 +21,18 @@ from weft.torch_backend import Backend, Region, compiling_engine, reference_engi
 from weft.torch_backend.weights import MAX_RENEWALS, Weights, can_watch, static_inputs
 
 
-def snapshot_engine(imported, options, eager):
+def snapshot_engine(imported: Imported, options: Options, eager: Any) -> Any:
     """The reference engine on copies of the constants: whoever misses a change gives a stale answer."""
     constants = {k: v.copy() for k, v in imported.graph.constants.items()}
     return reference_engine(replace(imported, graph=replace(imported.graph, constants=constants)), options, eager)
 
 
 class Seen:
-    def __init__(self, engine=snapshot_engine, **options) -> None:
+    def __init__(self, engine: Any = snapshot_engine, **options: Options) -> None:
         self.regions: list[Region] = []
         self.backend = Backend(Options(**options), engine, self.regions.append)
 
-    def compile(self, model, **kwargs):
+    def compile(self, model: nn.Module, **kwargs: Any) -> Any:
         return torch.compile(model, backend=self.backend, **kwargs)
 
     @property
@@ -61,50 +62,50 @@ def net() -> nn.Sequential:
     return model
 
 
-def in_place(model) -> None:
+def in_place(model: nn.Sequential) -> None:
     with torch.no_grad():
         model[0].weight.mul_(2)
 
 
-def in_place_of_one_element(model) -> None:
+def in_place_of_one_element(model: nn.Sequential) -> None:
     with torch.no_grad():
         model[0].weight[3, 1, 1, 1] += 5
 
 
-def detached(model) -> None:
+def detached(model: nn.Sequential) -> None:
     model[0].weight.detach().add_(1)
 
 
-def in_inference_mode(model) -> None:
+def in_inference_mode(model: nn.Sequential) -> None:
     with torch.inference_mode():
         model[0].bias.add_(1)
 
 
-def loaded(model) -> None:
+def loaded(model: nn.Sequential) -> None:
     model.load_state_dict({k: v * 2 for k, v in model.state_dict().items()})
 
 
-def loaded_by_assignment(model) -> None:
+def loaded_by_assignment(model: nn.Sequential) -> None:
     model.load_state_dict({k: v.clone() * 2 for k, v in model.state_dict().items()}, assign=True)
 
 
-def data_swapped(model) -> None:
+def data_swapped(model: nn.Sequential) -> None:
     model[0].weight.data = torch.randn_like(model[0].weight)
 
 
-def data_written(model) -> None:
+def data_written(model: nn.Sequential) -> None:
     model[0].weight.data.mul_(2)
 
 
-def numpy_written(model) -> None:
+def numpy_written(model: nn.Sequential) -> None:
     model[1].running_mean.numpy()[2] = 7.0
 
 
-def replaced(model) -> None:
+def replaced(model: nn.Sequential) -> None:
     model[0].weight = nn.Parameter(torch.randn_like(model[0].weight))
 
 
-def replaced_in_the_same_memory(model) -> None:
+def replaced_in_the_same_memory(model: nn.Sequential) -> None:
     """An object of its own with the old address and the old counter: only its identity tells."""
     version = model[0].bias._version
     other = nn.Parameter(model[0].bias.data)
@@ -114,16 +115,16 @@ def replaced_in_the_same_memory(model) -> None:
     model[0].bias = other
 
 
-def buffer_written(model) -> None:
+def buffer_written(model: nn.Sequential) -> None:
     model[1].running_var.fill_(9.0)
 
 
-def optimised(model) -> None:
+def optimised(model: nn.Sequential) -> None:
     model[0].weight.grad = torch.ones_like(model[0].weight)
     torch.optim.Adam(model.parameters(), 0.5).step()
 
 
-def optimised_by_one_kernel(model) -> None:
+def optimised_by_one_kernel(model: nn.Sequential) -> None:
     """Neither the counter nor a sampled element tells."""
     weight, version = model[0].weight, model[0].weight._version
     weight.grad = torch.zeros_like(weight)
@@ -339,7 +340,7 @@ def test_a_weight_that_is_returned() -> None:
             super().__init__()
             self.line = nn.Linear(3, 3)
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return self.line(x), self.line.weight, self.line.weight.t() * 2
 
     seen, model, x = Seen(), Both(), torch.randn(2, 3)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -192,10 +193,12 @@ class FakeKernel:
 class _Function:
     body: Callable[..., None]
 
-    def prepare(self, shared_bytes, cluster) -> None:
+    def prepare(self, shared_bytes: int, cluster: Any) -> None:
         assert shared_bytes <= 1 << 16
 
-    def bind(self, grid, block, arguments, *, shared_bytes, cluster, dependent) -> _Bound:
+    def bind(
+        self, grid: Any, block: Any, arguments: Any, *, shared_bytes: int, cluster: Any, dependent: bool
+    ) -> _Bound:
         assert dependent
         return _Bound(self.body, tuple(arguments))
 
@@ -222,7 +225,10 @@ def fake_driver(act: Act, gpu: FakeGpu) -> CudaDriver:
     def encode(*_: object) -> bytes:
         raise AssertionError("no tensor maps here")
 
-    return CudaDriver(lambda path: _Module(FakeKernel(act, gpu, shaken=path.stem == "shaken")), encode)
+    def load(path: Path) -> Any:
+        return _Module(FakeKernel(act, gpu, shaken=path.stem == "shaken"))
+
+    return CudaDriver(load, encode)
 
 
 def schedule(act: Act, number: int = 0) -> Schedule:
@@ -348,18 +354,18 @@ class _Uncapturable:
         self._subject = subject
         self.reads = subject.reads
 
-    def rotate(self, arenas, base):
+    def rotate(self, arenas: Any, base: Any) -> Any:
         return self._subject.rotate(arenas, base)
 
     def misbehaviour(self) -> None:
         return None
 
-    def enqueue(self, arena, poison):
+    def enqueue(self, arena: Any, poison: Any) -> Any:
         binding = self._subject.enqueue(arena, poison)
         gpu = self._subject._gpu
         original, plain = gpu.record, binding.call
 
-        def record(calls, *, evict):
+        def record(calls: Any, *, evict: Any) -> Any:
             if plain in calls:
                 raise CaptureError("operation not permitted when stream is capturing")
             return original(calls, evict=evict)

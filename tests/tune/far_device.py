@@ -33,17 +33,19 @@ class FarGenerator(torch.Generator):
 class Far(torch.Tensor):
     """A tensor of the device."""
 
+    inside: torch.Tensor
+
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Self:
+    def __new__(cls, inside: torch.Tensor) -> Self:
         made = torch.Tensor._make_wrapper_subclass(
             cls,
-            inner.shape,
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
+            inside.shape,
+            strides=inside.stride(),
+            storage_offset=inside.storage_offset(),
+            dtype=inside.dtype,
             device=FAR,
         )
-        made.inner = inner
+        made.inside = inside
         return made
 
     @classmethod
@@ -71,7 +73,7 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         kwargs = {**kwargs, "device": torch.device("cpu")}
 
     def unwrap(x: Any) -> Any:
-        return x.inner if isinstance(x, Far) else x
+        return x.inside if isinstance(x, Far) else x
 
     result = func(*mapped(unwrap, args), **mapped(unwrap, kwargs))
     if func is torch.ops.aten.copy_.default or func.__name__.split(".")[0].endswith("_"):

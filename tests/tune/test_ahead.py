@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.tune.test_tuner import PAIR, FakeTransport, fake_trial, tuner
+from tests.faults.fake import FakeTransport, fake_trial
+from tests.tune.test_tuner import PAIR, tuner
 
 from weft.kernels.measurement import Verdict
 from weft.tune.ahead import Ahead

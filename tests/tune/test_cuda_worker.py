@@ -431,7 +431,7 @@ class _Adds:
 
         return Binding(call, ())
 
-    def rotate(self, arenas, base) -> None:
+    def rotate(self, arenas: Any, base: Any) -> None:
         raise AssertionError
 
     def misbehaviour(self) -> None:
@@ -454,14 +454,16 @@ def test_a_kernel_that_waits_for_nothing_is_rejected(waits: bool) -> None:
 def test_the_predecessor_is_told_where_from_and_where_to(tmp_path: Path) -> None:
     posed = problem()
     arena = Arena(posed, build_reference(posed, seed=0).timed.inputs)
-    bound: list[tuple[object, ...]] = []
+    bound: list[Any] = []
 
     class Loaded:
-        def function(self, entry: str):
+        def function(self, entry: str) -> Any:
             assert entry == LATE_ENTRY
             return self
 
-        def bind(self, grid, block, arguments, *, shared_bytes, cluster, dependent):
+        def bind(
+            self, grid: Any, block: Any, arguments: Any, *, shared_bytes: int, cluster: Any, dependent: bool
+        ) -> Any:
             bound.append((arguments, dependent))
             return SimpleNamespace(launch=lambda stream: bound.append((stream,)))
 

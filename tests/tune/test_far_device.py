@@ -34,7 +34,7 @@ def generators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def near(x: torch.Tensor) -> torch.Tensor:
     assert isinstance(x, Far)
-    return x.inner
+    return x.inside
 
 
 def check(graph: Graph, format: Format = Format.ROW) -> int:
@@ -52,7 +52,7 @@ def check(graph: Graph, format: Format = Format.ROW) -> int:
             got = Far(b.rounded.clone())
             assert compare(got, a, f"output {k}").verdict is Verdict.OK
             wrong = Far((~b.rounded if b.rounded.dtype == torch.bool else b.rounded + 100).clone())
-            wanted = compare(wrong.inner, b, "there").verdict
+            wanted = compare(wrong.inside, b, "there").verdict
             assert compare(wrong, a, "here").verdict is wanted
             judged += wanted is not Verdict.OK
     return judged

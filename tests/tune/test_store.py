@@ -17,7 +17,7 @@ from weft.kernels.measurement import Verdict
 from weft.kernels.source import Schedule
 from weft.tune import store
 from weft.tune.cuda_site import HASHED_PARTS as CUDA_PARTS
-from weft.tune.keys import GPU_WORDS, HASHED_PARTS, PACKAGE, PLAN_PARTS, canonical, source_hash, timing_key
+from weft.tune.keys import GPU_WORDS, HASHED_PARTS, PACKAGE, PLAN_PARTS, canonical, digest, source_hash, timing_key
 from weft.tune.store import FILE_NAME, SITES, Database, Row, SegmentBackend, file_system_type, read_row, wal_is_safe
 
 ENV = environment()
@@ -92,7 +92,7 @@ def test_a_hit_needs_the_whole_text(tmp_path: Path) -> None:
     body = json.loads(raw.execute("SELECT body FROM trials").fetchone()[0])
     body["measurement"]["problem_key"] = "another problem"
     text = canonical(body)
-    raw.execute("UPDATE trials SET body = ?, sha256 = ?", (text, store.digest(text)))
+    raw.execute("UPDATE trials SET body = ?, sha256 = ?", (text, digest(text)))
     raw.commit()
     raw.close()
     with Database.open(tmp_path) as db:
@@ -192,7 +192,7 @@ def test_a_disk_that_cannot_be_written_costs_persistence_only(folder: Path, site
         for n in range(3):
             db.commit([measurement(n, 0), measurement(n, 1)], ENV)
         if site == "quarantine":
-            bad = Row("0", store.digest(measurement(0).problem_key), "t", "{}", "0")
+            bad = Row("0", digest(measurement(0).problem_key), "t", "{}", "0")
             if db._backend is not None:
                 db._backend.append([bad])
         if site == "prune":
@@ -348,7 +348,7 @@ def test_a_row_with_keys_of_another_version_is_passed_over_and_pruned(folder: Pa
         del body["version"], body["measurement"]["kernel"]
         text = canonical(body)
         assert db._backend is not None
-        db._backend.append([Row("0" * 64, new.problem, "old", text, store.digest(text)), new])
+        db._backend.append([Row("0" * 64, new.problem, "old", text, digest(text)), new])
         assert db.lookup_all(measurement(1).problem_key) == (measurement(1),)
         assert db.verify() == (1, 0) and not db.problems
         assert db.prune() == 1 and db.stats().rows == 1

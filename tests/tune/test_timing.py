@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ class World:
         always: tuple[int, ...] = (),
         seed: int = 0,
         policy: TimingPolicy = POLICY,
-    ):
+    ) -> Any:
         calls = {k: [self.call(k, b, c) for b in range(sets)] for k, c in costs.items()}
         return time_kernels(
             calls,

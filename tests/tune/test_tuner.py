@@ -5,9 +5,11 @@ import io
 import math
 import mmap
 import shutil
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -156,7 +158,7 @@ def test_no_trial_starts_after_the_deadline_but_lookups_go_on() -> None:
 def test_trials_are_taken_lazily() -> None:
     taken = 0
 
-    def endless():
+    def endless() -> Iterator[Any]:
         nonlocal taken
         while True:
             yield fake_trial(taken, PAIR)
@@ -165,6 +167,7 @@ def test_trials_are_taken_lazily() -> None:
     with tuner(Database.open(None), FakeTransport({})) as t:
         stream = t.measure(endless())
         assert next(stream).verdict is Verdict.OK
+        assert isinstance(stream, Generator)
         stream.close()
     assert taken <= 24
 

@@ -50,56 +50,70 @@ class FakeGpu:
     def of(self, name: str) -> list[tuple[Any, ...]]:
         return [c[1:] for c in self.calls if c[0] == name]
 
-    def cuDriverGetVersion(self):
+    def cuDriverGetVersion(self) -> Any:
         return (13000,)
 
-    def cuDeviceGet(self, ordinal):
+    def cuDeviceGet(self, ordinal: Any) -> Any:
         return (self.api.CUdevice(ordinal),)
 
-    def cuDeviceGetCount(self):
+    def cuDeviceGetCount(self) -> Any:
         return (1,)
 
-    def cuDeviceGetName(self, length, device):
+    def cuDeviceGetName(self, length: int, device: Any) -> Any:
         return (self.name.ljust(length, b"\0"),)
 
-    def cuDeviceTotalMem(self, device):
+    def cuDeviceTotalMem(self, device: Any) -> Any:
         return (150754820096,)
 
-    def cuDeviceGetAttribute(self, number, device):
+    def cuDeviceGetAttribute(self, number: int, device: Any) -> Any:
         return (self.attributes.get(int(number), 0),)
 
-    def cuCtxGetCurrent(self):
+    def cuCtxGetCurrent(self) -> Any:
         return (self.api.CUcontext(self.current),)
 
-    def cuCtxSetCurrent(self, context):
+    def cuCtxSetCurrent(self, context: Any) -> Any:
         self.current = int(context)
         return ()
 
-    def cuCtxGetDevice(self):
+    def cuCtxGetDevice(self) -> Any:
         return (self.api.CUdevice(0),)
 
-    def cuDevicePrimaryCtxRetain(self, device):
+    def cuDevicePrimaryCtxRetain(self, device: Any) -> Any:
         return (self.api.CUcontext(99),)
 
-    def cuModuleLoadData(self, image):
+    def cuModuleLoadData(self, image: Any) -> Any:
         return (self.api.CUmodule(5),)
 
-    def cuModuleGetFunction(self, module, name):
+    def cuModuleGetFunction(self, module: Any, name: str) -> Any:
         return (self.api.CUfunction(6),)
 
-    def cuFuncGetAttribute(self, number, function):
+    def cuFuncGetAttribute(self, number: int, function: Any) -> Any:
         return ({0: 1024, 1: 512, 3: 8, 4: 40}[int(number)],)
 
-    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, shared):
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function: Any, threads: int, shared: Any) -> Any:
         return (2048 // threads,)
 
-    def cuGetProcAddress(self, symbol, version, flags):
+    def cuGetProcAddress(self, symbol: Any, version: Any, flags: Any) -> Any:
         pointer, word = ctypes.c_void_p, ctypes.c_uint32
         kind = ctypes.CFUNCTYPE(ctypes.c_int, pointer, word, word, *[pointer] * 5, *[word] * 4)
         self.encoder = kind(self._encode)
         return (ctypes.cast(self.encoder, ctypes.c_void_p).value, self.api.CUdriverProcAddressQueryResult(0))
 
-    def _encode(self, place, dtype, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill):
+    def _encode(
+        self,
+        place: str,
+        dtype: Any,
+        rank: Any,
+        address: Any,
+        sizes: Any,
+        strides: Any,
+        box: Any,
+        steps: Any,
+        interleave: Any,
+        swizzle: Any,
+        promotion: Any,
+        fill: Any,
+    ) -> Any:
         self.map_addresses.append(place)
         words = [dtype, rank, address, *(ctypes.c_uint64 * rank).from_address(sizes), swizzle]
         words += [*(ctypes.c_uint64 * (rank - 1)).from_address(strides)] if rank > 1 else []
@@ -107,7 +121,7 @@ class FakeGpu:
         ctypes.memmove(place, data.ljust(128, b"\xee"), 128)
         return self.encode_status
 
-    def cuLaunchKernelEx(self, config, function, parameters, extra):
+    def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> Any:
         attributes = {}
         for attribute in config.attrs:
             value = attribute.value
@@ -134,8 +148,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     driver = pytest.importorskip("cuda.bindings.driver")
     fake = FakeGpu(driver)
 
-    def replacement(name):
-        def function(*arguments):
+    def replacement(name: str) -> Any:
+        def function(*arguments: Any) -> Any:
             return fake.answer(name, arguments)
 
         function.__name__ = name

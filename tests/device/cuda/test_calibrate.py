@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ class Machine:
     closed: list[str] = field(default_factory=list)
 
     def function(self, entry: str) -> SimpleNamespace:
-        def bind(grid, block, arguments, *, dependent: bool = False) -> SimpleNamespace:
+        def bind(grid: Any, block: Any, arguments: Any, *, dependent: bool = False) -> SimpleNamespace:
             name = entry.removeprefix("probe_")
             cost = {
                 "copy": lambda: GAP + 32 * arguments[-1] / COPY,

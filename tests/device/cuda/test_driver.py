@@ -6,6 +6,7 @@ import ctypes
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.device.cuda.conftest import FakeGpu
@@ -182,7 +183,7 @@ def test_no_driver_no_bindings(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(CudaError, match=r"cuInit failed: CUDA_ERROR_NO_DEVICE \(100\)"):
         driver_api()
 
-    def missing(flags) -> None:
+    def missing(flags: Any) -> None:
         raise RuntimeError("Failed to dlopen libcuda.so.1")
 
     monkeypatch.setattr(gpu.api, "cuInit", missing)
@@ -216,7 +217,7 @@ def test_a_tensor_map_is_encoded_in_aligned_memory(gpu: FakeGpu) -> None:
         ({"element_strides": (1, 9)}, "steps (1, 9)"),
     ],
 )
-def test_no_such_tensor_map(gpu: FakeGpu, changes: dict, text: str) -> None:
+def test_no_such_tensor_map(gpu: FakeGpu, changes: dict[str, Any], text: str) -> None:
     good = {"address": 256, "dtype": "bf16", "sizes": (64, 100), "strides_bytes": (128,), "box": (64, 8)}
     good |= {"element_strides": (1, 1), "swizzle_bytes": 128}
     assert len(encode_tensor_map(**good)) == 128

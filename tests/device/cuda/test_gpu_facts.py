@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.device.cuda.conftest import FakeGpu
@@ -126,7 +127,7 @@ def test_bandwidth_between_the_rows() -> None:
         ({"provenance": [["speed", "default"]]}, "unknown field"),
     ],
 )
-def test_no_such_gpu(change: dict, text: str) -> None:
+def test_no_such_gpu(change: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         GpuFacts.from_json(json.dumps(json.loads(GpuFacts().to_json()) | change))
 
@@ -174,7 +175,7 @@ def test_an_old_gpu_is_refused(gpu: FakeGpu) -> None:
 def test_measured_once(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
 
-    def probes(*arguments, **named):
+    def probes(*arguments: Any, **named: Any) -> Any:
         runs.append(arguments)
         return SEEN
 

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_a_refused_text_carries_its_log(nvrtc: Nvrtc) -> None:
         ({"max_registers": 300}, ValueError, "outside of 16 to 255"),
     ],
 )
-def test_what_may_not_be_asked(nvrtc: Nvrtc, changes: dict, kind: type[Exception], text: str) -> None:
+def test_what_may_not_be_asked(nvrtc: Nvrtc, changes: dict[str, Any], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         nvrtc.compile(GOOD, **({"arch": "sm_80"} | changes))
 
@@ -216,7 +217,7 @@ SERIAL = "ptxas info : (C7510) Potential Performance Loss: wgmma is serialized i
         (Resources(32), {}, "ptxas info : (C7508) setmaxnreg ignored", "setmaxnreg is ignored"),
     ],
 )
-def test_the_gate(resources: Resources, launch: dict, warning: str, reason: str | None) -> None:
+def test_the_gate(resources: Resources, launch: dict[str, Any], warning: str, reason: str | None) -> None:
     asked = Launch(**({"entry": "k0", "grid": (8, 8, 1), "block": (256, 1, 1), "arguments": ()} | launch))
     found = gate(cubin(resources, *([warning] if warning else [])), asked)
     assert (found is None) if reason is None else (found is not None and reason in found.reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.device.cuda.conftest import FakeGpu
 
@@ -30,8 +32,8 @@ ANSWERS = {
 
 @pytest.fixture
 def device(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    def replacement(name):
-        def function(*arguments):
+    def replacement(name: str) -> Any:
+        def function(*arguments: Any) -> Any:
             gpu.calls.append((name, *arguments))
             return (gpu.api.CUresult(gpu.fails.get(name, 0)), *ANSWERS[name](gpu.api))
 
@@ -72,6 +74,7 @@ def test_times_are_microseconds_between_events(device: FakeGpu) -> None:
 
 
 def test_a_graph_is_captured_once_and_launched_often(device: FakeGpu) -> None:
+    captured: list[Any]
     stream, captured = Stream(), []
     with stream.graph(captured.append) as graph:
         graph(11)

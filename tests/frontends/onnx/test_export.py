@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -13,7 +15,7 @@ from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
 
 
-def run(graph, inputs):
+def run(graph: Any, inputs: Any) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -22,7 +24,7 @@ def run(graph, inputs):
     return session.run(None, feed)
 
 
-def check(graph, *inputs, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+def check(graph: Any, *inputs: Any, rtol: float = 2e-5, atol: float = 2e-6) -> None:
     for got, want in zip(run(graph, inputs), evaluate(graph, inputs), strict=True):
         assert got.dtype == want.dtype
         assert got.shape == want.shape

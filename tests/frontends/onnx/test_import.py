@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -15,20 +19,20 @@ from weft.ir.verify import verify_graph
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 
 
-def info(name, shape, kind=F):
+def info(name: str, shape: Sequence[Any], kind: Any = F) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def make(nodes, inputs, outputs, initialisers=(), opset: int = 18):
+def make(nodes: Sequence[onnx.NodeProto], inputs: Any, outputs: Any, initialisers: Any = (), opset: int = 18) -> bytes:
     graph = helper.make_graph(nodes, "g", inputs, outputs, list(initialisers))
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)]).SerializeToString()
 
 
-def values(*arrays, names: str = "wvu"):
+def values(*arrays: Any, names: str = "wvu") -> Any:
     return [numpy_helper.from_array(np.asarray(x), n) for x, n in zip(arrays, names, strict=False)]
 
 
-def flat(x):
+def flat(x: Any) -> Any:
     """Flatten through Shape, Gather and Concat, as exporters write it."""
     return [
         helper.make_node("Shape", [x], ["s"]),

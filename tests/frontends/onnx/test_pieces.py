@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -32,43 +34,45 @@ IMPORTS = [
 ]  # fmt: skip
 
 
-def info(name, shape, kind=F):
+def info(name: str, shape: Sequence[Any], kind: Any = F) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def model(nodes, inputs, outputs, initialisers=(), imports=IMPORTS):
+def model(
+    nodes: Sequence[onnx.NodeProto], inputs: Any, outputs: Any, initialisers: Any = (), imports: Any = IMPORTS
+) -> onnx.ModelProto:
     graph = helper.make_graph(nodes, "g", inputs, outputs, list(initialisers))
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
-def raw(*args, **kwargs):
+def raw(*args: Any, **kwargs: Any) -> bytes:
     return model(*args, **kwargs).SerializeToString()
 
 
-def weights(**arrays):
+def weights(**arrays: Any) -> Any:
     return [numpy_helper.from_array(np.asarray(x), n) for n, x in arrays.items()]
 
 
-def theirs(data, *arrays):
+def theirs(data: Any, *arrays: Any) -> Any:
     """What ONNX Runtime makes of the whole model."""
     session = session_of(data, 1)
     return session.run(None, {i.name: x for i, x in zip(session.get_inputs(), arrays, strict=True)})
 
 
-def ours(imported, *arrays):
+def ours(imported: Any, *arrays: Any) -> Any:
     return evaluate(imported.graph, list(arrays), opaque=lambda attrs, xs: run_onnx(attrs.payload, xs))
 
 
-def prims(imported):
+def prims(imported: Any) -> Any:
     return [n.prim for n in imported.graph.nodes]
 
 
-def payloads(imported):
+def payloads(imported: Any) -> Any:
     found = [json.loads(n.attrs.payload)["model"] for n in imported.graph.nodes if n.prim is Prim.OPAQUE]
     return [onnx.load_model_from_string(base64.b64decode(x)) for x in found]
 
 
-def drawn(*shape, seed: int = 0):
+def drawn(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
@@ -113,7 +117,7 @@ def test_operators_of_ai_onnx_ml_without_a_rule() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-def unsigned(kind, op: str = "Add"):
+def unsigned(kind: Any, op: str = "Add") -> Any:
     """Casts to a type that Weft lacks, arithmetic there, and back."""
     return [
         helper.make_node("Cast", ["x"], ["u"], to=kind),
@@ -245,7 +249,7 @@ def test_external_data_of_another_type_is_confined(tmp_path: Path) -> None:
         import_onnx(here / "m.onnx")
 
 
-def without_runtime(data):
+def without_runtime(data: Any) -> Any:
     return read_model(data, runtime=Absent.INSTALLED)
 
 

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -15,17 +19,17 @@ F, INT = TensorProto.FLOAT, TensorProto.INT64
 PREVIEW = "ai.onnx.preview.training"
 
 
-def make(node, inputs, outputs):
+def make(node: Any, inputs: Any, outputs: Any) -> bytes:
     graph = helper.make_graph([node], "g", inputs, outputs)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(PREVIEW, 1)]
     return helper.make_model(graph, opset_imports=opsets).SerializeToString()
 
 
-def info(name, shape, kind=F):
+def info(name: str, shape: Sequence[Any], kind: Any = F) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def momentum(names: str = "xgv", **attributes):
+def momentum(names: str = "xgv", **attributes: Any) -> Any:
     given = {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.1, "mode": "standard", **attributes}
     node = helper.make_node("Momentum", ["r", "t", *names], ["x2", "v2"], domain=PREVIEW, **given)
     inputs = [info("r", []), info("t", [], INT), *(info(n, [3]) for n in names)]
@@ -37,7 +41,7 @@ def test_the_first_step_takes_the_whole_gradient(t: int, share: float) -> None:
     imported = import_onnx(momentum())
     assert not imported.opaque
     x, g, v = (np.array(a, np.float32) for a in ([1, 2, 3], [0.5, -1, 0], [0.1, 0.2, 0.3]))
-    x2, v2 = evaluate(imported.graph, [np.float32(0.1), np.int64(t), x, g, v])
+    x2, v2 = evaluate(imported.graph, [np.array(0.1, np.float32), np.array(t, np.int64), x, g, v])
     want = 0.9 * v + share * (g + 0.1 * x)
     np.testing.assert_allclose(v2, want, rtol=1e-6)
     np.testing.assert_allclose(x2, x - 0.1 * want, rtol=1e-6)
@@ -61,7 +65,7 @@ def test_a_batch_in_front_is_the_same_recurrence(op: str, gates: int) -> None:
     values = {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
     turned = {**values, "x": values["x"].swapaxes(0, 1), "h0": values["h0"].swapaxes(0, 1)}
 
-    def run(given, layout):
+    def run(given: Any, layout: Any) -> Any:
         node = helper.make_node(op, ["x", "w", "r", "", "", "h0"], ["y", "yh"], hidden_size=h, layout=layout)
         inputs = [info(k, v.shape) for k, v in given.items()]
         imported = import_onnx(make(node, inputs, [info("y", None), info("yh", None)]))

@@ -37,12 +37,12 @@ def network(seed: int = 1) -> Graph:
     return b.build([b.apply(Prim.MUL, wide, b.broadcast(b.reshape(y, (3, 20, 1)), (3, 20, 40)))], ["y"])
 
 
-def run(path) -> list[np.ndarray]:
+def run(path: Any) -> list[np.ndarray]:
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     return session.run(None, {"x": X})
 
 
-def external(path) -> dict[str, dict[str, str]]:
+def external(path: Any) -> dict[str, dict[str, str]]:
     model = onnx.load(path, load_external_data=False)
     outside = [t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
     return {t.name: {e.key: e.value for e in t.external_data} for t in outside}
@@ -106,16 +106,17 @@ def test_no_model_lies_beside_the_weights_of_another(
     """Whichever rename the writer dies at, a model that is there gives its own results."""
     path = tmp_path / "m.onnx"
     write_onnx(network(1), path, external=True)
+    renames: list[Any]
     wanted, renames = run(path)[0], []
     replace = os.replace
 
-    def dying(source, target) -> None:
+    def dying(source: Any, target: Any) -> None:
         if len(renames) == dies_at:
             raise OSError(28, "No space left on device")
         renames.append(target)
         replace(source, target)
 
-    monkeypatch.setattr(write.os, "replace", dying)
+    monkeypatch.setattr(os, "replace", dying)
     if dies_at == 2:
         write_onnx(network(2), path, external=True)
         wanted = evaluate(network(2), [X])[0]

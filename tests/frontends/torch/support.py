@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from weft.frontends.torch import import_exported_program
@@ -19,7 +22,7 @@ LIMITS = {
 }
 
 
-def opaque(attrs, operands):
+def opaque(attrs: Any, operands: Any) -> Any:
     """The reference's way to ATen."""
     assert attrs.framework == "aten"
     kinds = input_dtypes(attrs.payload)
@@ -27,17 +30,17 @@ def opaque(attrs, operands):
     return [to_numpy(t)[0] for t in found]
 
 
-def evaluate(graph, tensors):
+def evaluate(graph: Any, tensors: Any) -> Any:
     """Outputs of a graph as tensors."""
     found = reference.evaluate(graph, [to_numpy(t)[0] for t in tensors], opaque=opaque)
     return [from_numpy(x, graph.type_of(o).dtype) for x, o in zip(found, graph.outputs, strict=True)]
 
 
-def flat(value):
+def flat(value: Any) -> Any:
     return [value] if isinstance(value, torch.Tensor) else [x for item in value for x in flat(item)]
 
 
-def check(module, *inputs, dtype=torch.float32, opaque_ops=()):
+def check(module: Any, *inputs: Any, dtype: torch.dtype = torch.float32, opaque_ops: Any = ()) -> Any:
     """Agrees with eager in value, shape and type; returns the import."""
     module = module.eval() if isinstance(module, torch.nn.Module) else Wrapped(module).eval()
     with torch.no_grad():
@@ -58,11 +61,11 @@ def check(module, *inputs, dtype=torch.float32, opaque_ops=()):
 class Wrapped(torch.nn.Module):
     """A function as a module."""
 
-    def __init__(self, function) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, *inputs):
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         return self.function(*inputs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +13,12 @@ from torch import nn
 
 
 class Attention(nn.Module):
-    def __init__(self, causal: bool = False, mask=None) -> None:
+    def __init__(self, causal: bool = False, mask: Any = None) -> None:
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
         self.causal, self.mask = causal, mask
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         n, s, _ = x.shape
         q, k, v = self.qkv(self.norm(x)).view(n, s, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask, is_causal=self.causal)
@@ -31,7 +32,7 @@ class LinearAttention(nn.Module):
         super().__init__()
         self.qkv, self.proj = nn.Conv2d(16, 48, 1), nn.Conv2d(16, 16, 1)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         n, c, h, w = x.shape
         q, k, v = self.qkv(x).reshape(n, 2, 24, h * w).chunk(3, dim=2)
         q, k = F.relu(q), F.relu(k)
@@ -48,7 +49,7 @@ class Focus(nn.Module):
         super().__init__()
         self.conv = nn.Sequential(nn.Conv2d(12, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.SiLU())
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = (x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2])
         return self.conv(torch.cat(parts, dim=1))
 
@@ -60,7 +61,7 @@ class Cross(nn.Module):
         super().__init__()
         self.conv = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.Mish())
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         a, b = torch.split(self.conv(x), [3, 5], dim=1)
         pyramid = [F.max_pool2d(b, k, 1, k // 2) for k in (5, 9)]
         return F.interpolate(torch.cat([a, *pyramid], dim=1), scale_factor=2.0, mode="nearest")
@@ -73,7 +74,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.words, self.places, self.norm = nn.Embedding(50, 16), nn.Embedding(12, 16), nn.LayerNorm(16, eps=1e-12)
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))[None]
         return self.norm(x)
 
@@ -86,7 +87,7 @@ class Overlap(nn.Module):
         self.patch, self.norm = nn.Conv2d(3, 16, 7, stride=4, padding=3), nn.LayerNorm(16)
         self.depth, self.reduce = nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.Conv2d(16, 16, 2, stride=2)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.patch(x)
         n, c, h, w = x.shape
         t = self.norm(x.flatten(2).transpose(1, 2))
@@ -94,7 +95,7 @@ class Overlap(nn.Module):
         return F.interpolate(self.reduce(d), size=(h, w), mode="bilinear", align_corners=False)
 
 
-def conv_block(*tail, bias: bool = False):
+def conv_block(*tail: Any, bias: bool = False) -> Any:
     return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=bias), nn.BatchNorm2d(8), *tail)
 
 

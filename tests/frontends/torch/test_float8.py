@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -18,15 +21,15 @@ E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 class Function(nn.Module):
-    def __init__(self, function) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
 
-    def forward(self, *inputs):
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         return self.function(*inputs)
 
 
-def both(function, *inputs: torch.Tensor) -> tuple[Imported, torch.Tensor, torch.Tensor]:
+def both(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Imported, torch.Tensor, torch.Tensor]:
     """What is imported, its value by the reference, and torch's."""
     imported = import_exported(torch.export.export(Function(function), inputs))
     (found,) = evaluate(imported.graph, [to_numpy(x)[0] for x in inputs], opaque=opaque_call)
@@ -47,7 +50,7 @@ def test_products_with_a_scale_each(types: tuple[torch.dtype, torch.dtype], out:
     a, b = torch.randn(32, 64).to(types[0]), torch.randn(48, 64).to(types[1])
     scales = torch.tensor(0.5), torch.tensor(0.02)
 
-    def product(a, b, s, t):
+    def product(a: Any, b: Any, s: Any, t: Any) -> Any:
         return torch._scaled_mm(a, b.T, s, t, out_dtype=out, use_fast_accum=True)
 
     imported, found, wanted = both(product, a, b, *scales)
@@ -62,7 +65,7 @@ def test_rows_columns_and_bias() -> None:
     a, b = torch.randn(32, 64).to(E4), torch.randn(48, 64).to(E4)
     inputs = (a, b, torch.rand(32, 1) + 0.5, torch.rand(1, 48) + 0.5, torch.randn(48, dtype=torch.bfloat16))
 
-    def product(a, b, s, t, bias):
+    def product(a: Any, b: Any, s: Any, t: Any, bias: Any) -> Any:
         return torch._scaled_mm(a, b.T, s, t, bias=bias, out_dtype=torch.bfloat16)
 
     imported, found, _ = both(product, *inputs)
@@ -75,7 +78,7 @@ def test_rows_columns_and_bias() -> None:
 def test_a_scale_of_the_result_is_left_to_aten() -> None:
     a, b, s = torch.randn(32, 64).to(E4), torch.randn(48, 64).to(E4), torch.tensor(1.0)
 
-    def product(a, b, s):
+    def product(a: Any, b: Any, s: Any) -> Any:
         return torch._scaled_mm(a, b.T, s, s, scale_result=s, out_dtype=E4).float()
 
     imported, found, wanted = both(product, a, b, s)

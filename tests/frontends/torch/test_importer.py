@@ -20,7 +20,7 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType
 
 
-def export(module, *inputs, **kwargs):
+def export(module: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
     return torch.export.export(module if isinstance(module, nn.Module) else Wrapped(module), inputs, **kwargs)
 
 
@@ -47,7 +47,7 @@ def test_parameters_that_nobody_reads_are_left_out() -> None:
             super().__init__()
             self.big = nn.Parameter(torch.ones(1000))
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1
 
     graph = import_exported(export(Unused(), torch.ones(2))).graph
@@ -98,7 +98,7 @@ def test_a_dynamic_batch_takes_the_size_of_the_example_and_says_so() -> None:
 
 
 class Net(nn.Module):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(x.shape[0] * 3, -1) + x.shape[0]
 
 
@@ -125,7 +125,7 @@ def test_an_untraced_fx_graph_is_traced_first() -> None:
 
 
 def test_copies_into_arguments_are_listed() -> None:
-    def step(x, y):
+    def step(x: Any, y: Any) -> Any:
         z = x + y
         torch.ops.aten.copy_.default(x, z)
         return (z * 2,)
@@ -193,7 +193,7 @@ def test_a_buffer_that_is_written_is_refused() -> None:
             super().__init__()
             self.register_buffer("n", torch.zeros(1))
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.n.add_(1)
             return x + self.n
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +16,7 @@ from weft.frontends.torch.inplace import functional_forms, functional_overload, 
 X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
 
 
-def forms(function):
+def forms(function: Callable[..., Any]) -> Any:
     return functional_forms(torch.export.export(Wrapped(function), (X,)).graph)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from benchmarks.models import NETWORKS
@@ -23,7 +25,7 @@ SMALL = {
 """Sizes at which NumPy is quick; the other three (a fixed number of patches, large layers) are only imported."""
 
 
-def exported(name, shape):
+def exported(name: str, shape: tuple[int, ...]) -> Any:
     network = NETWORKS[name]
     torch.manual_seed(0)
     model = network.build().eval()

@@ -15,7 +15,7 @@ N = torch.tensor([[-7, -3, 0], [2, 5, 9]])
 B = torch.tensor([[True, False, True], [False, False, True]])
 
 
-def _blocks(x):
+def _blocks(x: Any) -> Any:
     with torch.no_grad():
         y = x * 2
     with torch.autocast("cpu", torch.bfloat16):
@@ -191,7 +191,7 @@ def test_a_recurrent_layer_stays_whole() -> None:
             super().__init__()
             self.layer = torch.nn.LSTM(4, 5, batch_first=True, dropout=0.3, num_layers=2)
 
-        def forward(self, x):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(x)[0][:, -1].relu()
 
     imported = check(Last(), torch.randn(2, 3, 4), opaque_ops=("aten.lstm.input",))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from weft.frontends.torch.decompose import decompositions
 from weft.frontends.torch.table import KEPT, OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
 
 
-def core_overloads():
+def core_overloads() -> Any:
     """Names of all overloads tagged core."""
     found = set()
     for schema in torch._C._jit_get_all_schemas():

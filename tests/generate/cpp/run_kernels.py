@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def build(batch: Sequence[Trial]) -> dict[str, NativeKernel]:
     for trial in batch:
         lanes, rest = trial.source.text.split(header)
         groups.setdefault(lanes, {})[trial.source.entry] = rest
-    kernels = {}
+    kernels: dict[Any, Any] = {}
     for lanes, texts in groups.items():
         spaces = [f"namespace n{k} {{\n{text}\n}}" for k, text in enumerate(texts.values())]
         text = "\n".join([lanes + header, *spaces])

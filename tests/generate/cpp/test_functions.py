@@ -68,7 +68,7 @@ def arguments(rng: np.random.Generator, prim: Prim, dtype: DType, size: int, pos
         return rng.random(size) < 0.5
     if dtype.is_integer:
         low, high = (0, 8) if prim in (Prim.SHL, Prim.SHR) and position else (0 if dtype is DType.U8 else -100, 100)
-        x = rng.integers(low, high, size)
+        x: Array = rng.integers(low, high, size)
         if position and prim in (Prim.DIV, Prim.MOD, Prim.FMOD):
             x = np.where(x == 0, 3, x)  # division by zero is undefined
         if prim is Prim.POW:

@@ -114,10 +114,10 @@ class Runner:
         last = padded(net.widths[-1])
         dz = dy
         if marks[-1] is not None or last != dy.shape[1]:
-            found = Buffer(2 * rows * last)
-            mark = 0 if marks[-1] is None else self._held(marks[-1], short)
-            self._start(plan.ending, BLOCKS, self._held(dy, short), mark, found, rows)
-            dz = from_memory(found.data.copy(), short, (rows, last), ROW)
+            ended = Buffer(2 * rows * last)
+            last_mark = 0 if marks[-1] is None else self._held(marks[-1], short)
+            self._start(plan.ending, BLOCKS, self._held(dy, short), last_mark, ended, rows)
+            dz = from_memory(ended.data.copy(), short, (rows, last), ROW)
         shares = min(BLOCKS, rows)
         partial = Buffer(4 * plan.partial_floats * shares)
         out = Buffer(self.made.dtype.itemsize * net.elements, 0)
@@ -128,10 +128,10 @@ class Runner:
             if p.role == "weights":
                 at = plan.partial[p.layer] * shares * 4
                 self._start(plan.columns, shares, self._held(dz, short), _part(partial, at), rows, dz.shape[1], 0)
-                (found,) = self._product(p, [dz, inputs[p.layer]])
+                (product,) = self._product(p, [dz, inputs[p.layer]])
                 place, _ = net.place(p.layer)
                 n, k = place.shape
-                sums[place.offset : place.offset + place.size] = found[:n, :k].reshape(-1)
+                sums[place.offset : place.offset + place.size] = product[:n, :k].reshape(-1)
                 continue
             turned = weights(plan.image.transposed[p.layer], g.type_of(g.inputs[1]).shape)
             mark = marks[p.layer - 1] if p.role == "below" else None
@@ -139,7 +139,7 @@ class Runner:
             dx = dz
         self._start(plan.total, plan.total.blocks, partial, out, shares)
         biases = from_memory(out.data.copy(), self.made.dtype, (net.elements,), ROW)
-        found = []
+        found: list[np.ndarray] = []
         for place in net.places():
             source = sums if len(place.shape) == 2 else biases
             found.append(source[place.offset : place.offset + place.size].reshape(place.shape).astype(np.float64))

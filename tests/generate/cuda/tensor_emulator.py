@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -78,10 +78,23 @@ def _headers() -> tuple[str, str, str]:
     return machine, functions, tensor
 
 
+class Text(Protocol):
+    """What is asked of a source."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def launches(self) -> tuple[Launch, ...]: ...
+    @property
+    def pack(self) -> tuple[Launch, ...]: ...
+    @property
+    def sha256(self) -> str: ...
+
+
 class Emulated:
     """Many kernels compiled for the host in one go; a namespace each."""
 
-    def __init__(self, sources: Sequence[CudaSource]) -> None:
+    def __init__(self, sources: Sequence[Text]) -> None:
         parts = [(_HERE / name).read_text(encoding="utf-8") for name in ("host_tensor.h", "host_tma.h")]
         parts += [_headers()[1], float8(), (_HERE / "host_float8.h").read_text(encoding="utf-8")]
         parts.append(

@@ -18,7 +18,7 @@ from weft.generate.library.execute import resolve
 X = np.random.default_rng(0).normal(size=(1, 4, 8, 8)).astype(np.float32)
 
 
-def make(nodes, weights=None, x=X, name: str = "x", outputs=("y",)) -> bytes:
+def make(nodes: Any, weights: Any = None, x: Any = X, name: str = "x", outputs: Any = ("y",)) -> bytes:
     tensors = [numpy_helper.from_array(np.asarray(v), k) for k, v in (weights or {}).items()]
     given = helper.make_tensor_value_info(name, TensorProto.FLOAT, list(x.shape))
     made = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs]
@@ -26,11 +26,11 @@ def make(nodes, weights=None, x=X, name: str = "x", outputs=("y",)) -> bytes:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
 
 
-def f32(*shape, seed: int = 0):
+def f32(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def check(data: bytes, x=X):
+def check(data: bytes, x: Any = X) -> Any:
     eager = eager_model(import_onnx(data).graph)
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     wanted = session.run(None, {session.get_inputs()[0].name: x})
@@ -41,7 +41,7 @@ def check(data: bytes, x=X):
     return eager
 
 
-def calls(eager) -> list[str]:
+def calls(eager: Any) -> list[str]:
     views = ("reshape", "expand", "permute", "slice", "getitem", "aten.t.")
     found = [str(n.target) for n in eager.module.graph.nodes if n.op == "call_function"]
     return [t for t in found if not any(v in t for v in views)]

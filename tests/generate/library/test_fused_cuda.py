@@ -186,7 +186,7 @@ def test_masks_of_any_length_begin_where_the_kernels_load_them(name: str) -> Non
 def test_kernels_of_attention_get_operands_that_they_can_load(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory-efficient one takes f32 at 12 bytes behind a multiple of 16 and ends the use of the GPU."""
     given: list[tuple[torch.Tensor | None, ...]] = []
-    monkeypatch.setattr(attention_call.cuda, "SDPAParams", lambda *operands: operands)
+    monkeypatch.setattr(torch.backends.cuda, "SDPAParams", lambda *operands: operands)
 
     def takes(operands: tuple[torch.Tensor | None, ...]) -> bool:
         given.append(operands[:4])

@@ -54,7 +54,7 @@ def calls_of(rule: str, shapes: list[tuple[int, ...]], params: dict[str, object]
     results = fission.apply(b, rule, operands, params)
     assert not isinstance(results, Declined)
     graph = b.build(results)
-    found = []
+    found: list[tuple[Problem, object]] = []
     for candidate in enumerate_candidates(graph).candidates:
         if candidate.kind is Kind.CONVERT:
             continue
@@ -85,7 +85,7 @@ def right(problem: Problem, call: LibraryCall) -> None:
     np.testing.assert_allclose(out.numpy(), want, rtol=2e-4, atol=2e-5)
 
 
-HEADS = [(1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)]
+HEADS: list[tuple[int, ...]] = [(1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)]
 POOL = {"kernel": (2, 2), "strides": (1, 1), "pads_lo": (1, 1), "pads_hi": (1, 1)}
 CHANGED: list[tuple[str, list[tuple[int, ...]], dict[str, object], bool]] = [
     ("sdpa", HEADS, {"softcap": 2.0}, False),
@@ -124,7 +124,7 @@ def folded(rule: str, shapes: list[tuple[int, ...]], params: dict[str, object]) 
 
 
 def of_rule(graph: Graph, rule: str) -> list[tuple[Problem, object]]:
-    found = []
+    found: list[tuple[Problem, object]] = []
     for candidate in enumerate_candidates(graph).candidates:
         choice = format_choices(graph, candidate)[0]
         problem = extract(graph, candidate, choice.inputs, choice.outputs).problem

@@ -217,7 +217,7 @@ def test_training_of_random_wide_layers(seed: int, never_judged: None) -> None:
 def test_some_gradients_of_wide_layers(asked: str, never_judged: None) -> None:
     net = FusedMLP(network(Case(1, (24, 384, 384, 8), "silu")).cuda())
     x = torch.randn(700, 24, device="cuda", requires_grad=asked == "x")
-    wanted = {"x": [x], "parameters": list(net.parameters()), "one": [net[2].weight]}[asked]
+    wanted: Any = {"x": [x], "parameters": list(net.parameters()), "one": [net[2].weight]}[asked]
     with torch.autocast("cuda", torch.bfloat16):
         y = net(x)
         eager = nn.Sequential(*net)(x)

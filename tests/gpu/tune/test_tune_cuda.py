@@ -251,7 +251,7 @@ def test_library_products_pass_and_tf32_does_not_pass_for_f32(
     assert found["library"].median_us > flops / max(f for _, f in facts.flops) * 1e6
     if dtype is DType.F32:
         rounded = CallStep("aten.bitwise_and.Scalar", (Ref("tmp", 0), -8192))
-        steps = (CallStep("aten.view.dtype", (Ref("in", 0), "dtype:i32")), rounded)
+        steps: tuple[CallStep, ...] = (CallStep("aten.view.dtype", (Ref("in", 0), "dtype:i32")), rounded)
         steps += (CallStep("aten.view.dtype", (Ref("tmp", 1), "dtype:f32")),)
         steps += (CallStep("aten.mm.default", (Ref("tmp", 2), Ref("in", 1))),)
         coarse = replace(call, schedule=Schedule("coarse"), run=steps, outputs=(Ref("tmp", 3),))

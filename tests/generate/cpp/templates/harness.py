@@ -47,7 +47,9 @@ def object_of(text: str, entry: str, flags: tuple[str, ...]) -> NativeKernel:
     return NativeKernel(Path(compiler().compile(text, flags).path), entry)
 
 
-def problem(b: GraphBuilder, outputs: list[NodeId], ins: list[Format] | None = None, outs: list[Format] | None = None):
+def problem(
+    b: GraphBuilder, outputs: list[NodeId], ins: list[Format] | None = None, outs: list[Format] | None = None
+) -> Problem:
     graph = b.build(outputs)
     return Problem(graph, "test", tuple(ins or [ROW] * len(graph.inputs)), tuple(outs or [ROW] * len(graph.outputs)))
 

@@ -15,7 +15,7 @@ from weft.ir.types import DType
 from weft.kernels.formats import Format
 
 
-def image(c: int, h: int, w: int, n: int = 1):
+def image(c: int, h: int, w: int, n: int = 1) -> Any:
     b = GraphBuilder()
     return b, b.input(f32(n, c, h, w))
 
@@ -152,7 +152,7 @@ def test_one_dimension() -> None:
     check(problem(b, [y]))
 
 
-def sigmoid(b, y):
+def sigmoid(b: Any, y: Any) -> Any:
     return b.apply(
         Prim.DIV, b.scalar(1.0, b.type_of(y).dtype), b.apply(Prim.ADD, b.apply(Prim.EXP, b.apply(Prim.NEG, y)), 1.0)
     )
@@ -287,9 +287,9 @@ def test_transposed_left_operand() -> None:
 @pytest.mark.parametrize("case", [(32, 3, 9, 4, 1), (20, 7, 1, 0, 1), (5, 1, 5, 2, 1), (17, 4, 3, 2, 2)], ids=str)
 def test_lanes_along_the_sum(case: tuple[int, ...], out: Format) -> None:
     """Few output channels."""
-    c, oc, k, p, d = case
+    c, oc, k, pad, d = case
     b, x = image(c, 13, 11, 2)
-    y = conv(b, x, oc, (k, k), lo=(p, p), dilations=(d, d))
+    y = conv(b, x, oc, (k, k), lo=(pad, pad), dilations=(d, d))
     y = b.apply(Prim.ADD, y, b.reshape(b.input(f32(oc), is_weight=True), (oc, 1, 1)))
     p = problem(b, [b.apply(Prim.MAX, y, 0.0)], [LAST, ROW, ROW], [out])
     found = check(p, most=5)

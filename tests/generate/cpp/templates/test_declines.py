@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from weft.kernels.candidate import Problem
 from weft.kernels.source import KernelSource
 
 
-def refused(p) -> str:
+def refused(p: Any) -> str:
     found = templates.schedules(p, Facts())
     assert isinstance(found, Declined)
     return found.reason
@@ -166,7 +168,7 @@ def test_views_reshape(
     assert (None if got is None else got.strides) == want
 
 
-def golden_problems():
+def golden_problems() -> Iterator[Any]:
     b = GraphBuilder()
     x = b.input(f32(1, 3, 8, 8))
     y = conv(b, x, 16, (3, 3), strides=(2, 2), lo=(1, 1))

@@ -11,6 +11,7 @@ from tests.generate.cuda.tensor_emulator import Emulated, run
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
 from weft.generate.cuda import templates
+from weft.generate.cuda.attention import linear as attention_linear
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
@@ -99,12 +100,12 @@ def test_it_compiles_without_spills() -> None:
 def test_what_is_declined_says_why() -> None:
     wide = templates.schedules(linear(Heads(1, (1,), 64, 8, 8)), H200)
     assert isinstance(wide, Declined)
-    assert "65 by 64" in templates.attention.attention_linear.linear(linear(Heads(1, (1,), 64, 8, 8))).reason  # type: ignore[union-attr]
+    assert "65 by 64" in attention_linear.linear(linear(Heads(1, (1,), 64, 8, 8))).reason
     b = GraphBuilder()
     x = b.input(TensorType(F16, (2, 8, 8)))
     y = b.apply(Prim.EXP, b.add(Prim.MATMUL, b.add(Prim.MATMUL, x, x), x))
     other = problem_of(b, b.apply(Prim.ADD, y, b.input(TensorType(F16, (2, 8, 8)))))
-    found = templates.attention.attention_linear.linear(other)
+    found = attention_linear.linear(other)
     assert isinstance(found, Declined)
     assert "another operand" in found.reason or "no function" in found.reason
-    assert isinstance(templates.attention.attention_linear.linear(plain((1, 2), 16, 16, 16)), Declined)
+    assert isinstance(attention_linear.linear(plain((1, 2), 16, 16, 16)), Declined)

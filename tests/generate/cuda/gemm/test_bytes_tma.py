@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests import goldens
@@ -225,7 +227,7 @@ def assert_bits(kernels: Emulated, problem: Problem, source: CudaSource, *, defe
 def test_every_schedule_compiles() -> None:
     scaled = product(4096, 4096, 4096, out=BF16, scales="rows", bias=BF16)
     narrow = product(2048, 3072, 768, out=I8, scales="rows", bias=I32, weight=True)
-    found = []
+    found: list[Any] = []
     for problem in (scaled, narrow, product(512, 512, 8192), convolution(16, 256, 28, 28, 256, 3, 1, 1)):
         shapes = [s for _, s in tma_choose.shapes(contraction(problem), H200, 2)]
         assert shapes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.generate.cuda.products import F32, product
@@ -29,7 +30,7 @@ def case_of(problem: Problem) -> Case:
     return found
 
 
-def rows(m: int, n: int, k: int, **options) -> Case:
+def rows(m: int, n: int, k: int, **options: Any) -> Case:
     return case_of(product((m, k), (n, k), turn_right=True, **options))
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from weft.generate.cuda.shipped import (
     measured_best,
     product_place,
     promoted,
-    table,
     table_for,
 )
 from weft.generate.cuda.shipped.table import MARGIN, MOST_LOOKED_AT, REMEDY, Tried
@@ -63,7 +63,7 @@ def place_of(g: Gemm) -> Place:
 @pytest.fixture
 def other_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A folder in place of the package's."""
-    monkeypatch.setattr(table.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
     table_for.cache_clear()
     yield tmp_path
     table_for.cache_clear()

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.generate.cuda.mlp.test_mlp import CASES
 from tests.generate.cuda.mlps import BF16, F16, F32, Net, mlp, normal, random_net
-from tests.gpu.conftest import Compile
 from tests.gpu.machine import Gpu, Known
 
 import weft
@@ -70,8 +70,11 @@ NETS: dict[str, Net] = {
 }  # fmt: skip
 
 
+Compiled = tuple[dict[str, list[CudaSource]], dict[str, CompiledCubin], Gpu, float]
+
+
 @pytest.fixture(scope="module")
-def compiled(gpu: tuple[Gpu, GpuFacts]):
+def compiled(gpu: tuple[Gpu, GpuFacts]) -> Compiled:
     """All sources by net, their cubins by text, and what runs them without compiling them again."""
     machine, facts = gpu
     found: dict[str, list[CudaSource]] = {}
@@ -89,7 +92,7 @@ def compiled(gpu: tuple[Gpu, GpuFacts]):
 
 
 @pytest.mark.parametrize("name", list(NETS))
-def test_every_schedule(name: str, compiled: Compile) -> None:
+def test_every_schedule(name: str, compiled: Compiled) -> None:
     sources, _, machine, started = compiled
     if time.monotonic() - started > SECONDS:
         pytest.skip(f"{SECONDS} s are over")
@@ -124,8 +127,8 @@ def test_random_networks(first: int, gpu: tuple[Gpu, GpuFacts], record_property:
     runner = Gpu(known, machine.arch)
     wrong = {}
     refused = []
-    for seed, sources in cases:
-        taken = [s for s in sources if _is_taken(known.compile(s.text, arch=machine.arch, flags=s.flags), s)]
+    for seed, both in cases:
+        taken = [s for s in both if _is_taken(known.compile(s.text, arch=machine.arch, flags=s.flags), s)]
         if len(taken) < 2:
             refused.append(seed)
         if not taken:
@@ -150,13 +153,13 @@ def _is_taken(compiled_: CompiledCubin, source: CudaSource) -> bool:
     return not compiled_.warnings and compiled_.of(source.launches[0].entry).spill_stores <= SPILLED
 
 
-def _exact(problem, inputs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _exact(problem: Any, inputs: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The result in float64, and as the graph's own types give it."""
     exact = np.asarray(evaluate(problem.graph, inputs, precise=True)[0], dtype=np.float64)
     return exact, np.asarray(evaluate(problem.graph, inputs)[0], dtype=np.float64)
 
 
-def test_kernels_do_not_spill(compiled: Compile) -> None:
+def test_kernels_do_not_spill(compiled: Compiled) -> None:
     sources, by_text, _, _ = compiled
     spilled = {}
     for name, made in sources.items():
@@ -195,7 +198,7 @@ class _Radiance(torch.nn.Module):
         self.below = torch.nn.Sequential(*_linear(24, 64, 64, 64))
         self.above = torch.nn.Sequential(*_linear(64 + 16, 64, 64), torch.nn.Linear(64, 3), torch.nn.Sigmoid())
 
-    def forward(self, x, direction):
+    def forward(self, x: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
         t = (x[..., None] * self.bands).flatten(-2)
         features = self.below(torch.cat([torch.sin(t), torch.cos(t)], -1))
         return self.above(torch.cat([features, direction], -1))

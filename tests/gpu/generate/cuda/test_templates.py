@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +111,7 @@ def check(machine: Gpu, problem: Problem, facts: GpuFacts, *, exact: bool) -> No
             assert error <= (TF32_ERROR if rounds else unit) + 2.0**-24 * k**0.5, (str(schedule), error)
 
 
-EMULATED = {"halo": HALO, "pair": PAIRS, "pooled": POOLED, "stacked": STACKED}
+EMULATED: dict[str, Mapping[str, Any]] = {"halo": HALO, "pair": PAIRS, "pooled": POOLED, "stacked": STACKED}
 
 
 @pytest.mark.parametrize("name", [f"{kind}, {x}" for kind, cases in EMULATED.items() for x in cases])
