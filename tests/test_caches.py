@@ -28,7 +28,8 @@ FEW = {
 def unbounded(path: Path) -> Iterator[str]:
     """Functions of a module, or of its classes, that take something and remember every result."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    for scope in (tree, *(n for n in tree.body if isinstance(n, ast.ClassDef))):
+    scopes: list[ast.Module | ast.ClassDef] = [tree]
+    for scope in (*scopes, *(n for n in tree.body if isinstance(n, ast.ClassDef))):
         for n in scope.body:
             if isinstance(n, ast.FunctionDef) and (n.args.args or n.args.kwonlyargs or n.args.posonlyargs):
                 yield from (n.name for d in n.decorator_list if is_unbounded(d))

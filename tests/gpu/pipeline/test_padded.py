@@ -61,7 +61,7 @@ def padded_plan(found: Alternatives, setting: Setting) -> Plan:
     """The plan of few kernels by estimates in which no product reads odd channels where there is a way around it."""
     candidates = enumerate_candidates(found.graph, limits_of(setting.options), found).candidates
     problems = collect(found.graph, candidates, found, setting.platform.facts)
-    maker = untuned._Maker(problems, setting, "fused")
+    maker = untuned._Maker(setting, "fused")
     prices = {k: e.estimate_us * (50.0 if odd(e.problem) else 1.0) for k, e in problems.tasks.items()}
     for _ in range(untuned.ROUNDS):
         ranked = [
@@ -71,11 +71,11 @@ def padded_plan(found: Alternatives, setting: Setting) -> Plan:
         ]
         offers = choose.offers(ranked)
         chosen = select(found.graph, [o.priced for o in offers], alternatives=found, plans=1)[0].chosen
-        fresh = [offers[i].ranked.entry for i in chosen if offers[i].ranked.entry.problem.key not in maker.kernels]
+        fresh = [offers[i].ranked.task for i in chosen if offers[i].ranked.task.problem.key not in maker.kernels]
         if not fresh:
             return choose.assemble("padded", offers, chosen, found, None)
-        for entry in fresh:
-            maker.make(entry)
+        for task in fresh:
+            maker.make(task)
     raise AssertionError("no plan")
 
 
