@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.nn import emulation
 from tests.nn.emulation import FACTS, Worker, launched
+from tests.slow import few
 from torch import nn
 
 from weft.generate.cuda.mlp import kernel as mlp
@@ -54,7 +55,7 @@ FAILURES = {"nothing": "unwritten", "crash": "crash", "hang": "hang", "dies": "p
 
 
 @pytest.mark.parametrize("how", FAILURES)
-@pytest.mark.parametrize("part", ["_chain", "_finish"])
+@pytest.mark.parametrize("part", few(["_chain", "_finish"], 1))
 def test_gradients_that_fail_in_the_worker_are_those_of_torch(
     part: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_second_process_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not workers[1].asked
 
 
+@pytest.mark.slow
 def test_one_worker_serves_all_modules_rests_in_between_and_ends_when_it_is_idle(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -172,6 +174,7 @@ def test_memory_that_lacked_once_is_asked_for_again(monkeypatch: pytest.MonkeyPa
         judge.close()
 
 
+@pytest.mark.slow
 def test_other_rows_are_verified_before_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
     emulation.install(monkeypatch, emulation.judge(worker))

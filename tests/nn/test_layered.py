@@ -99,7 +99,7 @@ def test_gradients_of_wide_layers(
     assert float((second.double() - wanted_second).norm()) < 2e-2 * float(wanted_second.norm()) + 1e-6
 
 
-@pytest.mark.parametrize("masters", [False, True])
+@pytest.mark.parametrize("masters", few([False, True], 1))
 def test_every_kernel_of_a_step_by_layers_passes_the_gate(
     emulated: None, monkeypatch: pytest.MonkeyPatch, masters: bool
 ) -> None:
@@ -128,7 +128,7 @@ def test_every_kernel_of_a_step_by_layers_passes_the_gate(
     assert said >= {"image of weights", "values side by side", "end of a backward pass", "gradients of biases"}
 
 
-@pytest.mark.parametrize("part", ["_pack", "_columns", "_ending"])
+@pytest.mark.parametrize("part", few(["_pack", "_columns", "_ending"], 1))
 def test_a_kernel_beside_products_that_fails_in_the_worker_is_not_launched(
     emulated: None, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
