@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.harness.record import ROOT
 
 from benchmarks import model_quality
 from tools import record_tables, tables
 
+ROOT = Path(__file__).parent.parent
 NO_MEASUREMENTS = (
     "| stage | function |", "| layer (top first) |", "| file | holds |", "| Code | Class |", "| Class | Meaning |",
     "| | in kernels | else |", "| letter | meaning |", "| | |", "| file | |", "| flag | key |",
