@@ -100,7 +100,7 @@ def names(found: Sequence[Generator]) -> list[str]:
 
 
 def test_a_plug_in_of_today_is_asked_for_its_devices_and_nothing_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    today: PlugIn = Today()
+    today: PlugIn = Today()  # type: ignore[assignment] # its devices are a tuple
     assert today.contract == CONTRACT, "a version of its own: change the plug-in of this test with the contract"
     install(monkeypatch, entry("today", "Today"))
     with warnings.catch_warnings():

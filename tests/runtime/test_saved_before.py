@@ -14,9 +14,10 @@ from weft.errors import ArtifactError, DeviceError
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
 from weft.runtime import artifact, cuda_artifact
 from weft.runtime.executable import Executable, Linked
+from weft.runtime.loaded import Loaded
 
 
-def load(name: str, folder: Path) -> weft.Loaded:
+def load(name: str, folder: Path) -> Loaded:
     path, digest = unpacked(name, folder)
     return weft.load(path, trust=digest, options=weft.Options(cache_dir=folder / "cache", threads=1))
 
