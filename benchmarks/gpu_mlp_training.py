@@ -30,7 +30,7 @@ from benchmarks.harness.record import Record, folder_of_gpu
 from weft.device.cuda.facts import gpu_facts, profile
 from weft.device.cuda.nvrtc import CompileJob, Nvrtc, find_nvrtc
 from weft.generate.cuda import templates
-from weft.generate.cuda.mlp import kernel as mlp
+from weft.generate.cuda.mlp import template as mlp
 from weft.generate.cuda.training import Gradient, Network, forward_problem, gradient, layered, shapes
 from weft.ir.declined import Declined
 from weft.ir.types import DType

@@ -17,7 +17,7 @@ from torch import nn
 from benchmarks.harness.gpu_time import median_us
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompileJob, find_nvrtc
-from weft.generate.cuda.mlp import kernel as mlp
+from weft.generate.cuda.mlp import template as mlp
 from weft.generate.cuda.training import Gradient, forward_problem, gradient, shapes
 from weft.ir.declined import Declined
 from weft.ir.types import DType

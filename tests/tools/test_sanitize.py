@@ -24,7 +24,7 @@ from tools import sanitize
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.generate.bind import BoundCuda, CudaDriver
-from weft.generate.cuda.attention import kernel as attention
+from weft.generate.cuda.table import NAMED
 from weft.ir.types import DType, TensorType
 from weft.kernels.formats import Format
 from weft.kernels.source import Launch, Pointer
@@ -48,12 +48,8 @@ some program's own line about Invalid planted
 ENTRIES = {"one": ["k0123456789abcdef"], "two": ["k9999999999999999", "k9999999999999999_1"], PLANTED: ["planted"]}
 
 
-TEMPLATES = {
-    *("mma", "wgmma", "simt", "gemv", "halo", "depthwise", "tma", "swap_ab", "grouped", "grouped_tma", "grouped_simt"),
-    *("mlp", "mlp_pair", "mlp_wide", "separable", "stacked", "pooled", "pools"),
-    *attention.TEMPLATES,
-}
-"""All that there are."""
+TEMPLATES = {*NAMED, "pools"}
+"""All that there are: those of the table, and that of loops."""
 
 
 def test_reports_find_their_kernels() -> None:

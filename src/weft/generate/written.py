@@ -12,37 +12,17 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_MMA, _TMA, _BESIDE = "cuda/gemm/mma/kernel.py", "cuda/gemm/tma/kernel.py", "cuda/role/beside.py"
+from weft.generate.cuda.table import NAMED
+
 FILES: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
     {
         ("cpp", ""): ("cpp/kernel.py",),
         ("cpp", "contraction"): ("cpp/templates/direct.py",),
         ("cpp", "depthwise"): ("cpp/templates/depthwise.py",),
         ("cpp", "winograd"): ("cpp/templates/winograd.py",),
+        **{("cuda", name): t.files(name) for name, t in NAMED.items()},
         ("cuda", ""): ("cuda/loops/kernel.py",),
-        ("cuda", "attention"): ("cuda/attention/kernel.py",),
-        ("cuda", "attention_split"): ("cuda/attention/kernel.py",),
-        ("cuda", "attention_tf32"): ("cuda/attention/kernel.py",),
-        ("cuda", "attention_tma"): ("cuda/attention/tma.py",),
-        ("cuda", "depthwise"): ("cuda/conv/depthwise/kernel.py",),
-        ("cuda", "gemv"): ("cuda/gemm/gemv/kernel.py",),
-        ("cuda", "grouped"): (_MMA, "cuda/gemm/grouped/kernel.py", _BESIDE),
-        ("cuda", "grouped_simt"): (_MMA, "cuda/gemm/grouped/kernel.py", _BESIDE),
-        ("cuda", "grouped_tma"): (_TMA, "cuda/gemm/grouped/tma.py", _BESIDE),
-        ("cuda", "halo"): ("cuda/conv/halo/kernel.py",),
-        ("cuda", "linear_attention"): ("cuda/attention/linear.py",),
-        ("cuda", "mlp"): ("cuda/mlp/kernel.py",),
-        ("cuda", "mlp_pair"): ("cuda/mlp/pair.py",),
-        ("cuda", "mlp_wide"): ("cuda/mlp/wide.py",),
-        ("cuda", "mma"): (_MMA,),
-        ("cuda", "pooled"): ("cuda/conv/pooled/kernel.py",),
         ("cuda", "pools"): ("cuda/loops/pools.py",),
-        ("cuda", "separable"): ("cuda/conv/separable/kernel.py",),
-        ("cuda", "simt"): (_MMA,),
-        ("cuda", "stacked"): ("cuda/conv/stacked/kernel.py",),
-        ("cuda", "swap_ab"): ("cuda/gemm/swap_ab/kernel.py",),
-        ("cuda", "tma"): (_TMA,),
-        ("cuda", "wgmma"): (_MMA, "cuda/gemm/mma/wgmma.py"),
     }
 )
 """By generator and template, none for fused loops: files below `weft/generate`."""

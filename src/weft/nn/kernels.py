@@ -16,7 +16,7 @@ from weft.device.cuda.driver import Function, Module
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import WeftError
-from weft.generate.cuda.mlp import kernel as mlp
+from weft.generate.cuda.mlp import template as mlp
 from weft.generate.cuda.training import Gradient, Network, Step, gradient, gradient_problem, layered, shapes, step
 from weft.generate.cuda.training.network import forward_problem
 from weft.ir.declined import Declined

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import CATEGORY, Category, Prim
+from weft.orchestrate.idiom import Idiom
 from weft.orchestrate.stored import Stored, stored_root
 
 _MAPS = frozenset({Prim.TRANSPOSE, Prim.SLICE})
@@ -137,3 +138,11 @@ def _behind(graph: Graph, stored: Stored, second: NodeId) -> tuple[Mask, NodeId]
         found |= 1 << reader
         sink = reader
     return found, sink
+
+
+ATTENTION = Idiom(
+    name="attention",
+    patterns=("attention", "linear attention"),
+    find=lambda scene: ((members, (sink,)) for members, sink in attention_groups(scene.graph, scene.stored)),
+    multiplied=None,
+)

@@ -70,6 +70,21 @@ def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
     return min(block, persistent if load in ("rows", "taps") and _in_place(graph, node) else math.inf) * factor
 
 
+def are_apart(graph: Graph, linear: Sequence[NodeId]) -> bool:
+    """Whether there are several products for the matrix units, none of which needs another."""
+    if len(linear) < 2 or not all(on_matrix_units(graph, graph.nodes[i]) and graph.nodes[i].type.size for i in linear):
+        return False
+    after: set[NodeId] = set()
+    for i, node in enumerate(graph.nodes):
+        if any(j in after for j in node.inputs):
+            if i in linear:
+                return False
+            after.add(i)
+        elif i in linear:
+            after.add(i)
+    return len({graph.nodes[i].type.dtype for i in linear}) == 1
+
+
 def are_layers(graph: Graph, products: Sequence[NodeId]) -> bool:
     """Whether products are those of a small fully connected network: several, with weights, in 16 bits."""
     if len(products) < 2 or any(graph.nodes[i].prim is not Prim.MATMUL for i in products):

@@ -12,18 +12,12 @@ from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Candidate, Kind
 from weft.orchestrate.abstract import Grown, Reentry, grow
 from weft.orchestrate.alternatives import Alternatives
-from weft.orchestrate.attention import attention_groups
 from weft.orchestrate.calls import library_calls
-from weft.orchestrate.grouped import MAX_INPUTS as MAX_GROUPED_INPUTS
-from weft.orchestrate.grouped import parts_of, sibling_groups, split_groups
+from weft.orchestrate.idiom import Scene
+from weft.orchestrate.idioms import IDIOMS
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
-from weft.orchestrate.mlp import MAX_INPUTS, mlp_groups
-from weft.orchestrate.narrow import narrow_groups
-from weft.orchestrate.norms import norm_groups
 from weft.orchestrate.opaque import call_members
-from weft.orchestrate.pooled import pooled_groups
-from weft.orchestrate.separable import separable_groups
 from weft.orchestrate.stored import Stored, stored_root, tables_inside
 
 
@@ -118,11 +112,8 @@ def enumerate_candidates(
             continue
         if limits.multi_output:
             _add_siblings(found, stored, legality, groups, rejected)
-        if limits.attention:
-            _add_pairs(found, stored, limits, only, rejected)
-        if limits.multiprocessors:
-            every = {**every, **groups}
-            _add_grouped(found, stored, limits, every, only, rejected, merged=alternatives.versions > 1)
+        every = {**every, **groups}
+        _add_idioms(found, stored, limits, every, only, rejected, merged=alternatives.versions > 1)
     kept = [c for _, c in found.candidates.values()]
     if limits.max_candidates and len(kept) > limits.max_candidates:
         capped = True
@@ -297,19 +288,24 @@ def _add_siblings(
                 found.add(stored, members, bits(outputs), Kind.GROUP, 2)
 
 
-def _add_pairs(found: _Found, stored: Stored, limits: EnumerationLimits, only: Mask, rejected: Counter[str]) -> None:
-    """Several contractions in one kernel, or one with casts in front of it or a window behind it."""
-    graph = found.graph
-    pairs = (*attention_groups(graph, stored), *separable_groups(graph, stored), *pooled_groups(graph, stored))
-    for members, sink in pairs:
-        _add_whole(found, stored, members, (sink,), limits.max_inputs, only, rejected)
-    for members, ends in mlp_groups(graph, stored):
-        _add_whole(found, stored, members, ends, MAX_INPUTS, only, rejected)
-    for members, written in norm_groups(graph, stored):
-        _add_whole(found, stored, members, written, limits.max_inputs, only, rejected)
-    for members, written in narrow_groups(graph, stored, tuple(found.candidates)):
-        # what ends in front of an alternative's cast is made of the original's nodes alone
-        _add_whole(found, stored, members, written, limits.max_inputs, 0, rejected)
+def _add_idioms(
+    found: _Found,
+    stored: Stored,
+    limits: EnumerationLimits,
+    groups: Mapping[NodeId, tuple[Mask, ...]],
+    only: Mask,
+    rejected: Counter[str],
+    *,
+    merged: bool,
+) -> None:
+    """What templates make one kernel of beyond a group that grows."""
+    scene = Scene(found.graph, stored, limits, found.candidates, groups, merged)
+    for idiom in IDIOMS:
+        if not idiom.wanted(limits):
+            continue
+        most = limits.max_inputs if idiom.most_inputs is None else idiom.most_inputs
+        for members, written in tuple(idiom.find(scene)):
+            _add_whole(found, stored, members, written, most, 0 if idiom.of_original else only, rejected)
 
 
 def _add_whole(
@@ -326,25 +322,6 @@ def _add_whole(
         rejected["too many inputs"] += 1
     elif not only or members & only:
         found.add(stored, members, written, Kind.GROUP, -1)
-
-
-def _add_grouped(
-    found: _Found,
-    stored: Stored,
-    limits: EnumerationLimits,
-    groups: Mapping[NodeId, tuple[Mask, ...]],
-    only: Mask,
-    rejected: Counter[str],
-    *,
-    merged: bool,
-) -> None:
-    """Products that need nothing of each other in one launch, and products that are stored as slices."""
-    graph = found.graph
-    parts = parts_of(graph, stored, groups)
-    siblings = sibling_groups(graph, stored, parts, limits.multiprocessors, merged=merged)
-    every = (*siblings, *split_groups(graph, stored))
-    for members, written in every:
-        _add_whole(found, stored, members, written, MAX_GROUPED_INPUTS, only, rejected)
 
 
 def _weights(graph: Graph, stored: Stored) -> Mask:

@@ -30,13 +30,11 @@ from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.compulsory import compulsory_work
 from weft.orchestrate.contraction_cuda import (
-    are_layers,
     contraction_us,
-    layers_us,
     on_matrix_units,
     rate_name,
-    together_us,
 )
+from weft.orchestrate.idioms import multiplied_together
 from weft.orchestrate.narrow import multiplied_as, widening
 
 ROW_BYTES = 96 * 1024
@@ -112,9 +110,8 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     traits = _traits(graph, costs_of(facts))
     again = _repetitions(problem)
     linear = [i for i, t in enumerate(traits) if t.category is Category.LINEAR]
-    grouped = _apart(graph, linear)
-    layers = not grouped and are_layers(graph, linear)
-    products = [] if grouped or layers else [contraction_us(problem, i, facts) * again[i] for i in linear]
+    together = multiplied_together(graph, linear)
+    products = [contraction_us(problem, i, facts) * again[i] for i in linear] if together is None else []
     multiplied_on = {i for i in linear if on_matrix_units(graph, graph.nodes[i])}
     in_front = _in_front(graph, traits, multiplied_on)
     taken = frozenset[NodeId]().union(*(widening(graph, graph.nodes[i]) for i in multiplied_on))
@@ -135,9 +132,11 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
         before = _on_the_way(before, sum(products) * c.lanes * clocks, c)
     # what is computed in front of a product takes its loads through registers: it is not hidden behind the product
     waited = (before + _exact_slots(graph, traits, linear, again, c)) / c.lanes / clocks
-    multiplied = (together_us(problem, linear, facts) if grouped else sum(products)) + waited
-    if layers:  # what stands between two of them is hidden behind the products of other rows
-        multiplied, slots = layers_us(problem, linear, facts), slots + before
+    multiplied = sum(products) if together is None else together.us(problem, linear, facts)
+    if together is not None and together.hides:
+        slots += before
+    else:
+        multiplied += waited
     mixed = _mixed(problem)
     traffic = _traffic_us(problem, facts, traits, mixed)
     if Format.LAST in problem.output_formats and Format.LAST not in problem.input_formats:
@@ -145,21 +144,6 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
         traffic = max(traffic, c.across_cycles * across / clocks)
     costs = (multiplied, slots / c.lanes / clocks, special / costs_of(facts).roofline.sfu_per_clock / clocks, traffic)
     return gap_us(facts) + overlapped(costs, facts) + _latency_us(problem, traits, multiplied_on, mixed, c)
-
-
-def _apart(graph: Graph, linear: Sequence[NodeId]) -> bool:
-    """Whether there are several products for the matrix units, none of which needs another."""
-    if len(linear) < 2 or not all(on_matrix_units(graph, graph.nodes[i]) and graph.nodes[i].type.size for i in linear):
-        return False
-    after: set[NodeId] = set()
-    for i, node in enumerate(graph.nodes):
-        if any(j in after for j in node.inputs):
-            if i in linear:
-                return False
-            after.add(i)
-        elif i in linear:
-            after.add(i)
-    return len({graph.nodes[i].type.dtype for i in linear}) == 1
 
 
 def _on_the_way(before: float, products: float, c: Estimate) -> float:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import CATEGORY, Category, Prim
+from weft.orchestrate.contraction_cuda import are_apart, together_us
+from weft.orchestrate.idiom import Idiom, Multiplied, Scene
 from weft.orchestrate.stored import Stored
 
 MOST_MEMBERS = 16
@@ -215,3 +217,20 @@ def _turned(graph: Graph, stored: Stored, at: NodeId) -> tuple[NodeId, Mask]:
         found |= readers
         at = after
     return at, found
+
+
+def _in_one_launch(scene: Scene) -> Iterator[tuple[Mask, tuple[NodeId, ...]]]:
+    """Products that need nothing of each other, then products that are stored as slices."""
+    parts = parts_of(scene.graph, scene.stored, scene.groups)
+    yield from sibling_groups(scene.graph, scene.stored, parts, scene.limits.multiprocessors, merged=scene.merged)
+    yield from split_groups(scene.graph, scene.stored)
+
+
+GROUPED = Idiom(
+    name="grouped",
+    patterns=("grouped",),
+    find=_in_one_launch,
+    multiplied=Multiplied(are_apart, together_us, hides=False),
+    wanted=lambda limits: limits.multiprocessors > 0,
+    most_inputs=MAX_INPUTS,
+)

@@ -12,6 +12,8 @@ from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId, bits
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
+from weft.orchestrate.contraction_cuda import are_apart, are_layers, layers_us
+from weft.orchestrate.idiom import Idiom, Multiplied
 from weft.orchestrate.stored import Stored, is_weight, stored_root
 
 WIDEST = 512
@@ -248,3 +250,12 @@ def _sinks(graph: Graph, stored: Stored, last: NodeId) -> list[NodeId]:
 
 def _is_alike(graph: Graph, v: NodeId, size: int) -> bool:
     return CATEGORY[graph.nodes[v].prim] is Category.ELEMENTWISE and graph.type_of(v).size == size
+
+
+MLP = Idiom(
+    name="mlp",
+    patterns=("mlp",),
+    find=lambda scene: mlp_groups(scene.graph, scene.stored),
+    multiplied=Multiplied(lambda g, linear: are_layers(g, linear) and not are_apart(g, linear), layers_us, hides=True),
+    most_inputs=MAX_INPUTS,
+)

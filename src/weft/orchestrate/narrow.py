@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from weft.ir.graph import Graph, Mask, Node, NodeId, bits
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
+from weft.orchestrate.idiom import Idiom
 from weft.orchestrate.stored import Stored, stored_root
 
 BYTES = {
@@ -110,3 +111,12 @@ def _casts(graph: Graph, stored: Stored, node: NodeId) -> Mask:
             return 0
         found |= 1 << v
     return found
+
+
+NARROW = Idiom(
+    name="narrow",
+    patterns=("product",),
+    find=lambda scene: narrow_groups(scene.graph, scene.stored, tuple(scene.known)),
+    multiplied=None,
+    of_original=True,
+)

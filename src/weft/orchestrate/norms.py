@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
+from weft.orchestrate.idiom import Idiom
 from weft.orchestrate.separable import behind
 from weft.orchestrate.stored import Stored, is_weight, stored_root
 
@@ -158,3 +159,11 @@ def _product_of(graph: Graph, stored: Stored, x: NodeId) -> NodeId:
                 before |= stored.dag.producers[u]
         frontier = before & ~seen
     return -1
+
+
+NORMS = Idiom(
+    name="norms",
+    patterns=("product",),
+    find=lambda scene: norm_groups(scene.graph, scene.stored),
+    multiplied=None,
+)

@@ -12,6 +12,7 @@ from typing import cast
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId, bits
 from weft.ir.prims import CATEGORY, Category, Prim
+from weft.orchestrate.idiom import Idiom
 from weft.orchestrate.separable import behind
 from weft.orchestrate.stored import Stored
 
@@ -67,3 +68,11 @@ def _core(graph: Graph, stored: Stored, conv: NodeId) -> tuple[Mask, NodeId]:
 def _is_pool(graph: Graph, node: NodeId) -> bool:
     record = graph.nodes[node]
     return CATEGORY[record.prim] is Category.WINDOW and len(cast("a.WindowAttrs", record.attrs).kernel) == 2
+
+
+POOLED = Idiom(
+    name="pooled",
+    patterns=("pooled",),
+    find=lambda scene: ((members, (sink,)) for members, sink in pooled_groups(scene.graph, scene.stored)),
+    multiplied=None,
+)

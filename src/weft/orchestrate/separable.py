@@ -13,6 +13,7 @@ from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId, bits
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
+from weft.orchestrate.idiom import Idiom
 from weft.orchestrate.stored import Stored
 
 MOST_BETWEEN, STEP = 128, 16
@@ -117,3 +118,11 @@ def behind(graph: Graph, stored: Stored, second: NodeId) -> tuple[Mask, NodeId]:
         if len(ends) == 1 and all(stored.dag.consumers[v] & ~inside == 0 for v in bits(inside) if v != ends[0]):
             best = (found, ends[0])
     return best
+
+
+SEPARABLE = Idiom(
+    name="separable",
+    patterns=("separable", "stacked"),
+    find=lambda scene: ((members, (sink,)) for members, sink in separable_groups(scene.graph, scene.stored)),
+    multiplied=None,
+)

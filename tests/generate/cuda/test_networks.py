@@ -18,7 +18,7 @@ from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc, gate
 from weft.device.cuda.resources import MAX_SPILL_BYTES
 from weft.frontends.torch import import_exported
-from weft.generate.cuda.mlp import kernel as mlp_template
+from weft.generate.cuda.mlp import template as mlp_template
 from weft.ir.declined import Declined
 from weft.ir.passes import clean_up
 from weft.kernels.source import CudaSource

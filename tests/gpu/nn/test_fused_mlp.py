@@ -25,7 +25,7 @@ from torch import nn
 
 from benchmarks import gpu_mlp_training
 from weft.device.cuda.facts import GpuFacts, gpu_facts
-from weft.generate.cuda.mlp import kernel as mlp
+from weft.generate.cuda.mlp import template as mlp
 from weft.generate.cuda.training import Activation, ChainConfig, Network, shapes
 from weft.ir.declined import Declined
 from weft.ir.types import DType

@@ -21,7 +21,7 @@ from torch import nn
 
 import weft
 from weft.device.cuda.facts import GpuFacts, gpu_facts
-from weft.generate.cuda.mlp import kernel as mlp
+from weft.generate.cuda.mlp import template as mlp
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate
 from weft.ir.types import DType

@@ -8,45 +8,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import replace
 from typing import cast
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.gemm.common.product import product
-from weft.generate.cuda.gemm.gemv import kernel as gemv
-from weft.generate.cuda.gemm.mma import choose, cost
-from weft.generate.cuda.gemm.swap_ab import choose as swap_choose
-from weft.generate.cuda.gemm.tma import choose as tma_choose
-from weft.generate.cuda.gemm.tma import store as tma_store
+from weft.generate.cuda.gemm.mma import cost
+from weft.generate.cuda.gemm.pattern import PRODUCT, taking
 from weft.generate.cuda.shipped import kind_of, measured_best, product_place
+from weft.generate.cuda.table import NAMED, of_pattern
+from weft.generate.cuda.template import Ranked, too_old
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import Schedule
 
-Ranked = list[tuple[float, Schedule]]
-"""(modelled microseconds, configuration)."""
+__all__ = ["Ranked", "kind", "pruned", "space"]
+
 _NEAR = 1.5
 """What the model has slower than so many times the best is measured late, if at all."""
 _ALIKE = 0.15
 """Share by which the model must have one faster for each of the same kind before it."""
 _FROM_TABLE = 4
 """Kinds that are measured because they were fastest elsewhere."""
-_KIND = (
-    "template",
-    "bm",
-    "bn",
-    "split",
-    "pingpong",
-    "cluster",
-    "cols",
-    "slices",
-    "multicast",
-    "stream_k",
-    "coop_fixup",
-    "store",
-)
-"""Parameters that make configurations different; the others are tried after these."""
 
 
 def space(problem: Problem, facts: GpuFacts) -> Ranked | Declined:
@@ -54,18 +37,13 @@ def space(problem: Problem, facts: GpuFacts) -> Ranked | Declined:
     p = product(problem, tf32=facts.tf32)
     if isinstance(p, Declined):
         return p
-    if facts.capability < 80:
-        return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
-    name = "mma" if p.tensor else "simt"
-    found = [(cycles, s.schedule("wgmma" if s.group else name)) for cycles, s in choose.every(p, facts)]
-    if p.tf32:
-        found += [(cycles, s.schedule("simt")) for cycles, s in choose.every(replace(p, tf32=False), facts)]
-    found += [(cycles, s.schedule()) for cycles, s in tma_choose.every(p, facts)]
-    boxed = tma_store.offered(p, tma_choose.shapes(p, facts), facts)
-    found += [(cycles, s.schedule()) for cycles, s in boxed]
-    found += [(cycles, s.schedule()) for cycles, s in swap_choose.every(p, facts)]
-    if gemv.applies(p) is None:
-        found += [(cycles, s.schedule()) for cycles, s in gemv.shapes(p, facts, 1 << 20)]
+    old = too_old(facts)
+    if old is not None:
+        return old
+    found: Ranked = []
+    for template in taking(p, of_pattern(PRODUCT)):
+        every = template.every(p, facts)
+        found += [] if isinstance(every, Declined) else every
     per_us = facts.clock_ghz * 1e3
     return sorted(((cycles / per_us, s) for cycles, s in found), key=_rank)
 
@@ -131,4 +109,5 @@ def _measured_best(problem: Problem, facts: GpuFacts, ranked: Ranked) -> list[Sc
 def kind(s: Schedule) -> tuple[object, ...]:
     """What makes configurations different; those of one kind differ little in time."""
     known = dict(s.params)
-    return tuple(known.get(name) for name in _KIND)
+    name = str(known.get("template"))
+    return name, *(known.get(x) for x in (NAMED[name].kinds.search if name in NAMED else ()))

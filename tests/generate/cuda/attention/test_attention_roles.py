@@ -9,7 +9,8 @@ import pytest
 from tests.generate.cuda.attention import test_attention, test_attention_linear, test_attention_tma
 
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
-from weft.generate.cuda.attention import kernel as attention
+from weft.generate.cuda import templates
+from weft.generate.cuda.attention import kernel, linear, tma
 from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import RoleSource
@@ -33,11 +34,24 @@ CASES: dict[str, tuple[Problem, Schedule]] = {
 }
 
 
+def roles(problem: Problem, schedule: Schedule) -> RoleSource | Declined:
+    template = templates.template_of(schedule)
+    assert not isinstance(template, Declined)
+    found = template.pattern.match(problem, tf32=False)
+    match schedule.param("template"):
+        case "linear_attention":
+            return linear.roles(found, schedule)
+        case "attention_tma":
+            return tma.roles(found, schedule, kernel.EXP2)
+        case _:
+            return kernel.roles(found, schedule)
+
+
 @pytest.fixture(scope="module")
 def made() -> dict[str, RoleSource]:
     found = {}
     for name, (problem, schedule) in CASES.items():
-        source = attention.roles(problem, schedule)
+        source = roles(problem, schedule)
         assert not isinstance(source, Declined), (name, source.reason)
         found[name] = source
     return found

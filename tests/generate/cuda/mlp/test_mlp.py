@@ -13,8 +13,8 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well, golden
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.intrinsics.prelude import tma_header
-from weft.generate.cuda.mlp import kernel as mlp_template
 from weft.generate.cuda.mlp import pair as mlp_pair
+from weft.generate.cuda.mlp import template as mlp_template
 from weft.generate.cuda.mlp import wide as mlp_wide
 from weft.generate.cuda.mlp.image import Image
 from weft.generate.cuda.mlp.match import Chain, chain

@@ -12,7 +12,7 @@ from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
-from weft.generate.cuda.mlp import kernel as mlp_template
+from weft.generate.cuda.mlp import template as mlp_template
 from weft.generate.cuda.mlp import wide as mlp_wide
 from weft.generate.cuda.mlp.match import Chain, chain
 from weft.generate.cuda.mlp.shapes import MlpConfig

@@ -23,6 +23,7 @@ from weft.generate.cuda.intrinsics.prelude import prelude, storage, store
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.expr.ctype import literal
 from weft.generate.expr.elementwise import Value
+from weft.generate.parameters import Parameters
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, NodeId
@@ -170,15 +171,23 @@ def _check_result(leaf: Expr, shape: tuple[int, ...]) -> None:
         raise NotStridedError("a result that is no function of rows and tokens")
 
 
-def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
+@dataclass(frozen=True, slots=True)
+class LinearAttentionConfig(Parameters):
+    """Parameters of the template."""
+
+    threads: int
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cuda generator."""
+        return self.named("cuda", template="linear_attention")
+
+
+def schedules(p: Linear, facts: GpuFacts) -> Sequence[Schedule] | Declined:
     """Numbers of threads worth measuring."""
-    p = linear(problem)
-    if isinstance(p, Declined):
-        return p
     fitting = [n for n in (512, 256, 1024, 128) if _shared_bytes(p, n) <= facts.shared_per_block]
     if p.tokens <= 64:
         fitting.sort()
-    return [Schedule("cuda", (("template", "linear_attention"), ("threads", n))) for n in fitting] or Declined(
+    return [LinearAttentionConfig(n).schedule() for n in fitting] or Declined(
         "linear attention does not fit in shared memory"
     )
 
@@ -215,12 +224,9 @@ def _shared_bytes(p: Linear, threads: int) -> int:
     return -(-4 * sum(_sizes(p, threads)) // 16) * 16
 
 
-def roles(problem: Problem, schedule: Schedule) -> RoleSource | Declined:
-    """What the kernel of one of `schedules` does."""
-    p = linear(problem)
-    if isinstance(p, Declined):
-        return p
-    threads = int(cast("int", schedule.param("threads")))
+def roles(p: Linear, schedule: Schedule) -> RoleSource | Declined:
+    """The roles of one schedule made by `LinearAttentionConfig.schedule`."""
+    threads = LinearAttentionConfig.of(schedule).threads
     tp, te = _tiles(p)
     if threads < tp * te:
         return Declined(f"{threads} threads for {tp * te} parts of a product")

@@ -17,7 +17,7 @@ from pathlib import Path
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.attention.band import band
 from weft.generate.cuda.attention.load import constant_arrays
-from weft.generate.cuda.attention.match import Attention, attention
+from weft.generate.cuda.attention.match import Attention
 from weft.generate.cuda.attention.shapes import WIDEST
 from weft.generate.cuda.attention.tma_maps import ROWS, Mapped, mapped
 from weft.generate.cuda.attention.tma_shapes import (
@@ -37,7 +37,6 @@ from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.candidate import Problem
 from weft.kernels.source import Pointer, Schedule
 
 __all__ = ["TEMPLATE", "modelled", "operands", "ranked", "roles"]
@@ -89,11 +88,8 @@ def modelled(p: Attention, s: AttentionTmaConfig, facts: GpuFacts) -> float:
     return cycles(p, s, Kernel.counts(p, s, band(p)), facts)
 
 
-def roles(problem: Problem, schedule: Schedule, exp2: str) -> RoleSource | Declined:
+def roles(p: Attention, schedule: Schedule, exp2: str) -> RoleSource | Declined:
     """The roles of one schedule made by `AttentionTmaConfig.schedule`; `exp2`: the text of its exponential."""
-    p = attention(problem)
-    if isinstance(p, Declined):
-        return p
     s = AttentionTmaConfig.of(schedule)
     found = operands(p, s)
     if isinstance(found, Declined):

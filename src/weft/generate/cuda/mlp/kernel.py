@@ -10,9 +10,6 @@ Source: note on fused MLPs, sections 1 and 2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.generate.cuda.mlp import beside as mlp_beside
 from weft.generate.cuda.mlp import image as mlp_image
@@ -20,7 +17,7 @@ from weft.generate.cuda.mlp import pair as mlp_pair
 from weft.generate.cuda.mlp import wide as mlp_wide
 from weft.generate.cuda.mlp.image import Image
 from weft.generate.cuda.mlp.match import chain, padded
-from weft.generate.cuda.mlp.shapes import MlpConfig, shapes, shared_bytes
+from weft.generate.cuda.mlp.shapes import MlpConfig, shared_bytes
 from weft.generate.cuda.mlp.sums import prepared, sums_header
 from weft.generate.cuda.mlp.text import Kernel, instruction, mlp_header
 from weft.generate.cuda.role.assemble import solo
@@ -32,19 +29,8 @@ from weft.kernels.source import CudaSource, Schedule
 from weft.kernels.stored_names import entry_name
 
 
-def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
-    """A few shapes, the most promising first; Declined for what is no chain, or too large for a kernel."""
-    if facts.capability < 80:
-        return Declined(f"compute capability {facts.capability / 10}; chains of products need 8.0")
-    p = chain(problem)
-    if isinstance(p, Declined):
-        return p
-    narrow = [s.schedule() for s in shapes(p, facts)]
-    return [*mlp_pair.schedules(p, facts), *narrow] if narrow else mlp_wide.schedules(p, facts)
-
-
 def emit(problem: Problem, schedule: Schedule, masters: DType | None = None) -> CudaSource | Declined:
-    """The kernel of one of `schedules`; depends on its arguments only.
+    """The kernel of a schedule of the templates of `mlp.template`; depends on its arguments only.
 
     `masters`: weights and vectors are given in that type instead, float32 for one; packing rounds them.
     """

@@ -81,7 +81,7 @@ def schedules(p: Chain, facts: GpuFacts) -> Sequence[Schedule] | Declined:
         room = facts.shared_per_block - (kernel.shared_bytes - shape.stages * (kernel.slot + 16))
         shape = replace(shape, stages=min(_STAGES, room // (kernel.slot + 16)))
         if shape.stages >= _FEWEST:
-            found.append((_cycles(p, shape, facts), len(found), shape))
+            found.append((cycles(p, shape, facts), len(found), shape))
     found.sort()
     kept: list[MlpWideConfig] = []
     for _, _, shape in found:
@@ -123,7 +123,7 @@ def registers(p: Chain, shape: MlpWideConfig, kernel: WideKernel) -> int:
     return found + _OWN[shape.group] + (16 if kernel.panels_of_x else 0) + (_EXACT if exact else 0)
 
 
-def _cycles(p: Chain, shape: MlpWideConfig, facts: GpuFacts) -> float:
+def cycles(p: Chain, shape: MlpWideConfig, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel."""
     pingpong = -(-p.rows // (shape.rows * facts.sms))
     matrix = bytes_ = special = 0.0

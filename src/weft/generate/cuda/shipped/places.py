@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from weft.costmodel.tiles import Sizes
+from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.cuda.table import NAMED
+from weft.generate.cuda.template import Kinds
 from weft.ir import attrs as a
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, FREE, Category, Prim
@@ -14,26 +17,9 @@ from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.candidate import Problem
 from weft.kernels.source import Schedule
 
-if TYPE_CHECKING:
-    from weft.generate.cuda.gemm.common.product import Product  # its package imports this one
-
-_BLOCK = ("bm", "bn", "wm", "wn", "wk", "split", "cluster")
-_FIELDS = {
-    "tma": ("bm", "bn", "consumers", "pingpong", "min_ctas", "split", "halo_stages", "taps_per_stage"),
-    "mma": _BLOCK,
-    "wgmma": _BLOCK,
-    "simt": _BLOCK,
-    "halo": ("bn", "split", "wk", "wide"),
-    "gemv": ("cols", "slices", "warps"),
-    "swap_ab": ("bn", "split"),
-}
-"""What makes kinds of a template; what follows from sizes and shared memory (stages, boxes, blocks) does not."""
 _GATHERS = frozenset({Prim.GATHER, Prim.TAKE_ALONG})
-_LATER = ("multicast", "stream_k", "coop_fixup", "store")
-"""What came to templates after the first measurements: a schedule with one of these is a kind of its own, and counts as
-the kind without where nothing is known of it."""
 _LOOPS = ("threads", "vector", "items", "tile", "corners", "whole")
-"""The same of elementwise kernels."""
+"""What makes kinds of elementwise kernels; of templates the table says it."""
 
 
 class Place(NamedTuple):
@@ -98,11 +84,12 @@ def _turns(problem: Problem) -> bool:
 def kind_of(schedule: Schedule) -> str:
     """What a table calls a schedule; for templates that it does not know, the template's name."""
     known = dict(schedule.params)
-    template = known.get("template")
-    names = _LOOPS if template is None else _FIELDS.get(str(template), ())
-    values = (f"{name}={int(v)}" for name in names if isinstance(v := known.get(name, 0), int))
-    later = [f"{name}={int(v)}" for name in _LATER if isinstance(v := known.get(name, 0), int) and v]
-    return " ".join([str(template or "loops"), *values, *(["+", *later] if later else [])])
+    name = known.get("template")
+    template = NAMED.get(str(name))
+    kinds = Kinds(shipped=_LOOPS) if name is None else template.kinds if template is not None else Kinds()
+    values = (f"{x}={int(v)}" for x in kinds.shipped if isinstance(v := known.get(x, 0), int))
+    later = [f"{x}={int(v)}" for x in kinds.later if isinstance(v := known.get(x, 0), int) and v]
+    return " ".join([str(name or "loops"), *values, *(["+", *later] if later else [])])
 
 
 def base_of(kind: str) -> str:

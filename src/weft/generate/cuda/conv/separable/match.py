@@ -35,6 +35,11 @@ class Separable:
     """The same for the second; that of the value between is -1."""
 
 
+def convolutions(problem: Problem) -> list[a.ConvAttrs]:
+    """The convolutions of a problem, in order."""
+    return [n.attrs for n in problem.graph.nodes if isinstance(n.attrs, a.ConvAttrs)]
+
+
 def separable(problem: Problem) -> Separable | Declined:
     """The two products that a problem is, the first by channel, or why the template does not take it."""
     found = _pair(problem)

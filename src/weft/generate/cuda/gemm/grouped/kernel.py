@@ -154,12 +154,9 @@ def cycles(found: Sequence[Member], s: GroupedConfig, facts: GpuFacts) -> float:
     return together(blocks, s.splits, s.cluster)
 
 
-def emit(problem: Problem, schedule: Schedule, entry: str) -> CudaSource | Declined:
+def emit(found: Sequence[Member], schedule: Schedule, entry: str) -> CudaSource | Declined:
     """The kernel `entry` of one schedule made by `GroupedConfig.schedule`."""
     s = GroupedConfig.of(schedule)
-    found = matched(problem, tf32=schedule.param("template") == TEMPLATES[0])
-    if isinstance(found, Declined):
-        return found
     if len(s.splits) != len(found):
         return Declined(f"{len(s.splits)} splits for {len(found)} products")
     if s.cluster > 1 and not {*s.splits} <= {1, s.cluster}:

@@ -260,7 +260,7 @@ def _image(p: Product, box: Three) -> list[Dim]:
 def right(
     p: Product, bn: int, panel: int, step: int = STEP, *, share: Share | None = None, interleaved: bool = False
 ) -> Operand | Declined:
-    """The right operand, whose columns start at `n0`; k-blocks of `step` words. `interleaved`: see `Shape`."""
+    """The right operand, whose columns start at `n0`; k-blocks of `step` words. `interleaved`: see `TmaConfig`."""
     c, walk = p.c, p.c.w_walk
     per = STEP // panel
     if interleaved:
