@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 
 from weft.kernels.source import Schedule, ScheduleParam
 
@@ -43,14 +42,12 @@ _BACK: Mapping[str, Mapping[str, str]] = {
 _CALLED: Mapping[str, str] = {old: new for new, old in TEMPLATES.items()}
 
 
-@lru_cache(maxsize=1 << 14)
 def as_stored(schedule: Schedule) -> Schedule:
     """The schedule as databases and plans have it."""
     template = _template(schedule)
     return _renamed(schedule, FIELDS.get(_CALLED.get(template, template), {}), TEMPLATES)
 
 
-@lru_cache(maxsize=1 << 14)
 def as_called(schedule: Schedule) -> Schedule:
     """Inverse of `as_stored`; a schedule with the names of today is the same afterwards."""
     template = _template(schedule)
