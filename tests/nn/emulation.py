@@ -22,7 +22,7 @@ from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import CompileJob
 from weft.generate import bind
 from weft.generate.bind import CudaDriver
-from weft.generate.cuda.mlp import kernel as mlp
+from weft.generate.cuda.mlp import template as mlp
 from weft.generate.cuda.training import Network, shapes
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem

@@ -15,7 +15,7 @@ from tests.nn.emulation import FACTS, Worker, launched
 from tests.slow import few
 from torch import nn
 
-from weft.generate.cuda.mlp import kernel as mlp
+from weft.generate.cuda.mlp import template as mlp
 from weft.generate.cuda.training import Activation, Network, gradient, gradient_problem, shapes, step
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
