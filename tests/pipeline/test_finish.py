@@ -216,7 +216,8 @@ class Remembers:
     """A plan of x + 1 that gives what it gave first, or the value of one row for all: right on rows that are equal."""
 
     def __init__(self, how: str) -> None:
-        self.how, self.first = how, None
+        self.how = how
+        self.first: torch.Tensor | None = None
 
     def poison(self, byte: int) -> None:
         del byte

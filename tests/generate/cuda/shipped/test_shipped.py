@@ -63,7 +63,9 @@ def place_of(g: Gemm) -> Place:
 @pytest.fixture
 def other_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A folder in place of the package's."""
-    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
+    files = resources.files
+    shipped = "weft.generate.cuda.shipped"
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path if package == shipped else files(package))
     table_for.cache_clear()
     yield tmp_path
     table_for.cache_clear()
