@@ -19,6 +19,7 @@ from weft.frontends.torch import import_exported
 from weft.ir.passes import clean_up
 from weft.kernels.candidate import Kind
 from weft.kernels.plan import Plan
+from weft.kernels.pretty import pretty
 from weft.kernels.source import CallStep, KernelSource, LibraryCall, Ref
 from weft.orchestrate.alternatives import find_alternatives
 from weft.pipeline import finish, reference, repro, untuned
@@ -164,7 +165,7 @@ def test_a_bundle_shows_the_failure_again(cache: Path) -> None:
     match = re.search(r"weft repro ([^\s`]+)", line)
     assert match is not None
     folder = Path(match[1])
-    assert (folder / f"kernel-{broken}.cpp").read_text() == executable.plan.steps[broken].kernel.text
+    assert (folder / f"kernel-{broken}.cpp").read_text() == pretty(executable.plan.steps[broken].kernel.text)
     found = repro.replay(folder, case.options)
     assert found.fails
     assert found.drawn == ()

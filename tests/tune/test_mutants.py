@@ -265,16 +265,17 @@ def test_a_barrier_that_is_missing_is_seen_when_threads_take_turns(tmp_path: Pat
     flipped = b.add(Prim.SLICE, x, attrs=a.SliceAttrs((511,), (512,), (-1,)))
     posed = problem(b.build([b.apply(Prim.ADD, flipped, 1.0)]), Format.ROW, Format.ROW)
     reference = build_reference(posed, seed=0)
-    found = {}
-    for barrier in ("#pragma omp barrier", ""):
+    found: dict[bool, list[Verdict]] = {True: [], False: []}
+    for barrier in ("#pragma omp barrier", *[""] * 3):  # a busy machine may hide once what is missing
         text = TURNED.replace("BARRIER", barrier)
         built = compiler.compile(text, ("-O2",), cache_dir=tmp_path)
         source = KernelSource(Schedule("cpp"), text, "turned", workspace_bytes=4 * 512)
         subject = NativeSubject(posed, source, str(built.path))
-        found[bool(barrier)] = verify(posed, subject, reference, {}, slow_s=60.0, clock=perf_counter_ns).finding
-    assert found[True].verdict is Verdict.OK, found
+        finding = verify(posed, subject, reference, {}, slow_s=60.0, clock=perf_counter_ns).finding
+        found[bool(barrier)].append(finding.verdict)
+    assert found[True] == [Verdict.OK]
     # alone in the open it passes, on a busy machine it may be seen at once
-    assert found[False].verdict is not Verdict.OK
+    assert any(verdict is not Verdict.OK for verdict in found[False])
 
 
 def test_threads_that_take_turns_are_on_one_core_and_go_back(tmp_path: Path) -> None:

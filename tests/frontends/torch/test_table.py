@@ -11,14 +11,15 @@ from weft.frontends.torch.table import KEPT, OPAQUE, REFUSED, STATIC, TABLE, WIT
 
 
 def core_overloads() -> Any:
-    """Names of all overloads tagged core."""
+    """Names of all overloads tagged core, but for those that are refused by their tag: sizes that depend on data."""
+    depends = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
     found = set()
     for schema in torch._C._jit_get_all_schemas():
         if not schema.name.startswith("aten::"):
             continue
         packet = getattr(torch.ops.aten, schema.name.removeprefix("aten::"), None)
         overload = getattr(packet, schema.overload_name or "default", None)
-        if overload is not None and torch.Tag.core in overload.tags:
+        if overload is not None and torch.Tag.core in overload.tags and depends.isdisjoint(overload.tags):
             found.add(str(overload))
     return found
 
