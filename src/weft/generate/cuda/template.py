@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 from weft.device.cuda.facts import GpuFacts
 from weft.ir.declined import Declined
@@ -22,6 +22,8 @@ Ranked = list[tuple[float, Schedule]]
 """(modelled cycles in a chain of kernels, schedule); NaN for schedules that a rule chose and no model ranks."""
 Alone = Callable[[Any], float]
 """Modelled cycles of the best kernel of one product (`gemm.common.product.Product`) by itself."""
+ALL = 1 << 20
+"""Configurations to keep where none is left out."""
 
 
 class Feature(Enum):
@@ -147,6 +149,22 @@ class Declared:
         """See `Template.files`."""
         assert name in self.names
         return self.written
+
+
+class Config(Protocol):
+    """The parameters of a template."""
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cuda generator."""
+
+
+@overload
+def as_ranked(found: Sequence[tuple[float, Config]]) -> Ranked: ...
+@overload
+def as_ranked(found: Sequence[tuple[float, Config]] | Declined) -> Ranked | Declined: ...
+def as_ranked(found: Sequence[tuple[float, Config]] | Declined) -> Ranked | Declined:
+    """Configurations with their modelled cycles, as schedules; why there are none stays."""
+    return found if isinstance(found, Declined) else [(cycles, config.schedule()) for cycles, config in found]
 
 
 def ranked_by(template: Template[T_contra], m: T_contra, schedules: Sequence[Schedule], facts: GpuFacts) -> Ranked:

@@ -10,13 +10,11 @@ from weft.generate.cuda.conv.depthwise import kernel
 from weft.generate.cuda.conv.depthwise.kernel import DepthwiseConfig
 from weft.generate.cuda.gemm.common.float8 import has_float8
 from weft.generate.cuda.gemm.common.product import Product, product
-from weft.generate.cuda.template import Alone, Declared, Ranked, Template, too_old
+from weft.generate.cuda.template import ALL, Alone, Declared, Ranked, Template, as_ranked, in_order, too_old
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
-
-_ALL = 1 << 20
 
 
 @final
@@ -42,8 +40,7 @@ class DepthwisePattern:
         self, m: Product, facts: GpuFacts, templates: Sequence[Template[Product]], alone: Alone
     ) -> Ranked | Declined:
         """As the template has them."""
-        found = [t.configurations(m, facts) for t in templates]
-        return too_old(facts) or [x for ranked in found if not isinstance(ranked, Declined) for x in ranked]
+        return too_old(facts) or in_order(templates, m, facts)
 
 
 DEPTHWISE_CONVOLUTION = DepthwisePattern()
@@ -59,11 +56,11 @@ class Depthwise(Declared):
 
     def configurations(self, m: Product, facts: GpuFacts) -> Ranked:
         """The best of either width first."""
-        return [(cycles, s.schedule()) for cycles, s in kernel.shapes(m, facts)]
+        return as_ranked(kernel.shapes(m, facts))
 
     def every(self, m: Product, facts: GpuFacts) -> Ranked:
         """All tiles."""
-        return [(cycles, s.schedule()) for cycles, s in kernel.shapes(m, facts, _ALL)]
+        return as_ranked(kernel.shapes(m, facts, ALL))
 
     def cost(self, m: Product, schedule: Schedule, facts: GpuFacts) -> float:
         """The largest of five costs, and what it does not hide of the others."""

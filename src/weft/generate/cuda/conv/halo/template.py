@@ -9,11 +9,9 @@ from weft.generate.cuda.conv.halo import choose, kernel
 from weft.generate.cuda.conv.halo.kernel import HaloConfig
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.pattern import PRODUCT
-from weft.generate.cuda.template import Declared, Kinds, Ranked
+from weft.generate.cuda.template import ALL, Declared, Kinds, Ranked, as_ranked
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Schedule
-
-_ALL = 1 << 20
 
 
 @final
@@ -26,11 +24,11 @@ class Halo(Declared):
 
     def configurations(self, m: Product, facts: GpuFacts) -> Ranked:
         """Few, unlike each other; none where windows do not overlap."""
-        return [(cycles, s.schedule()) for cycles, s in choose.shapes(m, facts)]
+        return as_ranked(choose.shapes(m, facts))
 
     def every(self, m: Product, facts: GpuFacts) -> Ranked:
         """Everything that fits."""
-        return [(cycles, s.schedule()) for cycles, s in choose.shapes(m, facts, _ALL)]
+        return as_ranked(choose.shapes(m, facts, ALL))
 
     def cost(self, m: Product, schedule: Schedule, facts: GpuFacts) -> float | None:
         """None for products that it does not take."""

@@ -9,13 +9,11 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.conv.pooled import choose, kernel
 from weft.generate.cuda.conv.pooled.kernel import PooledConfig
 from weft.generate.cuda.conv.pooled.match import Pooled, pooled
-from weft.generate.cuda.template import Alone, Declared, Kinds, Ranked, Template, in_order, slower
+from weft.generate.cuda.template import ALL, Alone, Declared, Kinds, Ranked, Template, as_ranked, in_order, slower
 from weft.ir.declined import Declined
 from weft.ir.prims import CATEGORY, Category
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
-
-_ALL = 1 << 20
 
 
 def has_window(problem: Problem) -> bool:
@@ -58,13 +56,11 @@ class PooledTemplate(Declared):
 
     def configurations(self, m: Pooled, facts: GpuFacts) -> Ranked | Declined:
         """Few, unlike each other."""
-        found = choose.shapes(m, facts)
-        return found if isinstance(found, Declined) else [(cycles, s.schedule()) for cycles, s in found]
+        return as_ranked(choose.shapes(m, facts))
 
     def every(self, m: Pooled, facts: GpuFacts) -> Ranked | Declined:
         """Everything that fits."""
-        found = choose.shapes(m, facts, _ALL)
-        return found if isinstance(found, Declined) else [(cycles, s.schedule()) for cycles, s in found]
+        return as_ranked(choose.shapes(m, facts, ALL))
 
     def cost(self, m: Pooled, schedule: Schedule, facts: GpuFacts) -> float:
         """The convolution's tiles, and the windows behind them."""

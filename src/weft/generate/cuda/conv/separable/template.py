@@ -9,12 +9,10 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.conv.separable import kernel
 from weft.generate.cuda.conv.separable.kernel import SeparableConfig
 from weft.generate.cuda.conv.separable.match import Separable, convolutions, separable
-from weft.generate.cuda.template import Alone, Declared, Ranked, Template, in_order
+from weft.generate.cuda.template import ALL, Alone, Declared, Ranked, Template, as_ranked, in_order
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
-
-_ALL = 1 << 20
 
 
 @final
@@ -49,11 +47,11 @@ class SeparableTemplate(Declared):
 
     def configurations(self, m: Separable, facts: GpuFacts) -> Ranked:
         """Few, unlike each other."""
-        return [(cycles, s.schedule()) for cycles, s in kernel.shapes(m, facts)]
+        return as_ranked(kernel.shapes(m, facts))
 
     def every(self, m: Separable, facts: GpuFacts) -> Ranked:
         """Everything that fits."""
-        return [(cycles, s.schedule()) for cycles, s in kernel.shapes(m, facts, _ALL)]
+        return as_ranked(kernel.shapes(m, facts, ALL))
 
     def cost(self, m: Separable, schedule: Schedule, facts: GpuFacts) -> float:
         """Infinite where it does not fit."""

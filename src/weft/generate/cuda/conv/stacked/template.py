@@ -10,12 +10,10 @@ from weft.generate.cuda.conv.pooled.choose import WORTH
 from weft.generate.cuda.conv.separable.match import Separable, convolutions, stacked
 from weft.generate.cuda.conv.stacked import kernel
 from weft.generate.cuda.conv.stacked.kernel import StackedConfig
-from weft.generate.cuda.template import Alone, Declared, Kinds, Ranked, Template, in_order, slower
+from weft.generate.cuda.template import ALL, Alone, Declared, Kinds, Ranked, Template, as_ranked, in_order, slower
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
-
-_ALL = 1 << 20
 
 
 @final
@@ -52,13 +50,11 @@ class StackedTemplate(Declared):
 
     def configurations(self, m: Separable, facts: GpuFacts) -> Ranked | Declined:
         """Few, unlike each other."""
-        found = kernel.shapes(m, facts)
-        return found if isinstance(found, Declined) else [(cycles, s.schedule()) for cycles, s in found]
+        return as_ranked(kernel.shapes(m, facts))
 
     def every(self, m: Separable, facts: GpuFacts) -> Ranked | Declined:
         """Everything that fits."""
-        found = kernel.shapes(m, facts, _ALL)
-        return found if isinstance(found, Declined) else [(cycles, s.schedule()) for cycles, s in found]
+        return as_ranked(kernel.shapes(m, facts, ALL))
 
     def cost(self, m: Separable, schedule: Schedule, facts: GpuFacts) -> float:
         """The first convolution, and the second product's parts behind it."""

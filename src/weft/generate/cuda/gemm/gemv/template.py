@@ -9,11 +9,9 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.gemv import kernel
 from weft.generate.cuda.gemm.gemv.kernel import GemvConfig
 from weft.generate.cuda.gemm.pattern import PRODUCT
-from weft.generate.cuda.template import Declared, Feature, Kinds, Ranked
+from weft.generate.cuda.template import ALL, Declared, Feature, Kinds, Ranked, as_ranked
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Schedule
-
-_ALL = 1 << 20
 
 
 @final
@@ -26,11 +24,11 @@ class Gemv(Declared):
 
     def configurations(self, m: Product, facts: GpuFacts) -> Ranked | Declined:
         """The best few."""
-        return kernel.applies(m) or [(cycles, s.schedule()) for cycles, s in kernel.shapes(m, facts)]
+        return kernel.applies(m) or as_ranked(kernel.shapes(m, facts))
 
     def every(self, m: Product, facts: GpuFacts) -> Ranked | Declined:
         """Everything that fits."""
-        return kernel.applies(m) or [(cycles, s.schedule()) for cycles, s in kernel.shapes(m, facts, _ALL)]
+        return kernel.applies(m) or as_ranked(kernel.shapes(m, facts, ALL))
 
     def cost(self, m: Product, schedule: Schedule, facts: GpuFacts) -> float:
         """Bytes at the rate that so many in flight sustain, and latencies."""

@@ -11,7 +11,7 @@ from weft.generate.cuda.gemm.grouped import kernel, match, tma
 from weft.generate.cuda.gemm.grouped.kernel import GroupedConfig
 from weft.generate.cuda.gemm.grouped.match import Member
 from weft.generate.cuda.gemm.pattern import ordered
-from weft.generate.cuda.template import Alone, Declared, Kinds, Ranked, Template, too_old
+from weft.generate.cuda.template import Alone, Declared, Kinds, Ranked, Template, as_ranked, too_old
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule
@@ -104,7 +104,7 @@ class GroupedTma(Declared):
 
     def configurations(self, m: Group, facts: GpuFacts) -> Ranked:
         """None where a member is not for the template."""
-        return [(cycles, s.schedule()) for cycles, s in tma.shapes(m.members, facts)]
+        return as_ranked(tma.shapes(m.members, facts))
 
     def every(self, m: Group, facts: GpuFacts) -> Ranked:
         """As offered: members multiply what there is."""

@@ -9,7 +9,7 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.pattern import NEAR, PRODUCT
 from weft.generate.cuda.gemm.swap_ab import choose, kernel
 from weft.generate.cuda.gemm.swap_ab.kernel import SwapAbConfig
-from weft.generate.cuda.template import Declared, Kinds, Ranked
+from weft.generate.cuda.template import Declared, Kinds, Ranked, as_ranked
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Schedule
 
@@ -24,11 +24,11 @@ class SwapAb(Declared):
 
     def configurations(self, m: Product, facts: GpuFacts) -> Ranked:
         """Few, unlike each other."""
-        return [(cycles, s.schedule()) for cycles, s in choose.shapes(m, facts)]
+        return as_ranked(choose.shapes(m, facts))
 
     def every(self, m: Product, facts: GpuFacts) -> Ranked:
         """Everything that fits."""
-        return [(cycles, s.schedule()) for cycles, s in choose.every(m, facts)]
+        return as_ranked(choose.every(m, facts))
 
     def cost(self, m: Product, schedule: Schedule, facts: GpuFacts) -> float:
         """Weights from memory, and what does not hide there."""

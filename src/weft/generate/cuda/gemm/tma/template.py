@@ -9,7 +9,7 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.pattern import NEAR, PRODUCT
 from weft.generate.cuda.gemm.tma import choose, cost, kernel, normed_choose, store
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
-from weft.generate.cuda.template import Declared, Feature, Kinds, Ranked
+from weft.generate.cuda.template import Declared, Feature, Kinds, Ranked, as_ranked
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Schedule
 
@@ -28,16 +28,16 @@ class Tma(Declared):
     def configurations(self, m: Product, facts: GpuFacts) -> Ranked:
         """Also with results stored by TMA, where that was seen to gain."""
         if m.norm is not None or m.parts is not None:
-            return [(cycles, s.schedule()) for cycles, s in normed_choose.shapes(m, facts)]
+            return as_ranked(normed_choose.shapes(m, facts))
         found = choose.shapes(m, facts, _KEPT if m.bytes is None else _OF_BYTES)
         found += store.offered(m, found, facts)
-        return [(cycles, s.schedule()) for cycles, s in found]
+        return as_ranked(found)
 
     def every(self, m: Product, facts: GpuFacts) -> Ranked:
         """Also with fewer stages, and a CTA for each tile."""
         found = choose.every(m, facts)
         found += store.offered(m, choose.shapes(m, facts, _KEPT), facts)
-        return [(cycles, s.schedule()) for cycles, s in found]
+        return as_ranked(found)
 
     def cost(self, m: Product, schedule: Schedule, facts: GpuFacts) -> float | None:
         """None for products that it does not take."""
