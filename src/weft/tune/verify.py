@@ -561,31 +561,30 @@ def _expect(
             )
             plains += [plain] if isinstance(plain, Evaluation) else []
     ulps = max((ULPS.get(n.prim, 0.0) for n in graph.nodes), default=0.0)
-    edges: list[Evaluation] = []
-    if plains and _overflows_inside(graph, precise, plains[0]):
+    types = [graph.type_of(node) for node in graph.outputs]
+    values = [x.contiguous() for x in precise.outputs]
+    every = [_comparable(narrowed(x, t.dtype)) for x, t in zip(values, types, strict=True)]
+
+    def agreeing(other: Evaluation) -> list[torch.Tensor | None]:
+        pairs = zip(every, other.outputs, types, strict=True)
+        return [_of_one_class(x, y) if t.dtype.is_float else None for x, y, t in pairs]
+
+    agreed = agreeing(plains[0]) if plains else [None] * len(types)
+    if any(x is not None for x in agreed):  # intermediate values of 16 bits overflowed, or may have
         for most in OVERFLOW_EDGES:
             moved = evaluate(graph, inputs, mode, seed=seed, device=device, scaled=scaled, overflow=most, check=check)
-            edges += [moved] if isinstance(moved, Evaluation) else []
+            if isinstance(moved, Evaluation):
+                agreed = [_both(x, y) for x, y in zip(agreed, agreeing(moved), strict=True)]
     expected = []
-    for k, node in enumerate(graph.outputs):
-        t = graph.type_of(node)
-        value = precise.outputs[k].contiguous()
-        rounded = _comparable(narrowed(value, t.dtype))
+    for k, (t, value, rounded) in enumerate(zip(types, values, every, strict=True)):
         free, share = choices[k]
         equal = (free and share == 0) or (precise.exact[k] and share == 0)
         limits, judged = None, None
         if not equal and plains:
-            other = plains[0].outputs[k]
-            if not t.dtype.is_float:
-                judged = other == value
+            if t.dtype.is_float:
+                judged = _clear_of_overflow(value, rounded, t.dtype, agreed[k])
             else:
-                native = other.to(rounded.dtype).contiguous()
-                if not bulk.same_classes(native, bulk.classes(rounded), None):
-                    judged = bulk.classes(rounded) == bulk.classes(native)
-                for edge in edges:
-                    same = bulk.classes(rounded) == bulk.classes(edge.outputs[k].to(rounded.dtype).contiguous())
-                    judged = same if judged is None else judged & same
-                judged = _clear_of_overflow(value, rounded, t.dtype, judged)
+                judged = plains[0].outputs[k] == value
             numeric = kind is InputSet.NORMAL or (kind is not InputSet.ADVERSARIAL and share == 0)
             if numeric:
                 outputs = [p.outputs[k] for p in plains]
@@ -603,19 +602,21 @@ OVERFLOW_EDGES = (0.5, 2.0)
 as the sine of a large number loses digits; what a network that grows so fast leaves in between is little."""
 
 
-def _overflows_inside(graph: Graph, precise: Evaluation, plain: Evaluation) -> bool:
-    """Whether intermediate values of 16 bits overflowed: some results are finite in float64 alone.
+def _of_one_class(rounded: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+    """Which elements of two evaluations are both finite, NaN or the same infinity; None: all.
 
-    One of them makes whole rows and sums infinite, so those next to overflowing may not be held against a kernel.
+    One value inside that overflows makes whole rows and sums infinite, so those next to overflowing may not be held
+    against a kernel.
     """
-    for k, node in enumerate(graph.outputs):
-        dtype = graph.type_of(node).dtype
-        if dtype.is_float:
-            rounded = _comparable(narrowed(precise.outputs[k].contiguous(), dtype))
-            other = plain.outputs[k].to(rounded.dtype).contiguous()
-            if not bulk.same_classes(other, bulk.classes(rounded), None):
-                return True
-    return False
+    classes, native = bulk.classes(rounded), other.to(rounded.dtype).contiguous()
+    return None if bulk.same_classes(native, classes, None) else classes == bulk.classes(native)
+
+
+def _both(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    """Elements that are in both; None: all are."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
 
 
 OVERFLOW_UNITS = 4.0
