@@ -9,7 +9,8 @@ loops, and elementwise roots of the results (`post`). A *segment* is a run of st
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -175,6 +176,13 @@ def cone_of(graph: Graph, node: NodeId, stored: frozenset[NodeId]) -> set[NodeId
     return seen
 
 
+def costly_in_several(graph: Graph, roots: Collection[NodeId]) -> set[NodeId]:
+    """Expensive values that the loops of several roots would each compute."""
+    stored = frozenset(roots)
+    count = Counter(n for root in roots for n in cone_of(graph, root, stored))
+    return {n for n, c in count.items() if c > 1 and graph.nodes[n].prim in EXPENSIVE and graph.type_of(n).size > 1}
+
+
 def choose_roots(graph: Graph, live: Sequence[NodeId], *, keep: bool) -> frozenset[NodeId]:
     """Values that are stored. `keep`: also costly values that several stages need."""
     sources = {n for n in live if CATEGORY[graph.nodes[n].prim] is Category.SOURCE}
@@ -199,14 +207,7 @@ def choose_roots(graph: Graph, live: Sequence[NodeId], *, keep: bool) -> frozens
     padded = {n for n in roots if graph.nodes[n].prim is Prim.PAD}
     roots -= {n for n in roots - set(graph.outputs) if graph.nodes[n].prim in WINDOWS and set(users[n]) <= padded}
     if keep:
-        stored = frozenset(roots)
-        count: dict[NodeId, int] = {}
-        for root in roots:
-            for n in cone_of(graph, root, stored):
-                count[n] = count.get(n, 0) + 1
-        roots |= {
-            n for n, c in count.items() if c > 1 and graph.nodes[n].prim in EXPENSIVE and graph.type_of(n).size > 1
-        }
+        roots |= costly_in_several(graph, roots)
     return frozenset(roots)
 
 

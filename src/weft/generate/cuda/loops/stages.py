@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.generate.loopnest.index import Index, Var
-from weft.generate.loopnest.plan import EXPENSIVE, REDUCTIONS, WINDOWS, Key, Layout, Stage, cone_of, sources_of
+from weft.generate.loopnest.plan import REDUCTIONS, WINDOWS, Key, Layout, Stage, cone_of, costly_in_several, sources_of
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
 
@@ -80,14 +80,7 @@ def choose_roots(graph: Graph, live: Sequence[NodeId], *, keep: bool) -> frozens
         ):
             roots.add(n)  # e.g. 1/sqrt(var + eps): once per row
     if keep:
-        stored = frozenset(roots)
-        count: dict[NodeId, int] = {}
-        for root in roots:
-            for n in cone_of(graph, root, stored):
-                count[n] = count.get(n, 0) + 1
-        roots |= {
-            n for n, c in count.items() if c > 1 and graph.nodes[n].prim in EXPENSIVE and graph.type_of(n).size > 1
-        }
+        roots |= costly_in_several(graph, roots)
     return frozenset(roots)
 
 
