@@ -1,0 +1,124 @@
+"""What is right for every job, in NumPy, from the operations' definitions: float64 where results are floats.
+
+A reference computes some rows of its results only (`jobs.Operation`), so that a sample of the full size is cheap.
+Results of integers are those of the kernel bit by bit; where floats decide about integers, the kernels say how each is
+rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from benchmarks.best_effort.jobs import Array, Operation
+
+Values = Mapping[str, Any]
+Results = Mapping[str, Array]
+"""By buffer."""
+
+
+def _doubles(v: Values, *wanted: str) -> list[Array]:
+    return [v[name].astype(np.float64) for name in wanted]
+
+
+def mriq(v: Values, rows: Array) -> Results:
+    """Q(x) = sum_k w_k exp(2πi k·x); samples (k, 4) of kx, ky, kz, w."""
+    position = np.stack([v[name][rows].astype(np.float64) for name in "xyz"], axis=1)
+    samples = v["samples"].astype(np.float64)
+    q = np.exp(2j * np.pi * (position @ samples[:, :3].T)) @ samples[:, 3]
+    return {"q_real": q.real, "q_imag": q.imag}
+
+
+def sgemm(v: Values, rows: Array) -> Results:
+    """d = alpha·a@b + beta·c, a (m, k), b (k, n), c (m, n)."""
+    a, b, c = v["a"][rows].astype(np.float64), v["b"].astype(np.float64), v["c"][rows].astype(np.float64)
+    return {"d": v["alpha"] * (a @ b) + v["beta"] * c}
+
+
+def stencil(v: Values, rows: Array) -> Results:
+    """out = centre·in + side·(sum of six neighbours) inside the box (z, y, x), in on its faces; rows are planes."""
+    box = v["in"]
+    nz = box.shape[0]
+    here = box[rows].astype(np.float64)
+    out = here.copy()
+    inner = (rows > 0) & (rows < nz - 1)
+    beside = (
+        here[:, 1:-1, :-2] + here[:, 1:-1, 2:] + here[:, :-2, 1:-1] + here[:, 2:, 1:-1]
+        + box[np.maximum(rows - 1, 0), 1:-1, 1:-1] + box[np.minimum(rows + 1, nz - 1), 1:-1, 1:-1]
+    )  # fmt: skip
+    stepped = v["centre"] * here[:, 1:-1, 1:-1] + v["side"] * beside
+    out[inner, 1:-1, 1:-1] = stepped[inner]
+    return {"out": out}
+
+
+def histo(v: Values, rows: Array) -> Results:
+    """counts[b] = how many values equal b."""
+    return {"counts": np.bincount(v["values"], minlength=len(v["counts"]))[rows].astype(np.uint32)}
+
+
+def cp(v: Values, rows: Array) -> Results:
+    """potential[y, x] = sum_a q_a / |(x·spacing, y·spacing, height) - atom a|; atoms (a, 4) of x, y, z, q."""
+    x, y, z, charge = v["atoms"].astype(np.float64).T
+    columns = np.arange(v["potential"].shape[1]) * v["spacing"]
+    out = np.empty((len(rows), len(columns)))
+    for i, row in enumerate(rows):
+        square = (columns[:, None] - x) ** 2 + (row * v["spacing"] - y) ** 2 + (v["height"] - z) ** 2
+        out[i] = (1.0 / np.sqrt(square)) @ charge
+    return {"potential": out}
+
+
+LATTICE = np.array(
+    [
+        (0, 0, 0), (1, 0, 0), (-1, 0, 0), (0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1),
+        (1, 1, 0), (-1, -1, 0), (1, -1, 0), (-1, 1, 0), (1, 0, 1), (-1, 0, -1), (1, 0, -1), (-1, 0, 1),
+        (0, 1, 1), (0, -1, -1), (0, 1, -1), (0, -1, 1),
+    ]
+)  # fmt: skip
+"""Velocities (x, y, z) of D3Q19."""
+LATTICE_WEIGHTS = np.array([1 / 3] + [1 / 18] * 6 + [1 / 36] * 12)
+_OPPOSITE = [int(np.flatnonzero((-e == LATTICE).all(axis=1))[0]) for e in LATTICE]
+
+
+def lattice_step(f: Array, solid: Array, omega: float) -> Array:
+    """One step on planes: f (19, planes + 2, ny, nx), solid (planes, ny, nx) → (19, planes, ny, nx); x, y periodic."""
+    planes = f.shape[1] - 2
+    moved = np.stack(
+        [
+            np.roll(f[i, 1 - ez : 1 - ez + planes], (ey, ex), axis=(1, 2)).astype(np.float64)
+            for i, (ex, ey, ez) in enumerate(LATTICE)
+        ]
+    )
+    density = moved.sum(axis=0)
+    velocity = np.einsum("id,izyx->dzyx", LATTICE, moved) / density
+    along = np.einsum("id,dzyx->izyx", LATTICE, velocity)
+    square = (velocity**2).sum(axis=0)
+    weights = LATTICE_WEIGHTS[:, None, None, None]
+    equilibrium = weights * density * (1 + 3 * along + 4.5 * along**2 - 1.5 * square)
+    relaxed = moved + omega * (equilibrium - moved)
+    return np.where(solid, moved[_OPPOSITE], relaxed)
+
+
+def lbm(v: Values, rows: Array) -> Results:
+    """b: one step from a, and a: one step from that; both (19, nz, ny, nx), rows are planes."""
+    f, solid, omega = v["a"], v["cell"] < v["solid_below"], v["omega"]
+    nz = f.shape[1]
+    first, second = [], []
+    for row in rows:
+        five, three = np.arange(row - 2, row + 3) % nz, np.arange(row - 1, row + 2) % nz
+        once = lattice_step(f[:, five], solid[three], omega)
+        first.append(once[:, 1])
+        second.append(lattice_step(once, solid[[row]], omega)[:, 0])
+    return {"b": np.stack(first, axis=1), "a": np.stack(second, axis=1)}
+
+
+OPERATIONS: Mapping[str, Operation] = {
+    "mriq": Operation(mriq, {"q_real": 0, "q_imag": 0}),
+    "sgemm": Operation(sgemm, {"d": 0}),
+    "stencil": Operation(stencil, {"out": 0}, sample=8),
+    "histo": Operation(histo, {"counts": 0}, sample=1 << 30),
+    "cp": Operation(cp, {"potential": 0}, sample=16),
+    "lbm": Operation(lbm, {"a": 1, "b": 1}, sample=4),
+}
+"""By job."""

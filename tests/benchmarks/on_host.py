@@ -1,0 +1,94 @@
+"""Runs jobs of best-effort kernels on the host: their sources behind `host_cuda.h`, between guard zones."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from benchmarks.best_effort.jobs import Array, Job, Stage
+
+_SCRATCH = tempfile.TemporaryDirectory(prefix="weft-test-")
+_WAITS = ("__syncthreads", "_sync(", "__syncwarp")
+GUARD = 256
+"""Bytes in front of and behind every buffer."""
+
+
+@cache
+def built(text: str, entry: str, symbols: tuple[str, ...]) -> ctypes.CDLL:
+    """A shared object with `run`, and `symbol_NAME` for every `__constant__` array."""
+    folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
+    glue = [
+        f"""extern "C" int run(void* const* a, const unsigned* g, const unsigned* b, const unsigned* o, int e, int r) {{
+  return launched({entry}, a, g, b, o, e, r);
+}}"""
+    ]
+    glue += [f'extern "C" void* symbol_{name}() {{ return (void*){name}; }}' for name in symbols]
+    header = Path(__file__).with_name("host_cuda.h").read_text()
+    (folder / "k.cpp").write_text("\n".join([header, text, *glue]))
+    command = ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "k.cpp", "-o", "k.so"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:3000]
+    return ctypes.CDLL(str(folder / "k.so"))
+
+
+class Memory:
+    """Buffers by name, with guard zones around each."""
+
+    def __init__(self, contents: Mapping[str, Array]) -> None:
+        self._zones: dict[str, Array] = {}
+        self._like = dict(contents)
+        for name, x in contents.items():
+            raw = np.full(x.nbytes + 2 * GUARD + 16, 0x5B, np.uint8)
+            raw = raw[-raw.ctypes.data % 16 :][: x.nbytes + 2 * GUARD]  # as aligned as vector loads want it
+            raw[GUARD : GUARD + x.nbytes] = np.ascontiguousarray(x).view(np.uint8).reshape(-1)
+            self._zones[name] = raw
+
+    def address(self, name: str) -> int:
+        return int(self._zones[name].ctypes.data) + GUARD
+
+    def read(self, name: str) -> Array:
+        """What it holds now; fails where a guard zone was written."""
+        zone, like = self._zones[name], self._like[name]
+        inner = zone[GUARD : GUARD + like.nbytes]
+        assert (zone[:GUARD] == 0x5B).all() and (zone[-GUARD:] == 0x5B).all(), f"{name}: written beside it"
+        return inner.view(like.dtype).reshape(like.shape).copy()
+
+
+def launch(stage: Stage, memory: Memory, order: Sequence[int], *, backwards: bool = False, text: str = "") -> None:
+    """One launch, its blocks in that order. `text`: in place of the stage's."""
+    text = text or stage.text
+    library = built(text, stage.entry, tuple(c.name for c in stage.constants))
+    for c in stage.constants:
+        symbol = getattr(library, f"symbol_{c.name}")
+        symbol.restype = ctypes.c_void_p
+        data = c.drawn(stage.path.parent).tobytes()
+        ctypes.memmove(symbol(), data, len(data))
+    words = [p.word() if p.kind == "scalar" else memory.address(p.buffer) for p in stage.parameters]
+    values = (ctypes.c_uint64 * max(1, len(words)))(*words)
+    places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(values) + 8 * i for i in range(len(values))))
+    dims = [(ctypes.c_uint * 3)(*d) for d in (stage.grid, stage.block)]
+    waits = any(word in text for word in _WAITS)
+    failed = library.run(places, *dims, (ctypes.c_uint * len(order))(*order), int(waits), int(backwards))
+    assert not failed, f"{stage.path}: threads wait for each other in vain"
+
+
+def run(
+    job: Job, *, seed: int = 0, backwards: bool = False, before: Mapping[str, Array] | None = None
+) -> dict[str, Array]:
+    """All buffers after the job's stages, blocks in an order of chance (seed 0: in theirs)."""
+    before = job.buffers() if before is None else before
+    memory = Memory(before)
+    for stage in job.stages:
+        order = np.arange(int(np.prod(stage.grid)))
+        if seed:
+            np.random.default_rng(seed).shuffle(order)
+        launch(stage, memory, order.tolist(), backwards=backwards)
+    after = {name: memory.read(name) for name in before}
+    kept = set(before) - job.written
+    assert all((after[n].view(np.uint8) == before[n].view(np.uint8)).all() for n in kept), "an input was written"
+    return after

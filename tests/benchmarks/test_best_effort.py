@@ -1,0 +1,161 @@
+"""Best-effort kernels: manifests, compiled for both architectures, small sizes on the host against the references."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.best_effort import jobs
+from benchmarks.best_effort.jobs import Stage, difference, expected, load, read, sampled
+from benchmarks.best_effort.references import OPERATIONS
+from tests.benchmarks.on_host import run
+
+from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
+
+ALL = jobs.names()
+STAGES = [pytest.param(s, id=f"{n}-{s.entry}-{s.number}") for n in ALL for s in load(n).stages]
+
+
+def test_every_job_has_a_reference() -> None:
+    assert set(ALL) == set(OPERATIONS)
+    for name, operation in OPERATIONS.items():
+        assert set(operation.axes) <= load(name).written, "a result is something that a stage writes"
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_it_compiles_without_spills(stage: Stage, arch: str, tmp_path: Path) -> None:
+    nvrtc = find_nvrtc()
+    assert isinstance(nvrtc, Nvrtc)
+    made = nvrtc.compile(stage.text, arch=arch, cache_dir=tmp_path)
+    used = made.of(stage.entry)
+    assert (used.spill_stores, used.spill_loads, used.stack_bytes) == (0, 0, 0)
+    assert made.warnings == ()
+    threads = math.prod(stage.block)
+    assert 64 <= threads <= 512 and threads % 32 == 0
+    assert used.registers * threads <= 65536 and used.shared_bytes + stage.dynamic_shared_bytes <= 48 * 1024
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_it_agrees_with_its_reference_on_the_host(name: str) -> None:
+    job, operation = load(name, small=True), OPERATIONS[name]
+    before = job.buffers()
+    after = run(job, before=before)
+    counts = {before[n].shape[axis] for n, axis in operation.axes.items()}
+    rows = np.arange(min(counts))
+    wanted = expected(job, operation, rows, before)
+    assert set(wanted) == set(operation.axes)
+    for result, want in wanted.items():
+        got = np.take(after[result], rows, operation.axes[result])
+        assert not (found := difference(got, want, job.rtol)), f"{result}: {found}"
+        assert len(np.unique(want)) > 1, "the case is not trivial"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_neither_the_order_of_blocks_nor_that_of_threads_changes_a_bit(name: str) -> None:
+    job = load(name, small=True)
+    first, other = run(job), run(job, seed=7, backwards=True)
+    assert all(s.exact for s in job.stages)
+    for buffer in job.written:
+        assert (first[buffer].view(np.uint8) == other[buffer].view(np.uint8)).all(), buffer
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_some_rows_of_a_reference_are_those_of_the_whole(name: str) -> None:
+    job, operation = load(name, small=True), OPERATIONS[name]
+    before = job.buffers()
+    count = min(before[n].shape[axis] for n, axis in operation.axes.items())
+    some = np.unique([0, count // 3, count // 2, count - 1])
+    whole, part = expected(job, operation, np.arange(count), before), expected(job, operation, some, before)
+    for result, axis in operation.axes.items():
+        np.testing.assert_allclose(part[result], np.take(whole[result], some, axis), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_full_sizes_are_whole(stage: Stage) -> None:
+    """No parameter is over what a launch or an `int` index takes, and small and full size have the same parameters."""
+    small = read(stage.path, small=True)
+    assert [(p.name, p.type, p.kind) for p in small.parameters] == [(p.name, p.type, p.kind) for p in stage.parameters]
+    assert stage.grid[0] < 1 << 31 and max(stage.grid[1:]) < 1 << 16
+    assert small.grid != stage.grid
+    assert stage.about["operation"] and stage.about["work"] and stage.about["limited_by"]
+    assert sum(p.nbytes for p in stage.pointers) < 4 << 30
+
+
+def test_times_of_jobs_are_meant_to_be_between_a_fifth_of_a_millisecond_and_two() -> None:
+    for name in ALL:
+        assert 180 <= max(float(s.about["estimate_us"]) for s in load(name).stages) <= 2000, name
+
+
+def test_a_sample_has_both_ends_and_no_row_twice() -> None:
+    x = np.zeros((1000, 3), np.float32)
+    rows = sampled(jobs.Operation(lambda v, r: {}, {"x": 0}, sample=10), {"x": x})
+    assert len(rows) == 10 and rows[0] == 0 and rows[-1] == 999 and (np.diff(rows) > 0).all()
+    assert (sampled(jobs.Operation(lambda v, r: {}, {"x": 1}, sample=10), {"x": x}) == [0, 1, 2]).all()
+
+
+def test_differences_are_found() -> None:
+    want = np.array([1.0, -2.0, 0.0])
+    assert difference(want.astype(np.float32), want, 1e-6) == ""
+    assert difference(want + np.array([0, 0, 1e-4]), want, 1e-5).startswith("1 of 3 differ, first at (2,)")
+    assert "1 of 3" in difference(np.array([1.0, np.nan, 0.0]), want, 1.0)
+    assert difference(np.array([1, 2]), np.array([1, 3]), 0) and not difference(np.array([1, 2]), np.array([1, 2]), 0)
+    assert difference(np.zeros(2), np.zeros(3), 1e-3) == "shape (2,), expected (3,)"
+
+
+MANIFEST = """
+source = "k.cu"
+entry = "k"
+grid = [1, 1, 1]
+block = [64, 1, 1]
+[[parameters]]
+name = "x"
+type = "float"
+kind = "input"
+shape = [4]
+init = "zeros"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('entry = "k"', "", "'entry' is missing"),
+        ("[1, 1, 1]", "[1, 0, 1]", "three dimensions"),
+        ('"float"', '"half"', "type 'half'"),
+        ('"zeros"', '"ones"', "init 'ones'"),
+        ('init = "zeros"', "", "has no init"),
+        ('"k.cu"', '"../k.cu"', "does not lie beside it"),
+        ("init", "colour = 1\ninit", "colour"),
+        ("[4]", "[4]\n[small]\nentry = 'j'", "cannot change"),
+        ("[4]", "[4]\n[small.parameters.y]\nshape = [2]", "no parameters"),
+        ("[4]", "[4]\n[small.parameters.x]\ntype = 'int'", "it can give"),
+    ],
+)
+def test_a_wrong_manifest_is_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
+    path = tmp_path / "kernel.toml"
+    text = MANIFEST.replace(old, new)
+    if "[small" in new:  # the table of the parameter ends there
+        text = MANIFEST + new.removeprefix("[4]\n")
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"kernel\.toml") as caught:
+        read(path, small=True)
+    assert told in str(caught.value)
+
+
+def test_what_a_file_holds_must_fit(tmp_path: Path) -> None:
+    p = jobs.Parameter("x", "float", "input", (4,), "file", file="x.bin")
+    with pytest.raises(ValueError, match="no such file"):
+        p.drawn(tmp_path)
+    (tmp_path / "x.bin").write_bytes(bytes(12))
+    with pytest.raises(ValueError, match="12 bytes where float"):
+        p.drawn(tmp_path)
+    (tmp_path / "x.bin").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    assert p.drawn(tmp_path).tolist() == [0, 1, 2, 3]
+
+
+def test_an_unknown_job_is_named() -> None:
+    with pytest.raises(ValueError, match="there is no job 'nope'"):
+        load("nope")

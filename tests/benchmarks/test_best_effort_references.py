@@ -1,0 +1,84 @@
+"""References of best-effort kernels against facts that do not stand on them."""
+
+from __future__ import annotations
+
+import numpy as np
+from benchmarks.best_effort import references as r
+
+
+def chance(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_mriq_is_a_discrete_fourier_transform_on_the_grid() -> None:
+    n = 8
+    grid = np.arange(n, dtype=np.float64)
+    x, y, z = (g.reshape(-1) for g in np.meshgrid(grid, grid, grid, indexing="ij"))
+    weights = chance().standard_normal(n**3)
+    samples = np.stack([x / n, y / n, z / n, weights], axis=1)
+    got = r.mriq({"x": x, "y": y, "z": z, "samples": samples}, np.arange(n**3))
+    want = np.fft.ifftn(weights.reshape(n, n, n)).reshape(-1) * n**3
+    np.testing.assert_allclose(got["q_real"] + 1j * got["q_imag"], want, atol=1e-10)
+
+
+def test_sgemm_by_einsum() -> None:
+    a, b, c = (chance(k).standard_normal(s) for k, s in enumerate([(5, 7), (7, 3), (5, 3)]))
+    got = r.sgemm({"a": a, "b": b, "c": c, "alpha": 2.0, "beta": -1.0}, np.array([1, 4]))["d"]
+    np.testing.assert_allclose(got, (2 * np.einsum("ik,kj->ij", a, b) - c)[[1, 4]], rtol=1e-12)
+
+
+def test_stencil_keeps_what_is_linear_and_its_faces() -> None:
+    """A linear function is a fixed point where centre + 6 side = 1; a single one spreads to its neighbours alone."""
+    z, y, x = np.meshgrid(*map(np.arange, (5, 6, 7)), indexing="ij")
+    linear = 2.0 * x - 3.0 * y + 0.5 * z
+    told = {"in": linear, "centre": 0.25, "side": 0.125}
+    np.testing.assert_allclose(r.stencil(told, np.arange(5))["out"], linear, atol=1e-12)
+    one = np.zeros((5, 6, 7))
+    one[2, 2, 3] = 1.0
+    out = r.stencil({**told, "in": one}, np.arange(5))["out"]
+    assert out[2, 2, 3] == 0.25 and out[1, 2, 3] == out[2, 1, 3] == out[2, 2, 4] == 0.125 and out.sum() == 1.0
+
+
+def test_histo_counts() -> None:
+    values = chance().integers(0, 50, 999, np.uint16)
+    got = r.histo({"values": values, "counts": np.zeros(64)}, np.arange(64))["counts"]
+    assert got.sum() == 999 and all(got[b] == np.count_nonzero(values == b) for b in range(64))
+
+
+def test_cp_is_coulombs_law() -> None:
+    """One charge, at a distance of 5 (3, 0, 4); and the field outside is harmonic: its discrete Laplacian vanishes."""
+    one = {"atoms": np.array([[3.0, 0.0, 4.0, 2.0]]), "spacing": 1.0, "height": 0.0, "potential": np.empty((1, 1))}
+    assert r.cp(one, np.array([0]))["potential"][0, 0] == 2.0 / 5.0
+    atoms, h = chance().random((9, 4)), 1e-3
+    planes = [
+        r.cp({"atoms": atoms, "spacing": h, "height": -0.5 + k * h, "potential": np.empty((3, 3))}, np.arange(3))
+        for k in (-1, 0, 1)
+    ]
+    below, here, above = (p["potential"] for p in planes)
+    beside = here[1, 0] + here[1, 2] + here[0, 1] + here[2, 1] + below[1, 1] + above[1, 1]
+    assert abs(beside - 6 * here[1, 1]) / h**2 < 1e-3 * here[1, 1] / 0.5**2
+
+
+def test_lbm_conserves_mass_and_momentum_and_rests_in_equilibrium() -> None:
+    nz, ny, nx = 4, 5, 6
+    f = chance().random((19, nz, ny, nx)) * 0.04 + 0.03
+    none = np.full((nz, ny, nx), 255, np.uint8)
+    told = {"a": f, "cell": none, "solid_below": 5, "omega": 1.6}
+    after = r.lbm(told, np.arange(nz))
+    for result in ("b", "a"):
+        assert np.isclose(after[result].sum(), f.sum(), rtol=1e-12)
+        momentum = [np.einsum("id,izyx->d", r.LATTICE, x) for x in (after[result], f)]
+        np.testing.assert_allclose(momentum[0], momentum[1], rtol=1e-10, atol=1e-10)
+    some_solid = {**told, "cell": chance(1).integers(0, 256, (nz, ny, nx)).astype(np.uint8), "solid_below": 64}
+    walled = r.lbm(some_solid, np.arange(nz))
+    assert np.isclose(walled["a"].sum(), f.sum(), rtol=1e-12), "walls keep mass"
+    rest = np.broadcast_to(r.LATTICE_WEIGHTS[:, None, None, None], f.shape)
+    np.testing.assert_allclose(r.lbm({**told, "a": rest}, np.arange(nz))["a"], rest, rtol=1e-13)
+
+
+def test_lbm_has_the_moments_of_its_lattice() -> None:
+    """Weights sum to one, first moments vanish, second ones are a third: the speed of sound squared."""
+    w, e = r.LATTICE_WEIGHTS, r.LATTICE
+    np.testing.assert_allclose(w.sum(), 1.0)
+    np.testing.assert_allclose(w @ e, 0.0, atol=1e-15)
+    np.testing.assert_allclose(np.einsum("i,ia,ib->ab", w, e, e), np.eye(3) / 3, atol=1e-15)
