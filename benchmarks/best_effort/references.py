@@ -113,6 +113,71 @@ def lbm(v: Values, rows: Array) -> Results:
     return {"b": np.stack(first, axis=1), "a": np.stack(second, axis=1)}
 
 
+def fft(v: Values, rows: Array) -> Results:
+    """out[b, k] = sum_j in[b, j] exp(sign 2πi jk/n); complex numbers are pairs (b, n, 2)."""
+    x = v["in"][rows].astype(np.float64)
+    n = x.shape[1]
+    phase = np.arange(n)[:, None] * np.arange(n) % n  # integers: no digit of a large product is lost
+    out = (x[..., 0] + 1j * x[..., 1]) @ np.exp(v["sign"] * 2j * np.pi / n * phase)
+    return {"out": np.stack([out.real, out.imag], axis=-1)}
+
+
+def mri_fhd(v: Values, rows: Array) -> Results:
+    """image(x) = sum_k conj(phi_k) d_k exp(2πi k·x); positions and k-space (…, 4), complex numbers as pairs."""
+    phi, data, k_space = (v[name].astype(np.float64) for name in ("phi", "data", "k_space"))
+    rho = (phi[:, 0] - 1j * phi[:, 1]) * (data[:, 0] + 1j * data[:, 1])
+    image = np.exp(2j * np.pi * (v["position"][rows, :3].astype(np.float64) @ k_space[:, :3].T)) @ rho
+    return {"image": np.stack([image.real, image.imag], axis=-1)}
+
+
+CELL_POINTS = 8
+"""Lattice points along a cell's side in `cutcp`."""
+
+
+def cutcp(v: Values, rows: Array) -> Results:
+    """V(x) = sum_a q_a/r (1 - r²/c²)² over r < c; atoms (cz, cy, cx, a, 4) in cells of side 1; rows are planes.
+
+    Every charge is looked at for every point of a plane: cells say only where charges are.
+    """
+    atoms, square = v["atoms"].astype(np.float64), v["cutoff"] ** 2
+    ny, nx = (n * CELL_POINTS for n in atoms.shape[1:3])
+    z, y, x = np.meshgrid(*map(np.arange, atoms.shape[:3]), indexing="ij")
+    at = atoms[..., :3] + np.stack([x, y, z], axis=-1)[..., None, :]
+    at, charge = at.reshape(-1, 3), atoms[..., 3].reshape(-1)
+    along_x, along_y = ((np.arange(n) + 0.5) / CELL_POINTS for n in (nx, ny))
+    out = np.zeros((len(rows), ny, nx))
+    for i, row in enumerate(rows):
+        height = (row + 0.5) / CELL_POINTS
+        for (ax, ay, az), q in zip(at, charge, strict=True):
+            if (az - height) ** 2 >= square:
+                continue
+            mine = [np.flatnonzero((p - a) ** 2 < square) for p, a in ((along_y, ay), (along_x, ax))]
+            r2 = (along_y[mine[0], None] - ay) ** 2 + (along_x[mine[1]] - ax) ** 2 + (height - az) ** 2
+            out[np.ix_([i], *mine)] += np.where(r2 < square, q / np.sqrt(r2) * (1 - r2 / square) ** 2, 0.0)
+    return {"potential": out}
+
+
+def tpacf(v: Values, rows: Array) -> Results:
+    """counts (3, bins): pairs within the data, within the random points, and of both, by the bin of their cosine."""
+
+    def directions(catalogue: str) -> list[Array]:
+        x, y, z = (v[f"{catalogue}_{axis}"] for axis in "xyz")
+        length = np.sqrt((x * x + y * y) + z * z)
+        return [x / length, y / length, z / length]
+
+    rising = -v["limits"][:-1]  # the last is none
+    counts = np.zeros((3, len(rising) + 1), np.uint32)
+    data, random = directions("data"), directions("random")
+    for kind, (left, right) in enumerate([(data, data), (random, random), (data, random)]):
+        for i in range(len(left[0])):
+            first = i + 1 if left is right else 0
+            products = [a[i] * b[first:] for a, b in zip(left, right, strict=True)]
+            cosine = (products[0] + products[1]) + products[2]
+            bins = np.searchsorted(rising, -cosine, side="left")
+            counts[kind] += np.bincount(bins, minlength=counts.shape[1]).astype(np.uint32)
+    return {"counts": counts[rows]}
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "mriq": Operation(mriq, {"q_real": 0, "q_imag": 0}),
     "sgemm": Operation(sgemm, {"d": 0}),
@@ -120,5 +185,9 @@ OPERATIONS: Mapping[str, Operation] = {
     "histo": Operation(histo, {"counts": 0}, sample=1 << 30),
     "cp": Operation(cp, {"potential": 0}, sample=16),
     "lbm": Operation(lbm, {"a": 1, "b": 1}, sample=4),
+    "fft": Operation(fft, {"out": 0}, sample=64),
+    "mri_fhd": Operation(mri_fhd, {"image": 0}),
+    "cutcp": Operation(cutcp, {"potential": 0}, sample=4),
+    "tpacf": Operation(tpacf, {"counts": 0}),
 }
 """By job."""

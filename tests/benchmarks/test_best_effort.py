@@ -79,7 +79,7 @@ def test_full_sizes_are_whole(stage: Stage) -> None:
     small = read(stage.path, small=True)
     assert [(p.name, p.type, p.kind) for p in small.parameters] == [(p.name, p.type, p.kind) for p in stage.parameters]
     assert stage.grid[0] < 1 << 31 and max(stage.grid[1:]) < 1 << 16
-    assert small.grid != stage.grid
+    assert small.grid != stage.grid or sum(p.nbytes for p in small.pointers) < sum(p.nbytes for p in stage.pointers)
     assert stage.about["operation"] and stage.about["work"] and stage.about["limited_by"]
     assert sum(p.nbytes for p in stage.pointers) < 4 << 30
 

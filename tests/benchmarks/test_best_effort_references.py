@@ -82,3 +82,50 @@ def test_lbm_has_the_moments_of_its_lattice() -> None:
     np.testing.assert_allclose(w.sum(), 1.0)
     np.testing.assert_allclose(w @ e, 0.0, atol=1e-15)
     np.testing.assert_allclose(np.einsum("i,ia,ib->ab", w, e, e), np.eye(3) / 3, atol=1e-15)
+
+
+def test_fft_is_numpys() -> None:
+    x = chance().standard_normal((3, 64, 2))
+    told = {"in": x, "sign": -1.0}
+    got = r.fft(told, np.arange(3))["out"]
+    want = np.fft.fft(x[..., 0] + 1j * x[..., 1])
+    np.testing.assert_allclose(got[..., 0] + 1j * got[..., 1], want, atol=1e-11)
+    back = r.fft({"in": got, "sign": 1.0}, np.array([1]))["out"] / 64
+    np.testing.assert_allclose(back[0], x[1], atol=1e-12)
+
+
+def test_mri_fhd_is_the_adjoint_of_a_fourier_transform() -> None:
+    """<F x, d> = <x, F^H d> with F_kv = phi_k exp(-2 pi i k.v)."""
+    position, k_space = chance(0).standard_normal((11, 4)), chance(1).standard_normal((7, 4))
+    phi, data, x = (chance(k).standard_normal((n, 2)) @ [1, 1j] for k, n in ((2, 7), (3, 7), (4, 11)))
+    forward = (phi[:, None] * np.exp(-2j * np.pi * k_space[:, :3] @ position[:, :3].T)) @ x
+    pairs = {name: np.stack([c.real, c.imag], axis=-1) for name, c in (("phi", phi), ("data", data))}
+    image = r.mri_fhd({"position": position, "k_space": k_space, **pairs}, np.arange(11))["image"] @ [1, 1j]
+    np.testing.assert_allclose(np.vdot(forward, data), np.vdot(x, image), rtol=1e-12)
+
+
+def test_cutcp_sees_a_charge_within_the_cutoff_alone() -> None:
+    atoms = np.zeros((1, 1, 3, 1, 4))
+    atoms[0, 0, 1, 0] = (0.5, 0.5, 0.5, 2.0)  # at (1.5, 0.5, 0.5)
+    out = r.cutcp({"atoms": atoms, "cutoff": 0.75}, np.arange(8))["potential"]
+    z, y, x = np.meshgrid(*((np.arange(n) + 0.5) / 8 for n in (8, 8, 24)), indexing="ij")
+    distance = np.sqrt((x - 1.5) ** 2 + (y - 0.5) ** 2 + (z - 0.5) ** 2)
+    assert ((out > 0) == (distance < 0.75)).all() and (out == 0).any()
+    np.testing.assert_allclose(
+        out[distance < 0.75], (2 / distance * (1 - (distance / 0.75) ** 2) ** 2)[distance < 0.75]
+    )
+
+
+def test_tpacf_counts_every_pair_once_by_its_angle() -> None:
+    points = {f"{c}_{a}": chance(k).standard_normal(40).astype(np.float32)
+              for k, (c, a) in enumerate((c, a) for c in ("data", "random") for a in "xyz")}  # fmt: skip
+    edges = np.radians([10.0, 30.0, 90.0, 120.0])
+    limits = np.concatenate([np.cos(edges), [-2.0]]).astype(np.float32)
+    counts = r.tpacf({**points, "limits": limits}, np.arange(3))["counts"]
+    assert counts.sum(axis=1).tolist() == [40 * 39 // 2, 40 * 39 // 2, 40 * 40]
+    data, random = (np.stack([points[f"{c}_{a}"] for a in "xyz"]).astype(np.float64) for c in ("data", "random"))
+    unit = [p / np.linalg.norm(p, axis=0) for p in (data, random)]
+    across = np.arccos(np.clip(unit[0].T @ unit[1], -1, 1))
+    assert counts[2].tolist() == np.histogram(across, [0, *edges, np.pi])[0].tolist()
+    within = np.arccos(np.clip(unit[0].T @ unit[0], -1, 1))[np.triu_indices(40, 1)]
+    assert counts[0].tolist() == np.histogram(within, [0, *edges, np.pi])[0].tolist()
