@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -26,13 +27,11 @@ Run = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _activations() -> dict[str, Callable[[], nn.Module]]:
-    from weft.nn import Sine
+    from weft.generate.cuda.training import KINDS
+    from weft.nn.layers import module_class
 
-    return {
-        "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU, "gelu_tanh": lambda: nn.GELU("tanh"), "tanh": nn.Tanh,
-        "sigmoid": nn.Sigmoid, "softplus": nn.Softplus, "elu": nn.ELU, "leaky_relu": nn.LeakyReLU, "sin": Sine,
-        "mish": nn.Mish, "selu": nn.SELU, "hardswish": nn.Hardswish, "none": nn.Identity,
-    }  # fmt: skip
+    tuned = {name: partial(module_class(kind), **kind.options) for name, kind in KINDS.items() if name != "identity"}
+    return {**tuned, "mish": nn.Mish, "selu": nn.SELU, "hardswish": nn.Hardswish, "none": nn.Identity}
 
 
 def mlp_command(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the usual name
 
-from weft.generate.cuda.training import Activation, Added, Network
+from weft.generate.cuda.training import KINDS, Activation, Added, Kind, Network
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.nn.formulas import by_torch, traced
@@ -117,66 +118,33 @@ def layers_of(modules: Sequence[nn.Module]) -> Layers | Declined:
 
 def activation_of(module: nn.Module) -> Activation | Declined:
     """The activation that a module is, or why the kernels do not know it."""
-    found: Activation
-    match module:
-        case nn.Identity():
-            found = Activation()
-        case nn.ReLU():
-            found = Activation("relu")
-        case nn.LeakyReLU():
-            found = Activation("leaky_relu", (float(module.negative_slope),))
-        case nn.ELU():
-            found = Activation("elu", (float(module.alpha),))
-        case nn.Tanh():
-            found = Activation("tanh")
-        case nn.Sigmoid():
-            found = Activation("sigmoid")
-        case nn.SiLU():
-            found = Activation("silu")
-        case nn.GELU():
-            found = Activation("gelu_tanh" if module.approximate == "tanh" else "gelu")
-        case nn.Softplus():
-            found = Activation("softplus", (float(module.beta), float(module.threshold)))
-        case Sine():
-            found = Activation("sin", (module.omega,))
-        case _:
-            return traced(module)
-    if type(module) not in _KNOWN:
-        return traced(module)
-    if not all(math.isfinite(x) for x in found.numbers) or (found.kind == "softplus" and found.numbers[0] == 0):
-        return Declined(f"{module!r} has a number that is none")
+    for kind in KINDS.values():
+        if type(module) is not module_class(kind):
+            continue
+        if any(getattr(module, name) != value for name, value in kind.options.items()):
+            continue
+        numbers = tuple(float(getattr(module, name)) for name in kind.numbers)
+        if not all(math.isfinite(x) for x in numbers) or kind.refused(*numbers):
+            return Declined(f"{module!r} has a number that is none")
+        return Activation(kind.name, numbers)
+    return traced(module)
+
+
+def module_class(kind: Kind) -> Callable[..., nn.Module]:
+    """The class of the modules that are this activation."""
+    found: Callable[..., nn.Module] = Sine if kind.module == "Sine" else getattr(nn, kind.module)
     return found
 
 
-_KNOWN = (
-    nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.GELU, nn.Softplus, Sine,
-)  # fmt: skip
+@cache
+def module_of(act: Activation) -> nn.Module:
+    """A module that is this activation; of one of `KINDS`."""
+    kind = KINDS[act.kind]
+    return module_class(kind)(**dict(zip(kind.numbers, act.numbers, strict=True)), **kind.options)
 
 
 def _apply(act: Activation, z: torch.Tensor) -> torch.Tensor:
     if act.formula is not None:
         return by_torch(act.formula, z)
-    n = act.numbers
-    match act.kind:
-        case "relu":
-            return torch.relu(z)
-        case "leaky_relu":
-            return F.leaky_relu(z, n[0])
-        case "elu":
-            return F.elu(z, n[0])
-        case "tanh":
-            return torch.tanh(z)
-        case "sigmoid":
-            return torch.sigmoid(z)
-        case "silu":
-            return F.silu(z)
-        case "gelu":
-            return F.gelu(z)
-        case "gelu_tanh":
-            return F.gelu(z, approximate="tanh")
-        case "softplus":
-            return F.softplus(z, n[0], n[1])
-        case "sin":
-            return torch.sin(n[0] * z)
-        case _:
-            return z
+    found: torch.Tensor = module_of(act).forward(z)  # not called: while something is traced, calls are recorded
+    return found

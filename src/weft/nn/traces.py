@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from weft.generate.cuda.training import Activation, Added
+from weft.generate.cuda.training import Activation, Added, called
 from weft.ir.declined import Declined
 from weft.nn.formulas import TRACING
 from weft.nn.layers import Layers, activation_of
@@ -301,7 +301,7 @@ class _Reader:
             return self._item(args)
         if target in (torch.split, torch.narrow) or name in ("split", "narrow"):
             return self._split(name, args, kwargs)
-        act = _functional(name, args[1:], dict(kwargs))
+        act = called(name, args[1:], kwargs)
         if act is None or not args:
             raise _RefusedError(f"{name}, which no kernel of layers has")
         return self._activated(node, self._value(args[0]), act)
@@ -419,22 +419,3 @@ class _Reader:
         held = tuple(x.module for x in layers)
         rest = tuple(m for m in self.module.modules() if not isinstance(m, nn.Linear))
         return Traced(found, columns, (*held, *rest), whole)
-
-
-def _functional(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Activation | None:
-    """The activation that a function is; None: none that is known by its name."""
-    kwargs.pop("inplace", None)
-    numbers = [float(x) for x in (*args, *kwargs.values()) if isinstance(x, int | float) and not isinstance(x, bool)]
-    match name.rstrip("_"):
-        case "relu" | "tanh" | "sigmoid" | "silu" | "sin" if not numbers:
-            kind = name.rstrip("_")
-            return Activation(kind, (1.0,)) if kind == "sin" else Activation(kind)
-        case "gelu" if not args and set(kwargs) <= {"approximate"}:
-            return Activation("gelu_tanh" if kwargs.get("approximate") == "tanh" else "gelu")
-        case "leaky_relu" if len(numbers) <= 1:
-            return Activation("leaky_relu", (numbers[0] if numbers else 0.01,))
-        case "elu" if len(numbers) <= 1:
-            return Activation("elu", (numbers[0] if numbers else 1.0,))
-        case "softplus" if not args and not kwargs:
-            return Activation("softplus", (1.0, 20.0))
-    return None

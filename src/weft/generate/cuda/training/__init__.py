@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.generate.cuda.training.activation import KINDS, Activation
+from weft.generate.cuda.training.activation import KINDS, Activation, Kept, Kind, called
 from weft.generate.cuda.training.chain import ChainConfig
 from weft.generate.cuda.training.formula import IDENTITY, Formula, formula
 from weft.generate.cuda.training.gradient import Gradient, gradient, shapes
@@ -17,9 +17,12 @@ __all__ = [
     "ChainConfig",
     "Formula",
     "Gradient",
+    "Kept",
+    "Kind",
     "Network",
     "Place",
     "Step",
+    "called",
     "formula",
     "forward_problem",
     "gradient",

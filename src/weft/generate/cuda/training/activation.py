@@ -1,14 +1,16 @@
 """Activations of fused networks: as a graph for the forward pass, as C text with its derivative for the backward pass.
 
-The derivative is written over what is kept of a layer: its result, where that says all, or else its sums before the
-activation, both rounded to 16 bits.
+One entry of `KINDS` is all that is said of a tuned activation, what it is called in torch too. Any other elementwise
+expression is a `Formula`. The derivative is written over what is kept of a layer: its result, where that
+says all, or else its sums before the activation, both rounded to 16 bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import cast
 
 from weft.fission import arithmetic, elu, gelu, relu, sigmoid, softplus
@@ -18,101 +20,26 @@ from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType
 
-_SHARE = "const float s = w_mlp_share(1.0f, 1.0f + w_rough_exp(-({0})));"
-_GELU = "const float t = w_mlp_tanh_{kind}(z * fmaf(z * z, 0.0356774081f, 0.797884561f));"
+
+def _share(v: str) -> str:
+    return f"const float s = w_mlp_share(1.0f, 1.0f + w_rough_exp(-({v})));"
+
+
+class Kept(IntEnum):
+    """What a derivative reads of a layer."""
+
+    NOTHING = 0
+    RESULT = 1
+    SUMS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Activation:
-    """One of `KINDS` with its numbers: slope, alpha, (beta, threshold) or omega; or "formula"."""
-
-    kind: str = "identity"
-    numbers: tuple[float, ...] = ()
-    formula: Formula | None = None
-    """What it is where its kind is "formula"."""
-
-    def apply(self, b: GraphBuilder, x: NodeId) -> NodeId:
-        """Of a value of floats, as nodes."""
-        if self.formula is not None:
-            return self.formula.apply(b, x)
-        return cast("NodeId", _GRAPHS[self.kind](b, x, *self.numbers))
-
-    def slope(self, b: GraphBuilder, g: NodeId, kept: NodeId) -> NodeId:
-        """g times the derivative, of one type, as nodes; `kept` is what `keeps` says.
-
-        Numbers of the derivative are rounded to that type: float32, or any type where `whole`.
-        """
-        if self.formula is not None:
-            derivative = self.formula.derivative()
-            if isinstance(derivative, Declined):
-                raise ValueError(derivative.reason)
-            return b.apply(Prim.MUL, g, derivative.apply(b, kept))
-        return _SLOPES[self.kind](_Nodes(b, kept, self.keeps), g, *self.numbers)
-
-    def no_gradient(self) -> Declined | None:
-        """Why its gradients are not computed by kernels."""
-        return None if self.formula is None else self.formula.smooth()
-
-    @property
-    def whole(self) -> bool:
-        """Whether the numbers of the derivative are whole."""
-        return self.kind in ("identity", "relu", "tanh", "sigmoid", "silu")
-
-    @property
-    def keeps(self) -> int:
-        """What the derivative reads: 0 nothing, 1 the result, 2 the sums."""
-        if self.formula is not None or (self.kind in ("leaky_relu", "elu") and self.numbers[0] <= 0):
-            return 2
-        return KINDS[self.kind]
-
-    def text(self, name: str, dtype: DType) -> str:
-        """A struct: `of(z)`, `both(z, z)` narrowed, `back(g, v)`: gradient g times the derivative where v was kept."""
-        kind = dtype.value
-        of, back = _texts(self, kind)
-        both = f"w_relu2_{kind}(z, y)" if self.kind == "relu" else f"w_narrow2_{kind}(of(z), of(y))"
-        return (
-            f"struct {name} {{ enum {{ KEEP = {self.keeps} }};\n"
-            f"static W_FN float of(float z) {{ {of} }}\n"
-            f"static W_FN u32 both(float z, float y) {{ return {both}; }}\n"
-            f"static W_FN float back(float g, float z) {{ {back} }} }};\n"
-        )
-
-
-KINDS: dict[str, int] = {
-    "identity": 0, "relu": 1, "leaky_relu": 1, "elu": 1, "tanh": 1, "sigmoid": 1,
-    "silu": 2, "gelu": 2, "gelu_tanh": 2, "softplus": 2, "sin": 2,
-}  # fmt: skip
-"""Kind -> what is kept for its derivative."""
-
-
-def _sine(b: GraphBuilder, x: NodeId, omega: float) -> NodeId:
-    wide = b.cast(x, DType.F32)
-    transposed = wide if omega == 1.0 else b.apply(Prim.MUL, wide, omega)
-    return b.cast(b.apply(Prim.SIN, transposed), b.type_of(x).dtype)
-
-
-_GRAPHS: dict[str, Callable[..., object]] = {
-    "identity": lambda b, x: x,
-    "relu": relu.relu,
-    "leaky_relu": lambda b, x, slope: relu.leaky_relu(b, x, alpha=slope),
-    "elu": lambda b, x, alpha: elu.elu(b, x, alpha=alpha),
-    "tanh": arithmetic.tanh,
-    "sigmoid": sigmoid.sigmoid,
-    "silu": sigmoid.silu,
-    "gelu": gelu.gelu,
-    "gelu_tanh": lambda b, x: gelu.gelu(b, x, approximate="tanh"),
-    "softplus": lambda b, x, beta, threshold: softplus.softplus(b, x, beta=beta, threshold=threshold),
-    "sin": _sine,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Nodes:
+class Nodes:
     """Elementwise operations on nodes of one type; `x` is what was kept of a layer."""
 
     b: GraphBuilder
     x: NodeId
-    keeps: int
+    kept: Kept
 
     def op(self, prim: Prim, *operands: NodeId | float) -> NodeId:
         """A primitive."""
@@ -139,27 +66,76 @@ class _Nodes:
         return self.b.broadcast(self.b.scalar(0.0, t.dtype), t.shape)
 
 
-def _relu_slope(n: _Nodes, g: NodeId) -> NodeId:
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A tuned activation: its graph, its derivative, both as C text, and what it is called in torch."""
+
+    name: str
+    module: str
+    """Class of `torch.nn`, or of `weft.nn`; it is known by this class alone, never by one derived from it."""
+    call: str
+    """Function of `torch` or of `torch.nn.functional`, or method of tensors; "": none."""
+    kept: Kept
+    """What the derivative reads."""
+    graph: Callable[..., object]
+    """(builder, x, numbers) to the activation of a value of floats, as nodes."""
+    slope: Callable[..., NodeId]
+    """(nodes, g, numbers) to g times the derivative where `nodes.x` was kept, as nodes."""
+    of: str
+    """C statements that return the activation of the f32 `z`; {dtype} and {0}, {1}, ... are filled in: the numbers."""
+    back: str
+    """C statements that return `g` times the derivative where `z` was kept."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """Its parameters in order: attribute of the module and argument of its constructor -> default."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Arguments of the constructor, and attributes, that make the module this kind."""
+    call_takes: tuple[str, ...] | None = None
+    """The numbers that the function takes; None: all of them. The others have their defaults."""
+    whole: bool = False
+    """Whether the numbers of the derivative are whole."""
+    refused: Callable[..., bool] = lambda *numbers: False
+    """Whether no activation has these (finite) numbers."""
+    back_of_sums: str = ""
+    """`back` where the first number is not positive: then the sign of the result does not tell that of the sums."""
+    derived: Callable[..., tuple[float, ...]] = lambda *numbers: ()
+    """Further numbers of the C text, behind the others."""
+    both: str = "w_narrow2_{dtype}(of(z), of(y))"
+    """The activations of `z` and `y` as a pair."""
+
+    def keeps(self, *numbers: float) -> Kept:
+        """What the derivative reads with these numbers."""
+        return Kept.SUMS if self.back_of_sums and numbers[0] <= 0 else self.kept
+
+    def text(self, dtype: str, numbers: Sequence[float]) -> tuple[str, str, str]:
+        """`of`, `back` and `both` with everything filled in; raises ValueError where a number is not finite."""
+        n = [number(x) for x in numbers]
+        n += [number(x) for x in self.derived(*numbers)]
+        back = self.back if self.keeps(*numbers) == self.kept else self.back_of_sums
+        of, back, both = (text.format(*n, dtype=dtype) for text in (self.of, back, self.both))
+        return of, back, both
+
+
+def _relu_slope(n: Nodes, g: NodeId) -> NodeId:
     return n.op(Prim.SELECT, n.op(Prim.LE, n.x, 0.0), n.zero(g), g)
 
 
-def _elu_slope(n: _Nodes, g: NodeId, alpha: float) -> NodeId:
-    below = n.op(Prim.ADD, n.x, alpha) if n.keeps == 1 else n.mul(n.op(Prim.EXP, n.x), alpha)
+def _elu_slope(n: Nodes, g: NodeId, alpha: float) -> NodeId:
+    below = n.op(Prim.ADD, n.x, alpha) if n.kept == Kept.RESULT else n.mul(n.op(Prim.EXP, n.x), alpha)
     return n.op(Prim.SELECT, n.op(Prim.GT, n.x, 0.0), g, n.mul(g, below))
 
 
-def _silu_slope(n: _Nodes, g: NodeId) -> NodeId:
+def _silu_slope(n: Nodes, g: NodeId) -> NodeId:
     s = n.share(n.x)
     return n.mul(g, n.mul(s, n.op(Prim.ADD, n.mul(n.x, n.less(s)), 1.0)))
 
 
-def _gelu_slope(n: _Nodes, g: NodeId) -> NodeId:
+def _gelu_slope(n: Nodes, g: NodeId) -> NodeId:
     whole = n.mul(n.op(Prim.ADD, n.op(Prim.ERF, n.mul(n.x, 0.5**0.5)), 1.0), 0.5)
     density = n.mul(n.op(Prim.EXP, n.mul(n.x, n.x, -0.5)), (2 * math.pi) ** -0.5)
     return n.mul(g, n.op(Prim.ADD, n.mul(n.x, density), whole))
 
 
-def _gelu_tanh_slope(n: _Nodes, g: NodeId) -> NodeId:
+def _gelu_tanh_slope(n: Nodes, g: NodeId) -> NodeId:
     root, square = (2 / math.pi) ** 0.5, n.mul(n.x, n.x)
     t = n.op(Prim.TANH, n.mul(n.x, n.op(Prim.ADD, n.mul(square, 0.044715 * root), root)))
     inner = n.op(Prim.ADD, n.mul(square, 3 * 0.044715 * root), root)
@@ -167,76 +143,216 @@ def _gelu_tanh_slope(n: _Nodes, g: NodeId) -> NodeId:
     return n.mul(g, n.mul(n.op(Prim.ADD, n.op(Prim.ADD, curve, t), 1.0), 0.5))
 
 
-def _softplus_slope(n: _Nodes, g: NodeId, beta: float, threshold: float) -> NodeId:
-    transposed = n.mul(n.x, beta)
-    return n.op(Prim.SELECT, n.op(Prim.GT, transposed, threshold), g, n.mul(g, n.share(transposed)))
+def _softplus_slope(n: Nodes, g: NodeId, beta: float, threshold: float) -> NodeId:
+    scaled = n.mul(n.x, beta)
+    return n.op(Prim.SELECT, n.op(Prim.GT, scaled, threshold), g, n.mul(g, n.share(scaled)))
 
 
-_SLOPES: dict[str, Callable[..., NodeId]] = {
-    "identity": lambda n, g: g,
-    "relu": _relu_slope,
-    "leaky_relu": lambda n, g, slope: n.op(Prim.SELECT, n.op(Prim.GT, n.x, 0.0), g, n.mul(g, slope)),
-    "elu": _elu_slope,
-    "tanh": lambda n, g: n.mul(g, n.less(n.mul(n.x, n.x))),
-    "sigmoid": lambda n, g: n.mul(g, n.mul(n.x, n.less(n.x))),
-    "silu": _silu_slope,
-    "gelu": _gelu_slope,
-    "gelu_tanh": _gelu_tanh_slope,
-    "softplus": _softplus_slope,
-    "sin": lambda n, g, omega: n.mul(g, n.mul(n.op(Prim.COS, n.mul(n.x, omega)), omega)),
-}
-"""Kind -> gradient times derivative."""
+def _sine(b: GraphBuilder, x: NodeId, omega: float) -> NodeId:
+    wide = b.cast(x, DType.F32)
+    scaled = wide if omega == 1.0 else b.apply(Prim.MUL, wide, omega)
+    return b.cast(b.apply(Prim.SIN, scaled), b.type_of(x).dtype)
 
 
-def _number(x: float) -> str:
+_ERF_HALF = "0.5f * w_rough_one_plus_erf(z * 0.707106781f)"
+_GELU_TANH = "const float t = w_mlp_tanh_{dtype}(z * fmaf(z * z, 0.0356774081f, 0.797884561f));"
+_SOFT = "const float t = w_rough_exp(w_min_f32(z * {0}, {1}));"
+_SOFT_SHORT = "fmaf(t, fmaf(t, 0.333333333f, -0.5f), 1.0f) * t"
+
+_ALL = (
+    Kind(
+        "identity", "Identity", "", Kept.NOTHING, whole=True,
+        graph=lambda b, x: x,
+        slope=lambda n, g: g,
+        of="return z;",
+        back="return g;",
+    ),
+    Kind(
+        "relu", "ReLU", "relu", Kept.RESULT, whole=True,
+        graph=relu.relu,
+        slope=_relu_slope,
+        of="return w_max_f32(z, 0.0f);",
+        back="return z <= 0.0f ? 0.0f : g;",
+        both="w_relu2_{dtype}(z, y)",  # narrowing does it by the way
+    ),
+    Kind(
+        "leaky_relu", "LeakyReLU", "leaky_relu", Kept.RESULT, numbers={"negative_slope": 0.01},
+        graph=lambda b, x, slope: relu.leaky_relu(b, x, alpha=slope),
+        slope=lambda n, g, slope: n.op(Prim.SELECT, n.op(Prim.GT, n.x, 0.0), g, n.mul(g, slope)),
+        of="return z > 0.0f ? z : {0} * z;",
+        back="return z > 0.0f ? g : {0} * g;",
+        back_of_sums="return z > 0.0f ? g : {0} * g;",
+    ),
+    Kind(
+        "elu", "ELU", "elu", Kept.RESULT, numbers={"alpha": 1.0},
+        graph=lambda b, x, alpha: elu.elu(b, x, alpha=alpha),
+        slope=_elu_slope,
+        of="return z > 0.0f ? z : {0} * expm1f(w_min_f32(z, 0.0f));",
+        back="return z > 0.0f ? g : g * (z + {0});",
+        back_of_sums="return z > 0.0f ? g : g * ({0} * w_rough_exp(z));",
+    ),
+    Kind(
+        "tanh", "Tanh", "tanh", Kept.RESULT, whole=True,
+        graph=arithmetic.tanh,
+        slope=lambda n, g: n.mul(g, n.less(n.mul(n.x, n.x))),
+        of="return w_mlp_tanh_{dtype}(z);",
+        back="return g * fmaf(-z, z, 1.0f);",
+    ),
+    Kind(
+        "sigmoid", "Sigmoid", "sigmoid", Kept.RESULT, whole=True,
+        graph=sigmoid.sigmoid,
+        slope=lambda n, g: n.mul(g, n.mul(n.x, n.less(n.x))),
+        of=f"{_share('z')} return s;",
+        back="return g * (z * (1.0f - z));",
+    ),
+    Kind(
+        "silu", "SiLU", "silu", Kept.SUMS, whole=True,
+        graph=sigmoid.silu,
+        slope=_silu_slope,
+        of=f"{_share('z')} return z * s;",
+        back=f"{_share('z')} return g * (s * fmaf(z, 1.0f - s, 1.0f));",
+    ),
+    Kind(
+        "gelu", "GELU", "gelu", Kept.SUMS, options={"approximate": "none"},
+        graph=gelu.gelu,
+        slope=_gelu_slope,
+        of=f"return z * ({_ERF_HALF});",
+        back=f"return g * fmaf(z * 0.398942280f, w_rough_exp(-0.5f * z * z), {_ERF_HALF});",
+    ),
+    Kind(
+        "gelu_tanh", "GELU", "gelu", Kept.SUMS, options={"approximate": "tanh"},
+        graph=lambda b, x: gelu.gelu(b, x, approximate="tanh"),
+        slope=_gelu_tanh_slope,
+        of=f"{_GELU_TANH} return 0.5f * z * (1.0f + t);",
+        back=f"{_GELU_TANH} return g * (0.5f * fmaf(z * fmaf(-t, t, 1.0f), "
+        "fmaf(z * z, 0.107032224f, 0.797884561f), 1.0f + t));",
+    ),
+    Kind(
+        "softplus", "Softplus", "softplus", Kept.SUMS, numbers={"beta": 1.0, "threshold": 20.0},
+        refused=lambda beta, threshold: beta == 0,
+        graph=lambda b, x, beta, threshold: softplus.softplus(b, x, beta=beta, threshold=threshold),
+        slope=_softplus_slope,
+        derived=lambda beta, threshold: (1 / beta,),
+        of=f"{_SOFT} return z * {{0}} > {{1}} ? z : (t < 0.01f ? {_SOFT_SHORT} : w_log(1.0f + t)) * {{2}};",
+        back=f"{_share('z * {0}')} return z * {{0}} > {{1}} ? g : g * s;",
+    ),
+    Kind(
+        "sin", "Sine", "sin", Kept.SUMS, numbers={"omega": 1.0}, call_takes=(),
+        graph=_sine,
+        slope=lambda n, g, omega: n.mul(g, n.mul(n.op(Prim.COS, n.mul(n.x, omega)), omega)),
+        of="return w_mlp_sin(z * {0});",
+        back="return g * ({0} * w_mlp_cos(z * {0}));",
+    ),
+)  # fmt: skip
+KINDS = {kind.name: kind for kind in _ALL}
+"""The tuned activations by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """One of `KINDS` with its numbers; or "formula"."""
+
+    kind: str = "identity"
+    numbers: tuple[float, ...] = ()
+    formula: Formula | None = None
+    """What it is where its kind is "formula"."""
+
+    def __post_init__(self) -> None:
+        if self.formula is None and len(self.numbers) != len(self._kind.numbers):
+            raise ValueError(f"{self.kind} takes {list(self._kind.numbers)}, not {self.numbers}")
+
+    @property
+    def _kind(self) -> Kind:
+        if self.kind not in KINDS:
+            raise ValueError(f"no activation {self.kind!r}")
+        return KINDS[self.kind]
+
+    def apply(self, b: GraphBuilder, x: NodeId) -> NodeId:
+        """Of a value of floats, as nodes."""
+        if self.formula is not None:
+            return self.formula.apply(b, x)
+        return cast("NodeId", self._kind.graph(b, x, *self.numbers))  # no kind of these declines
+
+    def slope(self, b: GraphBuilder, g: NodeId, kept: NodeId) -> NodeId:
+        """g times the derivative, of one type, as nodes; `kept` is what `keeps` says.
+
+        Numbers of the derivative are rounded to that type: float32, or any type where `whole`.
+        """
+        if self.formula is not None:
+            return b.apply(Prim.MUL, g, _derivative(self.formula).apply(b, kept))
+        return self._kind.slope(Nodes(b, kept, self.keeps), g, *self.numbers)
+
+    def no_gradient(self) -> Declined | None:
+        """Why its gradients are not computed by kernels."""
+        return None if self.formula is None else self.formula.smooth()
+
+    @property
+    def whole(self) -> bool:
+        """Whether the numbers of the derivative are whole."""
+        return self.formula is None and self._kind.whole
+
+    @property
+    def keeps(self) -> Kept:
+        """What the derivative reads."""
+        return Kept.SUMS if self.formula is not None else self._kind.keeps(*self.numbers)
+
+    def text(self, name: str, dtype: DType) -> str:
+        """A struct: `of(z)`, `both(z, z)` narrowed, `back(g, v)`: gradient g times the derivative where v was kept."""
+        kind = dtype.value
+        if self.formula is not None:
+            of, back, both = _formula_texts(self.formula, kind)
+        else:
+            of, back, both = self._kind.text(kind, self.numbers)
+        return (
+            f"struct {name} {{ enum {{ KEEP = {int(self.keeps)} }};\n"
+            f"static W_FN float of(float z) {{ {of} }}\n"
+            f"static W_FN u32 both(float z, float y) {{ return {both}; }}\n"
+            f"static W_FN float back(float g, float z) {{ {back} }} }};\n"
+        )
+
+
+def number(x: float) -> str:
+    """A float as C text, exactly; raises ValueError where it is infinite or NaN."""
     if not math.isfinite(x):
         raise ValueError(f"{x} is no number of an activation")
     return f"{float.hex(float(x))}f" if x else "0.0f"
 
 
-def _texts(act: Activation, kind: str) -> tuple[str, str]:
-    """(function, gradient times derivative)."""
-    if act.formula is not None:
-        derivative = act.formula.derivative()
-        if isinstance(derivative, Declined):
-            raise ValueError(derivative.reason)
-        (of, y), (back, d) = (f.text("z", kind) for f in (act.formula, derivative))
-        return f"{' '.join(of)} return {y};", f"{' '.join(back)} return g * {d};"
-    n = [_number(x) for x in act.numbers]
-    match act.kind:
-        case "identity":
-            return "return z;", "return g;"
-        case "relu":
-            return "return w_max_f32(z, 0.0f);", "return z <= 0.0f ? 0.0f : g;"
-        case "leaky_relu":
-            return f"return z > 0.0f ? z : {n[0]} * z;", f"return z > 0.0f ? g : {n[0]} * g;"
-        case "elu":
-            slope = f"(z + {n[0]})" if act.keeps == 1 else f"({n[0]} * w_rough_exp(z))"
-            return f"return z > 0.0f ? z : {n[0]} * expm1f(w_min_f32(z, 0.0f));", f"return z > 0.0f ? g : g * {slope};"
-        case "tanh":
-            return f"return w_mlp_tanh_{kind}(z);", "return g * fmaf(-z, z, 1.0f);"
-        case "sigmoid":
-            return f"{_SHARE.format('z')} return s;", "return g * (z * (1.0f - z));"
-        case "silu":
-            share = _SHARE.format("z")
-            return f"{share} return z * s;", f"{share} return g * (s * fmaf(z, 1.0f - s, 1.0f));"
-        case "gelu":
-            whole = "0.5f * w_rough_one_plus_erf(z * 0.707106781f)"
-            slope = f"fmaf(z * 0.398942280f, w_rough_exp(-0.5f * z * z), {whole})"
-            return f"return z * ({whole});", f"return g * {slope};"
-        case "gelu_tanh":
-            inner = "fmaf(z * z, 0.107032224f, 0.797884561f)"
-            slope = f"0.5f * fmaf(z * fmaf(-t, t, 1.0f), {inner}, 1.0f + t)"
-            term = _GELU.format(kind=kind)
-            return f"{term} return 0.5f * z * (1.0f + t);", f"{term} return g * ({slope});"
-        case "softplus":
-            over = f"z * {n[0]} > {n[1]}"
-            short = "fmaf(t, fmaf(t, 0.333333333f, -0.5f), 1.0f) * t"
-            term = f"const float t = w_rough_exp(w_min_f32(z * {n[0]}, {n[1]}));"
-            return (
-                f"{term} return {over} ? z : (t < 0.01f ? {short} : w_log(1.0f + t)) * {_number(1 / act.numbers[0])};",
-                f"{_SHARE.format(f'z * {n[0]}')} return {over} ? g : g * s;",
-            )
-        case "sin":
-            return f"return w_mlp_sin(z * {n[0]});", f"return g * ({n[0]} * w_mlp_cos(z * {n[0]}));"
-    raise ValueError(f"no activation {act.kind!r}")
+def called(name: str, arguments: Sequence[object], named: Mapping[str, object]) -> Activation | None:
+    """The tuned activation that a call of a function of torch is; None: none that is known by its name.
+
+    `arguments` and `named` are what follows the tensor. A trailing underscore and `inplace` say where the result goes.
+    """
+    left = [x for x in arguments if not isinstance(x, bool)]
+    given = {key: value for key, value in named.items() if key != "inplace"}
+    for kind in KINDS.values():
+        if kind.call != name.rstrip("_") or not kind.call:
+            continue
+        if {key: given.get(key, default) for key, default in _OPTIONS.get(kind.call, {}).items()} != kind.options:
+            continue
+        takes = tuple(kind.numbers) if kind.call_takes is None else kind.call_takes
+        own = {key: value for key, value in given.items() if key not in kind.options}
+        values = {**kind.numbers, **dict(zip(takes, left, strict=False)), **own}
+        numbers = [float(x) for x in values.values() if isinstance(x, int | float) and not isinstance(x, bool)]
+        if len(left) > len(takes) or not set(own) <= set(takes) or len(numbers) != len(values):
+            continue
+        return Activation(kind.name, tuple(numbers))
+    return None
+
+
+_OPTIONS: dict[str, Mapping[str, str]] = {kind.call: kind.options for kind in reversed(KINDS.values())}
+"""Function -> its options with their defaults: those of the kind that stands first."""
+
+
+def _derivative(formula: Formula) -> Formula:
+    derivative = formula.derivative()
+    if isinstance(derivative, Declined):
+        raise ValueError(derivative.reason)  # noqa: TRY004 - it is the expression that is wrong
+    return derivative
+
+
+def _formula_texts(formula: Formula, dtype: str) -> tuple[str, str, str]:
+    """See `Kind.text`."""
+    (of, y), (back, d) = (f.text("z", dtype) for f in (formula, _derivative(formula)))
+    both = KINDS["identity"].both.format(dtype=dtype)
+    return f"{' '.join(of)} return {y};", f"{' '.join(back)} return g * {d};", both
