@@ -290,17 +290,19 @@ class Operation:
     """What is right for a job."""
 
     reference: Callable[[Mapping[str, Any], Array], Mapping[str, Array]]
-    """(buffers before, constants and scalars by name; rows) → those rows of every result, in the results' own precision
-    or a better one."""
+    """(buffers before, constants and scalars by name, `grid` of the first stage; rows) → those rows of every result, in
+    the results' own precision or a better one."""
     axes: Mapping[str, int]
     """Result → the axis whose entries are rows."""
     sample: int = 256
     """Rows that are compared at the full size; all where there are no more."""
+    whole: tuple[str, ...] = ()
+    """Results that are not asked for by rows: they come whole."""
 
 
 def expected(job: Job, operation: Operation, rows: Array, before: Mapping[str, Array]) -> dict[str, Array]:
     """Those rows of every result of a job, given what its buffers held before its first stage."""
-    values: dict[str, Any] = {**job.scalars(), **job.constants(), **before}
+    values: dict[str, Any] = {**job.scalars(), **job.constants(), **before, "grid": job.stages[0].grid}
     with np.errstate(all="ignore"):
         return dict(operation.reference(values, rows))
 

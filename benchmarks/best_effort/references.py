@@ -7,6 +7,8 @@ rounded.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -153,7 +155,7 @@ def cutcp(v: Values, rows: Array) -> Results:
                 continue
             mine = [np.flatnonzero((p - a) ** 2 < square) for p, a in ((along_y, ay), (along_x, ax))]
             r2 = (along_y[mine[0], None] - ay) ** 2 + (along_x[mine[1]] - ax) ** 2 + (height - az) ** 2
-            out[np.ix_([i], *mine)] += np.where(r2 < square, q / np.sqrt(r2) * (1 - r2 / square) ** 2, 0.0)
+            out[i][np.ix_(*mine)] += np.where(r2 < square, q / np.sqrt(r2) * (1 - r2 / square) ** 2, 0.0)
     return {"potential": out}
 
 
@@ -178,6 +180,98 @@ def tpacf(v: Values, rows: Array) -> Results:
     return {"counts": counts[rows]}
 
 
+def sad(v: Values, rows: Array) -> Results:
+    """sums[m, b, o]: macroblock m (16 x 16), its block b (4 x 4), offset o = (dy, dx); frames (h, w) of bytes."""
+    current, reference = v["current"].astype(np.int64), v["reference"].astype(np.int64)
+    across = current.shape[1] // 16
+    side = math.isqrt(v["sums"].shape[2])
+    reach = side // 2
+    wide = np.pad(reference, reach, mode="edge")
+    out = np.empty((len(rows), *v["sums"].shape[1:]), np.uint16)
+    for i, m in enumerate(rows):
+        y, x = m // across * 16, m % across * 16
+        window = wide[y : y + 16 + 2 * reach, x : x + 16 + 2 * reach]
+        shifted = np.lib.stride_tricks.sliding_window_view(window, (16, 16))  # (dy, dx, 16, 16)
+        apart = np.abs(shifted - current[y : y + 16, x : x + 16]).reshape(side, side, 4, 4, 4, 4)
+        out[i] = apart.sum(axis=(3, 5)).transpose(2, 3, 0, 1).reshape(16, -1)
+    return {"sums": out}
+
+
+def spmv(v: Values, rows: Array) -> Results:
+    """y[r] = sum of values[k, r]·x[columns[k, r]] over k < lengths[r]."""
+    entry = np.arange(v["values"].shape[0])[:, None] < v["lengths"][rows]
+    products = v["values"][:, rows].astype(np.float64) * v["x"].astype(np.float64)[v["columns"][:, rows]]
+    return {"y": np.where(entry, products, 0.0).sum(axis=0)}
+
+
+def hotspot3d(v: Values, rows: Array) -> Results:
+    """One explicit step on a box (z, y, x), no heat through its faces; rows are planes."""
+    box, nz = v["temperature"], v["temperature"].shape[0]
+    here = box[rows].astype(np.float64)
+    wide = np.pad(here, ((0, 0), (1, 1), (1, 1)), mode="edge")
+    beside = v["along_x"] * (wide[:, 1:-1, :-2] + wide[:, 1:-1, 2:])
+    beside += v["along_y"] * (wide[:, :-2, 1:-1] + wide[:, 2:, 1:-1])
+    beside += v["along_z"] * (box[np.maximum(rows - 1, 0)].astype(np.float64) + box[np.minimum(rows + 1, nz - 1)])
+    return {"out": v["centre"] * here + beside + v["heating"] * v["power"][rows].astype(np.float64) + v["sink"]}
+
+
+def lavamd(v: Values, rows: Array) -> Results:
+    """forces (boxes, particles, 4): sum_j 2a·u·(x_i - x_j) and sum_j u, u = q_j exp(-a r²), over boxes within one."""
+    particles = v["particles"].astype(np.float64)
+    nx, ny, nz = v["grid"]
+    out = np.empty((len(rows), *particles.shape[1:]))
+    for i, box in enumerate(rows):
+        x, y, z = box % nx, box // nx % ny, box // nx // ny
+        near = [
+            particles[((z + dz) * ny + y + dy) * nx + x + dx] + [dx, dy, dz, 0]
+            for dz, dy, dx in itertools.product((-1, 0, 1), repeat=3)
+            if 0 <= z + dz < nz and 0 <= y + dy < ny and 0 <= x + dx < nx
+        ]
+        others = np.concatenate(near)
+        apart = particles[box][:, None, :3] - others[None, :, :3]
+        u = others[:, 3] * np.exp(-v["a"] * (apart**2).sum(axis=2))
+        out[i, :, :3] = 2 * v["a"] * np.einsum("ij,ijd->id", u, apart)
+        out[i, :, 3] = u.sum(axis=1)
+    return {"forces": out}
+
+
+def nn(v: Values, rows: Array) -> Results:
+    """distances (records) as single precision rounds each step; nearest: bits of the least << 32 | its record."""
+
+    def distances(records: Array) -> Array:
+        dx, dy = (records[:, i] - np.float32(v[axis]) for i, axis in enumerate("xy"))
+        found: Array = np.sqrt(dx * dx + dy * dy)
+        return found
+
+    everywhere = distances(v["records"])
+    best = int(np.argmin(everywhere))  # the first of equal ones
+    key = int(everywhere[best].view(np.uint32)) << 32 | best
+    return {"distances": everywhere[rows], "nearest": np.array([key], np.uint64)}
+
+
+def pathfinder(v: Values, rows: Array) -> Results:
+    """Cheapest paths to rows of a wall (rows, columns): middle, half-way down, and end; rows are columns here."""
+    wall, start = v["wall"], v["start"]
+    depth, columns = wall.shape
+
+    def cheapest(down: int) -> Array:
+        at = rows[:, None] + np.arange(-down, down + 1)
+        there = (at >= 0) & (at < columns)
+        at = np.clip(at, 0, columns - 1)
+        cost = np.where(there, start[at].astype(np.int64), _FAR)
+        for r in range(down):
+            best = np.minimum(np.minimum(cost[:, :-2], cost[:, 2:]), cost[:, 1:-1])
+            inner = slice(r + 1, at.shape[1] - r - 1)
+            cost = np.where(there[:, inner], best + wall[r][at[:, inner]], _FAR)
+        return cost[:, 0].astype(np.int32)
+
+    return {"middle": cheapest(depth // 2), "end": cheapest(depth)}
+
+
+_FAR = 1 << 40
+"""What no path costs."""
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "mriq": Operation(mriq, {"q_real": 0, "q_imag": 0}),
     "sgemm": Operation(sgemm, {"d": 0}),
@@ -189,5 +283,11 @@ OPERATIONS: Mapping[str, Operation] = {
     "mri_fhd": Operation(mri_fhd, {"image": 0}),
     "cutcp": Operation(cutcp, {"potential": 0}, sample=4),
     "tpacf": Operation(tpacf, {"counts": 0}),
+    "sad": Operation(sad, {"sums": 0}),
+    "spmv": Operation(spmv, {"y": 0}, sample=4096),
+    "hotspot3d": Operation(hotspot3d, {"out": 0}, sample=8),
+    "lavamd": Operation(lavamd, {"forces": 0}, sample=64),
+    "nn": Operation(nn, {"distances": 0}, sample=4096, whole=("nearest",)),
+    "pathfinder": Operation(pathfinder, {"middle": 0, "end": 0}, sample=4096),
 }
 """By job."""

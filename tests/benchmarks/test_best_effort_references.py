@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
+import scipy.sparse
+import scipy.sparse.csgraph
+import scipy.spatial
 from benchmarks.best_effort import references as r
 
 
@@ -129,3 +134,80 @@ def test_tpacf_counts_every_pair_once_by_its_angle() -> None:
     assert counts[2].tolist() == np.histogram(across, [0, *edges, np.pi])[0].tolist()
     within = np.arccos(np.clip(unit[0].T @ unit[0], -1, 1))[np.triu_indices(40, 1)]
     assert counts[0].tolist() == np.histogram(within, [0, *edges, np.pi])[0].tolist()
+
+
+def test_sad_of_a_frame_moved_by_an_offset_vanishes_there() -> None:
+    frame = chance().integers(0, 256, (48, 64), np.uint8)
+    moved = np.roll(frame, (2, -1), axis=(0, 1))  # moved[y, x] = frame[y - 2, x + 1]
+    told = {"current": moved, "reference": frame, "sums": np.empty((12, 16, 49))}
+    out = r.sad(told, np.arange(12))["sums"].reshape(12, 16, 7, 7)
+    assert (out[5, :, 3 - 2, 3 + 1] == 0).all(), "the macroblock at (16, 16) finds itself at (-2, +1)"
+    by_hand = np.abs(moved[20:24, 24:28].astype(int) - frame[23:27, 22:26].astype(int)).sum()
+    assert out[5, 6, 3 + 3, 3 - 2] == by_hand, "block 6 begins at (4, 8) of it"
+    far = r.sad({**told, "sums": np.empty((12, 16, 121))}, np.array([0]))["sums"][0, 0, 0]
+    assert far == np.abs(moved[:4, :4].astype(int) - frame[0, 0]).sum(), "five pixels beyond the corner is the corner"
+
+
+def test_spmv_is_scipys() -> None:
+    values, x = chance(0).standard_normal((5, 30)), chance(1).standard_normal(20)
+    columns, lengths = chance(2).integers(0, 20, (5, 30)), chance(3).integers(0, 6, 30)
+    entry = np.arange(5)[:, None] < lengths
+    row = np.broadcast_to(np.arange(30), (5, 30))
+    matrix = scipy.sparse.coo_matrix((values[entry], (row[entry], columns[entry])), shape=(30, 20)).tocsr()
+    told = {"values": values, "columns": columns, "lengths": lengths, "x": x}
+    np.testing.assert_allclose(r.spmv(told, np.arange(30))["y"], matrix @ x, rtol=1e-12, atol=1e-13)
+
+
+def test_hotspot3d_keeps_heat_but_for_what_leaks_and_is_added() -> None:
+    temperature, power = chance(0).random((4, 5, 6)) * 50 + 40, chance(1).random((4, 5, 6))
+    told = {"temperature": temperature, "power": power, "along_x": 0.1, "along_y": 0.12, "along_z": 0.05}
+    closed = {**told, "centre": 1 - 2 * 0.27, "heating": 0.0, "sink": 0.0}
+    out = r.hotspot3d(closed, np.arange(4))["out"]
+    assert np.isclose(out.sum(), temperature.sum(), rtol=1e-13) and out.std() < temperature.std()
+    heated = r.hotspot3d({**closed, "heating": 0.3}, np.arange(4))["out"]
+    np.testing.assert_allclose(heated - out, 0.3 * power, rtol=1e-9)
+    even = {**told, "temperature": np.full((4, 5, 6), 45.0), "centre": 0.458, "heating": 0.0, "sink": 0.002 * 45.0}
+    np.testing.assert_allclose(r.hotspot3d(even, np.arange(4))["out"], 45.0, rtol=1e-13)
+
+
+def test_lavamd_is_the_gradient_of_its_energy() -> None:
+    """Forces are minus the derivatives of energies, and opposite for two particles of one charge."""
+    particles = chance().random((2, 3, 4))
+    told = {"grid": (2, 1, 1), "a": 0.5, "particles": particles}
+    out = r.lavamd(told, np.arange(2))["forces"]
+    for axis in range(3):
+        step = np.zeros(4)
+        step[axis] = 1e-6
+        energies = []
+        for sign in (1, -1):
+            moved = particles.copy()
+            moved[0, 1] += sign * step
+            energies.append(r.lavamd({**told, "particles": moved}, np.array([0]))["forces"][0, 1, 3])
+        assert np.isclose(-(energies[0] - energies[1]) / 2e-6, out[0, 1, axis], rtol=1e-6)
+    alike = particles.copy()
+    alike[..., 3] = 1.0
+    forces = r.lavamd({**told, "particles": alike}, np.arange(2))["forces"]
+    np.testing.assert_allclose(forces[..., :3].sum(axis=(0, 1)), 0.0, atol=1e-12)
+
+
+def test_nn_finds_what_a_tree_finds() -> None:
+    records = (chance().random((500, 2)) * 180 - 90).astype(np.float32)
+    told = {"records": records, "x": 30.0, "y": -60.0}
+    found = r.nn(told, np.arange(500))
+    away, record = scipy.spatial.cKDTree(records.astype(np.float64)).query([30.0, -60.0])
+    assert int(found["nearest"][0]) & 0xFFFFFFFF == record
+    least = np.array(int(found["nearest"][0]) >> 32, np.uint32).view(np.float32)
+    assert np.isclose(least, away, rtol=1e-6) and least == found["distances"].min()
+
+
+def test_pathfinder_is_the_cheapest_path_of_a_graph() -> None:
+    wall, start = chance(0).integers(0, 10, (6, 9), np.int32), chance(1).integers(0, 100, 9, np.int32)
+    graph = scipy.sparse.lil_matrix((1 + 7 * 9, 1 + 7 * 9))  # a source, the start as a row, the wall's rows
+    graph[0, 1:10] = start + 1000  # an edge of weight 0 is none
+    for row, c, d in itertools.product(range(6), range(9), (-1, 0, 1)):
+        if 0 <= c + d < 9:
+            graph[1 + row * 9 + c, 1 + (row + 1) * 9 + c + d] = wall[row, c + d] + 1000
+    length = scipy.sparse.csgraph.dijkstra(graph.tocsr(), indices=0)
+    found = r.pathfinder({"wall": wall, "start": start}, np.arange(9))
+    assert found["end"].tolist() == (length[1 + 6 * 9 :] - 7000).astype(int).tolist()
+    assert found["middle"].tolist() == (length[1 + 3 * 9 : 1 + 4 * 9] - 4000).astype(int).tolist()
