@@ -62,9 +62,13 @@ bench: $(READY)
 	$(PY) -m benchmarks.networks
 	$(PY) tools/tables.py
 
-# every test marked `gpu` under WHERE: all of them stand in tests/gpu
+# every test marked `gpu` under WHERE: all of them stand in tests/gpu; LANES=8: eight processes at once
 gpu-test:
+ifdef LANES
+	$(GPU_PY) tools/lanes.py --lanes $(LANES) $(if $(filter tests,$(WHERE)),tests/gpu,$(WHERE))
+else
 	$(GPU_PY) -m pytest -m "gpu" -p no:cacheprovider --show-capture=no --durations=10 $(WHERE)
+endif
 
 gpu-bench:
 	$(GPU_PY) -m benchmarks.gpu_networks

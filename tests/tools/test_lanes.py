@@ -1,0 +1,84 @@
+"""Tests in lanes: what failed, hung or never began is named, and what each took shapes the next run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tools.lanes import Lanes, Unit, known_durations, main, read_report, table, units
+
+from tools import lanes
+
+GOOD = "def test_one(): pass\n\ndef test_two(): pass\n"
+BAD = "import pytest\n\ndef test_wrong(): assert 1 == 2\n\ndef test_left_out(): pytest.skip('no reason')\n"
+HANGS = "import time\n\ndef test_hangs(): time.sleep(600)\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "root"
+    (root / "checks").mkdir(parents=True)
+    for name in ("good", "bad", "hangs"):
+        (root / "checks" / f"test_{name}.py").write_text({"good": GOOD, "bad": BAD, "hangs": HANGS}[name])
+    monkeypatch.setattr(lanes, "ROOT", root)
+    monkeypatch.setattr(lanes, "END_S", 2.0)
+    return root
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    code = main([*map(str, arguments), "--mark", "not gpu"])
+    return code, capsys.readouterr().out
+
+
+def test_all_good(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "checks/test_good.py", "--lanes", 2, "--out", tmp_path / "out")
+    assert code == 0 and "checks/test_good.py: 2 passed" in out
+    kept = json.loads((tmp_path / "out" / "durations.json").read_text())
+    assert set(kept["checks/test_good.py"]) == {"checks/test_good.py::test_one", "checks/test_good.py::test_two"}
+
+
+def test_what_fails_or_hangs_is_named(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "checks", "--lanes", 3, "--limit", 25, "--out", tmp_path / "out")
+    assert code == 1
+    assert "checks/test_good.py: 2 passed" in out and "checks/test_bad.py: 1 failed, 1 skipped" in out
+    assert "FAILED checks/test_bad.py::test_wrong" in out
+    assert "NOT WHOLE checks/test_hangs.py: the time was up" in out
+
+
+def test_what_has_no_time_is_named(root: Path, tmp_path: Path) -> None:
+    waiting = [Unit("checks/test_good.py"), Unit("checks/test_bad.py")]
+    found = Lanes(waiting, 1, 1, 1.0, tmp_path, "not gpu")
+    found.run()
+    assert not found.ran and found.waiting == waiting
+    assert table(found.ran, found.waiting)[-1] == "NOT BEGUN checks/test_bad.py"
+
+
+def test_long_files_are_cut_and_long_parts_begin_first() -> None:
+    known = {"a.py": {f"a.py::t{i}": 10.0 for i in range(10)}, "b.py": {"b.py::t": 1.0}}
+    found = units(["a.py", "b.py", "c.py"], known, 50.0)
+    assert [u.expected_s for u in found] == sorted((u.expected_s for u in found), reverse=True)
+    parts = [u for u in found if u.file == "a.py"]
+    assert len(parts) == 3 and sorted(t for u in parts for t in u.tests) == sorted(known["a.py"])
+    assert Unit("b.py", (), lanes.START_S + 1.0) in found and Unit("c.py") in found
+
+
+def test_reports_and_durations_that_are_not_whole(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no report"):
+        read_report(tmp_path / "none.xml")
+    (tmp_path / "cut.xml").write_text("<testsuites><testsuite>")
+    with pytest.raises(ValueError, match="no report"):
+        read_report(tmp_path / "cut.xml")
+    for text in ("", "[]", '{"a": 1}', '{"a": {"b": "c"}}'):
+        (tmp_path / "d.json").write_text(text)
+        assert known_durations(tmp_path / "d.json") == {}
+    assert known_durations(tmp_path / "none.json") == {}
+
+
+@pytest.mark.parametrize(("arguments", "said"), [(["nowhere"], "no such file"), (["--lanes", "0"], "at least one")])
+def test_arguments_that_are_wrong(
+    root: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and said in capsys.readouterr().err
