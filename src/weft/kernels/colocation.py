@@ -1,0 +1,201 @@
+"""Contracts of co-location: what a kernel takes of a multiprocessor, how roles share a CTA, what a fused kernel is.
+
+LC is the latency-critical role, a kernel of a model; BE the best-effort role, whose blocks run in what LC leaves idle.
+A BE job is a cycle of stages, each a grid of independent blocks (its *virtual grid*), drawn from a work counter.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.ir.declined import Declined
+from weft.kernels.source import CudaArgument
+
+Place = Literal["extra", "idle"]
+"""Where BE threads come from: `extra` warps behind LC's, or the `idle` warps of LC's producer warpgroup."""
+
+JOB = -1
+"""Number of whom a parameter belongs to that is the work counter."""
+_MOST_BLOCKS = 1 << 31
+"""Blocks are counted modulo 2^32, and compared by the sign of their difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmBudget:
+    """What kernels may take of one multiprocessor, all their resident CTAs together."""
+
+    registers: int
+    """32-bit registers."""
+    shared_bytes: int
+    """Shared memory, what the system takes of each CTA included."""
+    threads: int
+    ctas: int
+
+    def __post_init__(self) -> None:
+        if min(self.registers, self.shared_bytes, self.threads, self.ctas) < 0:
+            raise ValueError(f"a budget of less than nothing: {self}")
+
+    def without(self, other: SmBudget) -> SmBudget | Declined:
+        """What is left beside `other`, or which resource is short."""
+        pairs = {name: (getattr(self, name), getattr(other, name)) for name in self.__slots__}
+        short = [f"{wanted} {name} of {there}" for name, (there, wanted) in pairs.items() if wanted > there]
+        if short:
+            return Declined("over the budget of a multiprocessor: " + ", ".join(short))
+        return SmBudget(**{name: there - wanted for name, (there, wanted) in pairs.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRegisters:
+    """Registers of a thread of each role once warpgroups have taken their parts (setmaxnreg)."""
+
+    producer: int
+    consumer: int
+    best_effort: int
+    """Of BE warpgroups; those in the idle warps of the producer warpgroup have the producer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusionShape:
+    """How BE threads stand in the CTAs of an LC kernel."""
+
+    place: Place
+    threads: int
+    """Of one BE role: whole warps; whole warpgroups where registers are moved."""
+    barrier: int
+    """First named barrier of BE; those below are LC's."""
+    shared_offset: int
+    """Where BE's shared memory begins in the CTA's dynamic one; LC's lies below."""
+    replicas: int = 1
+    """BE roles in one CTA, each of which draws blocks of its own."""
+    registers: RoleRegisters | None = None
+    """None: all threads keep those of the launch."""
+    min_ctas_per_sm: int = 0
+    """Second launch bound of the fused kernel; 0: not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedRole:
+    """A role's place in a fused kernel."""
+
+    first_thread: int
+    threads: int
+    barriers: tuple[int, ...]
+    shared_offset: int
+    shared_bytes: int
+    registers: int
+    """Of a thread, at most: those of the launch, or what its warpgroup asks for. Of LC those of consumers."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedParameter:
+    """A parameter of a fused kernel, and whose it is."""
+
+    role: int
+    """0: LC's; k: that of BE source k - 1; `JOB`: the work counter."""
+    name: str
+    """As the role's own text calls it."""
+    type: str
+    argument: CudaArgument | None
+    """As in the role's own launch: positions are among that role's inputs and outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedSource:
+    """An LC role and the BE roles in its CTAs, as one translation unit with one entry.
+
+    Weights are packed by LC's own source (`solo`), whose buffers this kernel takes as they are.
+    """
+
+    text: str
+    entry: str
+    grid: tuple[int, int, int]
+    threads: int
+    """Of a CTA."""
+    shared_bytes: int
+    """Dynamic shared memory."""
+    dependent: bool
+    """As in `Launch`: LC's threads wait for the kernels before; BE's never do."""
+    parameters: tuple[FusedParameter, ...]
+    lc: FusedRole
+    be: tuple[FusedRole, ...]
+    """One per replica."""
+    stages: tuple[int, ...]
+    """Blocks of each stage of the job."""
+    shape: FusionShape | None
+    """None for a persistent kernel, which has no LC role."""
+    registers_asked: int
+    """Registers of a CTA that warpgroups ask for; the launch must give as many, or they wait forever. 0: none move."""
+    capability: int = 80
+    exact_arch: bool = False
+    flags: tuple[str, ...] = ()
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        """Threads by dimension."""
+        return (self.threads, 1, 1)
+
+    @property
+    def cluster(self) -> tuple[int, int, int]:
+        """CTAs of a cluster: there are none."""
+        return (1, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkCounter:
+    """What the counter in device memory holds: `BYTES` bytes, aligned to 16. Numbers of blocks are modulo 2^32.
+
+    Stages follow each other in a cycle; blocks are numbered through all of them. Whoever runs the job writes `limit`,
+    `stop` and the throttle at any time (4 bytes each), the rest only while no role draws.
+    """
+
+    end: int = 0
+    """Blocks below it may be drawn: granted up to `limit`, and never beyond `open`."""
+    ticket: int = 0
+    """The next block to draw. May stand above `end` by draws in vain."""
+    limit: int = 0
+    """Blocks that may be drawn, counted from the job's begin. Only raised while roles run; `stop` ends them."""
+    open: int = 0
+    """End of the open stage: the next one opens when `finished` has come to it."""
+    stage: int = 0
+    """Position of the open stage in the cycle."""
+    finished: int = 0
+    """Blocks that ran to their end, with all that they wrote."""
+    stop: int = 0
+    """Not 0: no further block is drawn."""
+    duty: int = 256
+    """Throttle of persistent kernels: 256ths of its time in which a CTA works."""
+    sms: int = 0
+    """The same: CTAs work on multiprocessors with numbers below it (%smid); 0: on all."""
+    ctas: int = 0
+    """The same: CTAs with numbers below it work; 0: all."""
+
+    @staticmethod
+    def start(stages: Sequence[int], limit: int) -> WorkCounter:
+        """At the begin of a job with so many blocks to each stage, of which `limit` may be drawn.
+
+        Raises:
+            ValueError: a negative number of blocks, or 2^31 and more.
+        """
+        if any(not 0 <= n < _MOST_BLOCKS for n in (*stages, limit)):
+            raise ValueError(f"stages of {list(stages)} blocks with a limit of {limit}: 0 to 2^31 - 1 are possible")
+        first = next((i for i, n in enumerate(stages) if n), 0)
+        return WorkCounter(limit=limit, open=stages[first] if stages else 0, stage=first)
+
+    def pack(self) -> bytes:
+        """As it lies in device memory."""
+        values = (getattr(self, name) & 0xFFFFFFFF for name in self.__slots__)
+        return struct.pack("<12I", *values, 0, 0)
+
+    @staticmethod
+    def unpack(data: bytes) -> WorkCounter:
+        """Read back; ValueError for another number of bytes than `BYTES`."""
+        if len(data) != BYTES:
+            raise ValueError(f"{len(data)} bytes of a work counter, which has {BYTES}")
+        return WorkCounter(*struct.unpack("<12I", data)[:10])
+
+
+BYTES = 48
+"""Of a work counter in device memory."""
