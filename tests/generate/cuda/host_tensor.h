@@ -8,6 +8,7 @@
 #include <ucontext.h>
 #include <deque>
 #include <functional>
+#include <utility>
 #include <vector>
 #define W_EMULATED
 #define W_FN inline __attribute__((always_inline))
@@ -78,6 +79,8 @@ static unsigned long w_progress;
 static int w_defer;
 static std::function<void()> w_begin;  // before each cluster
 static int w_order;  // 0: all threads in turn; 1, 2: the first or the last warp as far ahead of the others as it can be
+                     // 3: warps in a random order, some of them not (`w_chance`)
+static std::function<unsigned()> w_chance;
 static dim3 w_grid;
 static char w_error[256];
 static std::vector<std::pair<const char*, const char*>> w_buffers;
@@ -400,12 +403,18 @@ inline void w_run(std::function<void()> kernel, dim3 grid, dim3 block, unsigned 
             makecontext(&t.context, w_enter, 0);
           }
         }
+        unsigned stalled = 0;  // rounds in which nothing moved
         for (bool alive = true; alive;) {
           alive = false;
           const unsigned long before = w_progress;
           const unsigned lanes = w_order ? 32 : block.x, parts = (block.x + lanes - 1) / lanes;
+          std::vector<unsigned> order(count * parts);
+          for (unsigned k = 0; k < count * parts; ++k) order[k] = w_order == 2 ? count * parts - 1 - k : k;
+          if (w_order == 3)
+            for (unsigned k = count * parts; k > 1; --k) std::swap(order[k - 1], order[w_chance() % k]);
           for (unsigned k = 0; k < count * parts; ++k) {
-            const unsigned p = w_order == 2 ? count * parts - 1 - k : k;
+            const unsigned p = order[k];
+            if (w_order == 3 && !stalled && w_chance() % 2) { alive = true; continue; }
             for (bool moved = true; moved;) {  // in order, a warp goes as far as it can
               const unsigned long there = w_progress;
               for (unsigned i = p % parts * lanes; i < block.x && i < (p % parts + 1) * lanes; ++i) {
@@ -416,10 +425,12 @@ inline void w_run(std::function<void()> kernel, dim3 grid, dim3 block, unsigned 
                 swapcontext(&w_main, &t.context);
                 if (*w_error) return;
               }
-              moved = w_order && w_progress != there;
+              moved = (w_order == 1 || w_order == 2) && w_progress != there;
             }
           }
-          if (alive && w_progress == before) {
+          const bool again = alive && w_progress == before && w_order == 3 && stalled < 40;
+          stalled = alive && w_progress == before ? stalled + 1 : 0;
+          if (alive && w_progress == before && !again) {
             snprintf(w_error, sizeof w_error, "threads wait for each other forever");
             return;
           }

@@ -50,8 +50,14 @@ inline void w_named_barrier_arrive(int number, int threads) {
   ++w_progress;
   if (++b.count == b.total) b.count = 0, ++b.generation;
 }
+#ifdef W_FUSED
+inline void w_take_registers(int n, bool more);
+template <int N> inline void w_fewer_registers() { w_take_registers(N, false); }
+template <int N> inline void w_more_registers() { w_take_registers(N, true); }
+#else
 template <int N> inline void w_fewer_registers() {}
 template <int N> inline void w_more_registers() {}
+#endif
 inline void w_map_prefetch(const w_map*) {}
 // does something as a thread of each block of the cluster, or of one
 inline void w_as(Block& b, std::function<void()> what) {

@@ -121,6 +121,7 @@ def roles(p: Attention, schedule: Schedule, exp2: str) -> RoleSource | Declined:
         shared_bytes=shared_bytes(p, s),
         named_barriers=1 if s.split_keys else 0,
         registers=s.split,
+        idle_threads=0 if kernel.checks else 96,
     )
     return RoleSource(
         schedule,

@@ -49,11 +49,12 @@ class DeviceRole:
 
     The body is a sequence of statements. It knows of the machine around it only `role`, whose functions are those of
     `w_solo` in weft_cuda_role.h (its thread and block, barriers, the dependent-launch wait), `sm`, its part of the
-    block's dynamic shared memory, and its parameters. It may end early with `return`, but not between barriers.
+    block's dynamic shared memory, and its parameters. It may end early with `return`, but not between barriers, unless
+    it says so (`early_return`).
     """
 
     threads: int
-    """Whole warps; whole warpgroups where wgmma is used."""
+    """Whole warps; whole warpgroups where wgmma is used. Of best-effort roles any number."""
     body: str
     parameters: tuple[Parameter, ...]
     grid: Dim3
@@ -78,6 +79,12 @@ class DeviceRole:
     """Neighbouring CTAs that spin on each other and must be resident at once."""
     pdl: bool = True
     """Waits for the kernels before it itself (`role.pdl_wait()`), in every thread."""
+    idle_threads: int = 0
+    """Of the producer warpgroup its last threads, whole warps, that only pass through the body: another role may have
+    them once they have come to its end."""
+    early_return: bool = False
+    """Some threads may return where others still come to a barrier: only a role whose barriers count those that are
+    there (best-effort ones) can be such."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         registers=_MOVED[s.consumers] if s.moves_registers else None,
         cluster=(s.cluster, 1, 1),
         co_resident=stream_k_of(p, rows, s, _k_tiles(p, s)).sharers * s.multicast_ctas if s.coop_fixup else 1,
+        idle_threads=96 if s.moves_registers else 0,
     )
     copying = (copies(p, moved.matrices, before),) if isinstance(moved, Aligned) else ()
     source = RoleSource(

@@ -1,0 +1,571 @@
+"""Several roles in one CTA: a latency-critical kernel (LC), and best-effort roles (BE) that draw blocks beside it.
+
+LC's text is as it is in a kernel of its own. Its frame differs: its barriers are named ones of its own threads, and
+registers move by other numbers. BE roles are loops: a thread draws the number of a virtual block from the work counter,
+all threads of the role run it, until the counter is used up, LC's role of this CTA has ended, or the job is told to
+stop. BE depends on no kernel before, so it also runs while LC waits for these.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.resources import MAX_SPILL_BYTES, Resources
+from weft.generate.cuda.role.assemble import frame_of, shared
+from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
+from weft.ir.declined import Declined
+from weft.kernels.colocation import (
+    JOB,
+    FusedParameter,
+    FusedRole,
+    FusedSource,
+    FusionShape,
+    RoleRegisters,
+)
+from weft.kernels.source import MOST_PARAMETER_BYTES, TensorMap
+
+WARP, WARPGROUP = 32, 128
+BARRIERS = 16
+"""Named barriers of a CTA."""
+MOST_THREADS = 1024
+_LEAST_MOVED, _MOST_MOVED = 24, 256
+"""Registers that setmaxnreg takes, in multiples of 8."""
+_MOST_BLOCKS = 1 << 31
+_CONTROL_BYTES = 16
+"""At the end of the CTA's shared memory: warps of LC that have ended; then what each BE role has drawn."""
+_STATIC = re.compile(r"\b(W_SHARED|__shared__)\b")
+_MEETS = re.compile(r"\b(sync|any|count|w_any|w_count|named_barrier\w*)\b")
+"""What a text names whose threads meet; a name too many only keeps its blocks whole."""
+_BEST_EFFORT_REGISTERS = (40, 56, 80, 104, 128, 152)
+
+
+@cache
+def fused_header() -> str:
+    """Text of weft_cuda_fused.h, which stands behind the role's."""
+    return Path(__file__).with_name("weft_cuda_fused.h").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One of the kernels of a BE job."""
+
+    source: int
+    """Position among the BE sources."""
+    role: DeviceRole
+
+    @property
+    def blocks(self) -> int:
+        """Of its virtual grid."""
+        return math.prod(self.role.grid)
+
+    @property
+    def threads(self) -> int:
+        """In whole warps."""
+        return -(-self.role.threads // WARP) * WARP
+
+    @property
+    def meets(self) -> bool:
+        """Whether threads of a block meet, or share memory: then all of them run at once."""
+        return self.role.shared_bytes > 0 or _MEETS.search(self.role.body + self.role.globals) is not None
+
+    @property
+    def leaves(self) -> bool:
+        """Whether threads may leave before a barrier: those that fill the last warp are not there at all."""
+        return self.meets and (self.role.early_return or self.role.threads % WARP > 0)
+
+
+def stages_of(be: Sequence[RoleSource]) -> tuple[Stage, ...] | Declined:
+    """The stages of a job, one for each launch of its kernels, or why they cannot be BE roles."""
+    found = [Stage(number, role) for number, source in enumerate(be) for role in source.launched]
+    for s in found:
+        role = s.role
+        for wrong, reason in (
+            (math.prod(role.cluster) > 1, "a best-effort role of clusters: its blocks are drawn one by one"),
+            (role.co_resident > 1, "a best-effort role whose CTAs spin on each other: its blocks are drawn one by one"),
+            (role.registers is not None, "a best-effort role that moves registers itself"),
+            (s.blocks >= _MOST_BLOCKS, f"a best-effort grid of {s.blocks} blocks; less than 2^31 are counted"),
+            (s.threads > MOST_THREADS or role.threads < 1, f"a best-effort block of {role.threads} threads"),
+            (
+                _STATIC.search(role.body + role.globals) is not None,
+                "a best-effort role with static shared memory: it is to lie in its part of the dynamic one",
+            ),
+            (s.leaves and role.named_barriers > 0, "a best-effort role whose threads leave named barriers"),
+        ):
+            if wrong:
+                return Declined(reason)
+    return tuple(found)
+
+
+def lc_role(lc: RoleSource) -> DeviceRole | Declined:
+    """The role of an LC source, or why it can have none beside it."""
+    if len(lc.roles) != 1:
+        return Declined(f"a latency-critical source of {len(lc.roles)} launches: fuse one of them")
+    (role,) = lc.roles
+    if math.prod(role.cluster) > 1:
+        return Declined("a latency-critical role of clusters: their barriers wait for all threads of a CTA")
+    if role.early_return:
+        return Declined("a latency-critical role whose threads leave before barriers")
+    if role.threads % WARP:
+        return Declined(f"a latency-critical role of {role.threads} threads, which are no whole warps")
+    return role
+
+
+def launch_registers(threads: int, min_ctas_per_sm: int, facts: GpuFacts) -> int:
+    """Registers of a thread at launch, at most: what launch bounds leave of the register file, in steps of 8."""
+    return min(255, facts.registers_per_sm // (threads * max(1, min_ctas_per_sm)) // 8 * 8)
+
+
+def _control_bytes(replicas: int) -> int:
+    return _CONTROL_BYTES + 8 * replicas + -(8 * replicas) % 16
+
+
+def _shared_of(stages: Sequence[Stage]) -> tuple[int, int]:
+    """(bytes, alignment) of a BE role's shared memory, that of the largest stage."""
+    alignment = max((s.role.shared_alignment for s in stages if s.role.shared_bytes), default=16)
+    size = max((s.role.shared_bytes for s in stages), default=0)
+    return -(-size // alignment) * alignment, alignment
+
+
+def _barriers_of(stages: Sequence[Stage]) -> int:
+    """Of a BE role: that of all its threads, a block's own, and its named ones."""
+    return 2 + max((s.role.named_barriers for s in stages), default=0)
+
+
+def first_barrier(lc: DeviceRole) -> int:
+    """The first number behind LC's: 0 is the CTA's, 1 LC's `sync()`, its named ones follow."""
+    return 2 + lc.named_barriers
+
+
+def _shared_offset(lc: DeviceRole, stages: Sequence[Stage]) -> int:
+    alignment = _shared_of(stages)[1]
+    return -(-lc.shared_bytes // alignment) * alignment
+
+
+def _asked(lc: DeviceRole, shape: FusionShape) -> int:
+    """Registers of a CTA that its warpgroups ask for."""
+    if shape.registers is None:
+        return 0
+    r = shape.registers
+    own = WARPGROUP * r.producer + (lc.threads - WARPGROUP) * r.consumer
+    extra = shape.threads * shape.replicas if shape.place == "extra" else 0
+    return own + extra * r.best_effort
+
+
+def threads_of(lc: DeviceRole, shape: FusionShape) -> int:
+    """Threads of the fused CTA."""
+    return lc.threads + (shape.threads * shape.replicas if shape.place == "extra" else 0)
+
+
+def declined(lc: DeviceRole, stages: Sequence[Stage], shape: FusionShape, facts: GpuFacts) -> Declined | None:
+    """Why roles cannot share a CTA in this shape: the proof that threads, barriers, registers and memory suffice."""
+    extra = shape.place == "extra"
+    threads = threads_of(lc, shape)
+    block = max((s.threads for s in stages if s.meets), default=0)
+    if shape.threads < WARP or shape.threads % WARP or shape.replicas < 1:
+        return Declined(f"{shape.replicas} best-effort roles of {shape.threads} threads: whole warps are needed")
+    if block > shape.threads:
+        return Declined(f"best-effort blocks of {block} threads that meet, in a role of {shape.threads}")
+    if threads > MOST_THREADS:
+        return Declined(f"{threads} threads in a CTA; {MOST_THREADS} are possible")
+    if not extra and shape.threads * shape.replicas > lc.idle_threads:
+        return Declined(f"{shape.threads * shape.replicas} threads of {lc.idle_threads} idle ones")
+    last = shape.barrier + shape.replicas * _barriers_of(stages)
+    if shape.barrier < first_barrier(lc):
+        return Declined(f"best-effort barriers from {shape.barrier} on: those below {first_barrier(lc)} are taken")
+    if last > BARRIERS:
+        return Declined(f"{last} named barriers in a CTA; there are {BARRIERS}")
+    size, alignment = _shared_of(stages)
+    if shape.shared_offset < lc.shared_bytes or shape.shared_offset % alignment:
+        return Declined(
+            f"best-effort shared memory at {shape.shared_offset}: it lies behind {lc.shared_bytes} bytes,"
+            f" aligned to {alignment}"
+        )
+    whole = shape.shared_offset + size * shape.replicas + _control_bytes(shape.replicas)
+    if whole > facts.shared_per_block:
+        return Declined(f"{whole} bytes of shared memory in a CTA; {facts.shared_per_block} are possible")
+    return _registers_declined(lc, shape, threads, facts)
+
+
+def _registers_declined(lc: DeviceRole, shape: FusionShape, threads: int, facts: GpuFacts) -> Declined | None:
+    """Whether the registers that warpgroups ask for are there: asking for more waits forever."""
+    r = shape.registers
+    if (r is None) != (lc.registers is None):
+        return Declined(
+            "registers are moved by all warpgroups or by none: the latency-critical role "
+            + ("moves them" if r is None else "moves none")
+        )
+    if r is None:
+        return None
+    if threads % WARPGROUP or (shape.place == "extra" and shape.threads % WARPGROUP):
+        return Declined("registers are moved by whole warpgroups of 128 threads")
+    for n in (r.producer, r.consumer, r.best_effort):
+        if not _LEAST_MOVED <= n <= _MOST_MOVED or n % 8:
+            return Declined(f"{n} registers: setmaxnreg takes multiples of 8 from {_LEAST_MOVED} to {_MOST_MOVED}")
+    pool = launch_registers(threads, shape.min_ctas_per_sm, facts) * threads
+    if (asked := _asked(lc, shape)) > pool:
+        return Declined(
+            f"warpgroups ask for {asked} registers of the {pool} that the launch has: they would wait forever"
+        )
+    return None
+
+
+def judge(source: FusedSource, found: Resources, facts: GpuFacts, lc_spills: int | None = None) -> Declined | None:
+    """Why a compiled fused kernel cannot run, or is not worth running.
+
+    `lc_spills`: bytes that the LC role spills under the same bounds without BE (`fuse(lc, (), shape)`); None: unknown,
+    so no spill is taken for BE's.
+    """
+    if source.registers_asked > (pool := found.registers * source.threads):
+        return Declined(f"warpgroups ask for {source.registers_asked} registers, the launch has {pool}")
+    if (total := found.shared_bytes + source.shared_bytes) > facts.shared_per_block:
+        return Declined(f"{total} bytes of shared memory in a CTA; {facts.shared_per_block} are possible")
+    if found.barriers > BARRIERS:
+        return Declined(f"{found.barriers} barriers in a CTA")
+    spilled = found.spill_stores + found.spill_loads
+    if spilled and lc_spills is None:
+        return Declined(f"{spilled} bytes of registers spilled per thread")
+    if lc_spills:
+        return Declined(f"the latency-critical role spills {lc_spills} bytes per thread")
+    if spilled > MAX_SPILL_BYTES:
+        return Declined(f"{spilled} bytes of registers spilled per thread by best-effort roles")
+    return None
+
+
+def shapes(lc: RoleSource, be: Sequence[RoleSource], facts: GpuFacts) -> list[FusionShape]:
+    """All shapes that can be, those first that leave LC most registers; empty where `fuse` declines them all."""
+    role, stages = lc_role(lc), stages_of(be)
+    if isinstance(role, Declined) or isinstance(stages, Declined) or not stages:
+        return []
+    least = max((s.threads for s in stages if s.meets), default=WARP)
+    most = max(s.threads for s in stages)
+    group = WARPGROUP if role.registers is not None else WARP
+    found = []
+    for place, replicas in product(("idle", "extra"), (1, 2, 3, 4)):
+        if place == "idle":  # as many as there are
+            threads = min(most, max(least, role.idle_threads // replicas // WARP * WARP))
+        else:
+            threads = -(-most // group) * group
+        shape = FusionShape(
+            "idle" if place == "idle" else "extra",
+            threads,
+            first_barrier(role),
+            _shared_offset(role, stages),
+            replicas,
+        )
+        every = _with_registers(role, shape, facts)
+        found += [one for one in every if declined(role, stages, one, facts) is None]
+    return sorted(found, key=lambda s: (-(s.registers.consumer if s.registers else 0), s.threads * s.replicas))
+
+
+def _with_registers(lc: DeviceRole, shape: FusionShape, facts: GpuFacts) -> list[FusionShape]:
+    """The shape with each number of CTAs of a multiprocessor and each split of registers that may be."""
+    threads = threads_of(lc, shape)
+    resident = lc.min_ctas_per_sm
+    if resident > 1:  # as many as leave a thread of LC the registers that it had
+        resident = max(1, resident * lc.threads // threads)
+    if lc.registers is None:
+        return [_with(shape, None, resident)]
+    pool = launch_registers(threads, resident, facts) * threads
+    found = []
+    consumers = lc.threads - WARPGROUP
+    for registers in _BEST_EFFORT_REGISTERS:
+        producer = registers if shape.place == "idle" else _LEAST_MOVED
+        extra = registers * shape.threads * shape.replicas if shape.place == "extra" else 0
+        consumer = (pool - WARPGROUP * producer - extra) // consumers // 8 * 8
+        found.append(_with(shape, RoleRegisters(producer, min(consumer, 240), registers), resident))
+    return found
+
+
+def _with(shape: FusionShape, registers: RoleRegisters | None, resident: int) -> FusionShape:
+    return FusionShape(
+        shape.place, shape.threads, shape.barrier, shape.shared_offset, shape.replicas, registers, resident
+    )
+
+
+def fuse(
+    lc: RoleSource,
+    be: Sequence[RoleSource],
+    shape: FusionShape,
+    *,
+    entry: str = "fused",
+    facts: GpuFacts | None = None,
+) -> FusedSource | Declined:
+    """The kernel `entry`: the role of `lc`, and in its CTAs BE roles that run the job of the stages `be`.
+
+    Without stages the kernel is LC's alone in the frame and with the bounds of the fused one. Parameters: LC's, those
+    of each stage, the work counter (`WorkCounter`). Declines what cannot be, with its reason.
+    """
+    facts = facts or GpuFacts()
+    role, stages = lc_role(lc), stages_of(be)
+    if isinstance(role, Declined):
+        return role
+    if isinstance(stages, Declined):
+        return stages
+    wrong = declined(role, stages, shape, facts)
+    if wrong is not None:
+        return wrong
+    threads = threads_of(role, shape)
+    named = [("lc", 0, p) for p in role.parameters] + named_parameters(stages)
+    if (size := _parameter_bytes([p for *_, p in named])) > MOST_PARAMETER_BYTES:
+        return Declined(f"{size} bytes of arguments; a kernel takes {MOST_PARAMETER_BYTES}")
+    size, _ = _shared_of(stages)
+    end = shape.shared_offset + size * shape.replicas
+    first = role.threads if shape.place == "extra" else role.threads - role.idle_threads
+    at_launch = launch_registers(threads, shape.min_ctas_per_sm, facts)
+    held = shape.registers.best_effort if shape.registers else at_launch
+    roles = [
+        Loop(
+            first=first + r * shape.threads,
+            threads=shape.threads,
+            barrier=shape.barrier + r * _barriers_of(stages),
+            shared_offset=shape.shared_offset + r * size,
+            drawn=end + _CONTROL_BYTES + 8 * r,
+            ended=end,
+            warps=role.threads // WARP,
+        )
+        for r in range(shape.replicas)
+    ]
+    texts = [_lc_text(role, shape, at_launch)]
+    if stages:
+        texts += [job_text(stages), *(stage_text(k, s) for k, s in enumerate(stages))]
+        texts += [loop_text(k, x, stages) for k, x in enumerate(roles)]
+    texts.append(_kernel_text(entry, role, stages, shape, at_launch, end, roles))
+    headers = merged([lc, *be])
+    if isinstance(headers, Declined):
+        return headers
+    lc_registers = shape.registers.consumer if shape.registers else at_launch
+    return FusedSource(
+        text="".join([*headers, fused_header(), *texts]),
+        entry=entry,
+        grid=role.grid,
+        threads=threads,
+        shared_bytes=end + _control_bytes(shape.replicas),
+        dependent=role.pdl,
+        parameters=(*(FusedParameter(k, p.name, p.type, p.argument) for _, k, p in named), JOB_PARAMETER),
+        lc=FusedRole(0, role.threads, tuple(range(1, first_barrier(role))), 0, role.shared_bytes, lc_registers),
+        be=tuple(
+            FusedRole(
+                x.first,
+                x.threads,
+                tuple(range(x.barrier, x.barrier + _barriers_of(stages))),
+                x.shared_offset,
+                size,
+                held,
+            )
+            for x in roles
+            if stages
+        ),
+        stages=tuple(s.blocks for s in stages),
+        shape=shape,
+        registers_asked=_asked(role, shape),
+        capability=max(s.capability for s in (lc, *be)),
+        exact_arch=any(s.exact_arch for s in (lc, *be)),
+        flags=tuple(dict.fromkeys(f for s in (lc, *be) for f in s.flags)),
+    )
+
+
+_WIDE = "#define W_WIDE"
+
+
+def merged(sources: Sequence[RoleSource]) -> list[str] | Declined:
+    """The header texts of all, each once: what another one holds comes with that one, at its place."""
+    if len({any(h.strip() == _WIDE for h in x.headers) for x in sources}) > 1:
+        return Declined("indices of 64 bits in one role and of 32 in another")
+    every = [h for x in sources for h in x.headers if h and h != fused_header()]
+    found = {max((w for w in every if h.strip() in w), key=len): None for h in every}
+    return [h if h.endswith("\n") else f"{h}\n" for h in found]
+
+
+JOB_PARAMETER = FusedParameter(JOB, "w_job", "w_work*", None)
+
+
+def named_parameters(stages: Sequence[Stage]) -> list[tuple[str, int, Parameter]]:
+    """(prefix of its name in the kernel, role, parameter) of all stages.
+
+    Where there are several, what one reads another may have written in the same launch: no pointer says `__restrict__`,
+    which would let the compiler read it past the caches that are coherent.
+    """
+    found = []
+    for k, stage in enumerate(stages):
+        for p in stage.role.parameters:
+            plain = p if len(stages) == 1 else Parameter(p.name, p.argument, p.type.replace("__restrict__", "").strip())
+            found.append((f"be{k}", stage.source + 1, plain))
+    return found
+
+
+def _parameter_bytes(parameters: Sequence[Parameter]) -> int:
+    at = 8  # the work counter
+    for p in parameters:
+        size, aligned = (128, 64) if isinstance(p.argument, TensorMap) else (8, 8)
+        at = -(-at // aligned) * aligned + size
+    return at
+
+
+def kernel_parameters(named: Sequence[tuple[str, Parameter]]) -> str:
+    """The list of a kernel's parameters, the work counter last."""
+    texts = [Parameter(f"{prefix}_{p.name}", p.argument, p.type).declared(kernel=True) + ", " for prefix, p in named]
+    return "".join(texts) + "w_work* w_job"
+
+
+def _lc_text(role: DeviceRole, shape: FusionShape, at_launch: int) -> str:
+    """LC's role in a namespace where `w_solo` is its frame, and registers move by the shape's numbers."""
+    idle = role.idle_threads if shape.place == "idle" else 0
+    moved = ""
+    if shape.registers is not None:
+        moved = "".join(
+            f"template <int> W_FN void w_{name}_registers() {{ {move_registers(to, at_launch)} }}\n"
+            for name, to in (("fewer", shape.registers.producer), ("more", shape.registers.consumer))
+        )
+    frame, declared = frame_of(role, "w_solo", "lc")
+    parameters = "".join(f", {p.declared(kernel=False)}" for p in role.parameters)
+    return (
+        "namespace w_lc {\n"
+        f"struct w_solo : w_in_cta<0u, {role.threads}u, 1, {role.named_barriers}, {idle}u> {{}};\n"
+        f"W_BESIDE_IN(w_solo)\n{moved}"
+        f"{role.globals}{declared}typedef {frame} frame;\n"
+        f"W_FN void run(const frame role{parameters}) {{\n{shared(role)}{role.body}\n}}\n}}\n"
+    )
+
+
+def move_registers(to: int, at_launch: int) -> str:
+    """The statement by which a warpgroup comes from the launch's registers to its own."""
+    if to == at_launch:
+        return ""
+    return f"::w_{'more' if to > at_launch else 'fewer'}_registers<{to}>();"
+
+
+def job_text(stages: Sequence[Stage]) -> str:
+    """The type that knows how many blocks each stage has."""
+    chain = "".join(f"stage == {k}u ? {s.blocks}u : " for k, s in enumerate(stages))
+    total = " || ".join(f"{s.blocks}u != 0u" for s in stages)
+    return (
+        f"struct w_stages {{\n  static constexpr unsigned stages = {len(stages)};\n"
+        f"  static W_FN constexpr bool total() {{ return {total}; }}\n"
+        f"  static W_FN constexpr unsigned blocks(unsigned stage) {{ return {chain}0u; }}\n}};\n"
+    )
+
+
+def stage_text(number: int, stage: Stage) -> str:
+    """A stage in a namespace: what its role brings, and the function `block`."""
+    role = stage.role
+    x, y, z = (max(1, n) for n in role.grid)
+    leaves = str(stage.leaves).lower()
+    told = f"FIRST, {stage.threads}u, BARRIER, {role.named_barriers}, {leaves}, {x}u, {y}u, {z}u"
+    frames = [
+        f"template <unsigned FIRST, int BARRIER>\nusing {name} = w_{kind}<{told}>;\n"
+        for name, kind in (("frame", "virtual"), ("folded", "folded"))
+        if name == "frame" or not stage.meets
+    ]
+    parameters = "".join(f", {p.declared(kernel=False)}" for _, _, p in named_parameters([stage]))
+    return (
+        f"namespace w_be{number} {{\n{role.globals}"
+        f"{''.join(frames)}"
+        f"template <class F> W_FN void block(const F role, unsigned char* const sm{parameters}) {{\n"
+        f"(void)sm;\n{role.body}\n}}\n}}\n"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Where a BE role stands in a CTA."""
+
+    first: int
+    threads: int
+    barrier: int
+    shared_offset: int
+    drawn: int
+    """Offset of what its thread has drawn."""
+    ended: int
+    """Offset of the number of LC's warps that have ended."""
+    warps: int
+    """Of LC; 0: there is no LC role."""
+
+
+def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "", finished: str = "") -> str:
+    """The function of a BE role: blocks one after another. `draw`, `finished`: other ways to draw and to count."""
+    named = named_parameters(stages)
+    parameters = "".join(
+        f", {Parameter(f'{x}_{p.name}', p.argument, p.type).declared(kernel=False)}" for x, _, p in named
+    )
+    draw = draw or f"w_draw<w_stages, {at.warps}u, false>(w_job, hand, (const unsigned*)(w_memory + {at.ended}))"
+    lines = [
+        f"W_FN void w_best_effort_{number}(w_work* const w_job{parameters}) {{",
+        "W_DYNAMIC(w_memory);",
+        f"w_drawn* const drawn = (w_drawn*)(w_memory + {at.drawn});",
+        f"const unsigned thread = threadIdx.x - {at.first}u;",
+        "w_hand hand;",
+        "#pragma unroll 1\nfor (;;) {",
+        f"if (thread == 0) *drawn = {draw};",
+        f"w_barrier<{at.barrier}, {at.threads}>();",
+        "const unsigned stage = drawn->stage, block = drawn->block;",
+        "if (stage == W_NONE) break;",
+    ]
+    for k, s in enumerate(stages):
+        given = "".join(f", be{k}_{p.name}" for p in s.role.parameters)
+        kind = "folded" if s.threads > at.threads else "frame"
+        frame = f"w_be{k}::{kind}<{at.first}u, {at.barrier + 1}>"
+        place = "block, at" if s.threads > at.threads else "block"
+        call = f"w_be{k}::block({frame}({place}), w_memory + {at.shared_offset}{given});"
+        if s.threads > at.threads:
+            step = f"unsigned at = thread; at < {s.role.threads}u; at += {at.threads}u"
+            call = f"\n#pragma unroll 1\nfor ({step}) {call}\n"
+        elif s.role.threads < s.threads:
+            call = f"if (thread < {s.role.threads}u) {call}"
+        if s.leaves:
+            call = f"{call} {frame}::leave();"
+        if s.threads < at.threads:
+            call = f"if (thread < {s.threads}u) {{ {call} }}"
+        lines.append(f"if (stage == {k}u) {{ {call} }}" if len(stages) > 1 else call)
+    lines += [
+        # all that the block wrote is there, and its shared memory free
+        f"w_barrier<{at.barrier}, {at.threads}>();",
+        f"if (thread == 0) {finished or 'w_finish<w_stages>(w_job, hand)'};",
+        "}",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _kernel_text(
+    entry: str,
+    role: DeviceRole,
+    stages: Sequence[Stage],
+    shape: FusionShape,
+    at_launch: int,
+    ended: int,
+    roles: Sequence[Loop],
+) -> str:
+    """The entry: LC's warps count themselves out, so that the BE roles of the CTA see when all have ended."""
+    named = [("lc", p) for p in role.parameters] + [(x, p) for x, _, p in named_parameters(stages)]
+    own = "".join(f", lc_{p.name}" for p in role.parameters)
+    given = "".join(f", {x}_{p.name}" for x, _, p in named_parameters(stages))
+    most = f", {shape.min_ctas_per_sm}" if shape.min_ctas_per_sm else ""
+    latency = f"w_lc::run(w_lc::frame(){own}); w_warp_ended(ended);"
+    calls = [
+        f"if (threadIdx.x >= {x.first}u && threadIdx.x < {x.first + x.threads}u) w_best_effort_{k}(w_job{given});"
+        for k, x in enumerate(roles)
+        if stages
+    ]
+    if shape.place == "idle":
+        body = [latency, *calls]
+    else:
+        moved = move_registers(shape.registers.best_effort, at_launch) if shape.registers is not None else ""
+        body = [f"if (threadIdx.x < {role.threads}u) {{ {latency} }} else {{", moved, *calls, "}"]
+    bounds = f"__launch_bounds__({threads_of(role, shape)}{most})"
+    lines = [
+        f'extern "C" __global__ void {bounds} {entry}({kernel_parameters(named)}) {{',
+        "W_DYNAMIC(w_whole);",
+        f"unsigned* const ended = (unsigned*)(w_whole + {ended});",
+        "if (threadIdx.x == 0) *ended = 0u;",
+        "w_all_threads();",
+        *body,
+        "}",
+    ]
+    return "\n".join(x for x in lines if x) + "\n"

@@ -1,0 +1,259 @@
+// Several roles in one CTA: where each runs, and how best-effort roles draw their blocks. Stands behind weft_cuda_role.h.
+// Includes nothing. Tests put an emulation in the place of what names the machine.
+#ifdef __CUDA_ARCH__
+// Numbers and counts of named barriers stand in the instruction: a number in a register reserves all 16.
+template <int ID, int N> W_FN void w_barrier() { asm volatile("barrier.cta.sync.aligned %0, %1;" ::"n"(ID), "n"(N) : "memory"); }
+template <int ID> W_FN void w_barrier_of(int n) { asm volatile("barrier.cta.sync.aligned %0, %1;" ::"n"(ID), "r"(n) : "memory"); }
+template <int ID, int N> W_FN void w_barrier_arrive() {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"n"(ID), "n"(N) : "memory");
+}
+template <int ID> W_FN void w_barrier_arrive_of(int n) {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"n"(ID), "r"(n) : "memory");
+}
+// Whether any thread says so, and how many do. Lanes of a warp may meet at different places of the text.
+template <int ID, int N> W_FN bool w_barrier_or(bool x) {
+  unsigned r;
+  asm volatile("{ .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n barrier.cta.red.or.pred q, %2, %3, p;\n selp.u32 %0, 1, 0, q; }"
+               : "=r"(r) : "r"((unsigned)x), "n"(ID), "n"(N) : "memory");
+  return r != 0;
+}
+template <int ID, int N> W_FN int w_barrier_count(bool x) {
+  int r;
+  asm volatile("{ .reg .pred p;\n setp.ne.u32 p, %1, 0;\n barrier.cta.red.popc.u32 %0, %2, %3, p; }"
+               : "=r"(r) : "r"((unsigned)x), "n"(ID), "n"(N) : "memory");
+  return r;
+}
+// the same, of all threads of the CTA
+W_FN bool w_barrier_or_all(bool x) {
+  unsigned r;
+  asm volatile("{ .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n barrier.cta.red.or.pred q, 0, p;\n selp.u32 %0, 1, 0, q; }"
+               : "=r"(r) : "r"((unsigned)x) : "memory");
+  return r != 0;
+}
+W_FN int w_barrier_count_all(bool x) {
+  int r;
+  asm volatile("{ .reg .pred p;\n setp.ne.u32 p, %1, 0;\n barrier.cta.red.popc.u32 %0, 0, p; }"
+               : "=r"(r) : "r"((unsigned)x) : "memory");
+  return r;
+}
+W_FN unsigned w_grid_y() { return gridDim.y; }
+W_FN unsigned w_grid_z() { return gridDim.z; }
+W_FN void w_all_threads() { __syncthreads(); }
+// Memory that other CTAs write, too.
+W_FN unsigned w_peek(const unsigned* p) {
+  unsigned x;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+W_FN unsigned long long w_peek(const unsigned long long* p) {
+  unsigned long long x;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
+  return x;
+}
+W_FN void w_poke(unsigned* p, unsigned x) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
+W_FN void w_publish(unsigned* p, unsigned x) {  // with all that was written before
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+W_FN unsigned long long w_take(unsigned long long* p, unsigned long long n) {
+  unsigned long long x;
+  asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(x) : "l"(p), "l"(n) : "memory");
+  return x;
+}
+W_FN unsigned w_report(unsigned* p, unsigned n) {  // with all that was written before
+  unsigned x;
+  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], %2;" : "=r"(x) : "l"(p), "r"(n) : "memory");
+  return x;
+}
+W_FN bool w_exchange(unsigned long long* p, unsigned long long from, unsigned long long to) {  // where it is `from`
+  unsigned long long x;
+  asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(x) : "l"(p), "l"(from), "l"(to) : "memory");
+  return x == from;
+}
+W_FN void w_settled() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+// A word of shared memory that other warps of the CTA change.
+W_FN unsigned w_seen(const unsigned* p) { return *(const volatile unsigned*)p; }
+W_FN void w_warp_ended(unsigned* p) {
+  __syncwarp();
+  if ((threadIdx.x & 31u) == 0) atomicAdd(p, 1u);
+}
+W_FN void w_pause(unsigned ns) { __nanosleep(ns); }
+W_FN unsigned w_sm() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(x));
+  return x;
+}
+W_FN unsigned long long w_now() {  // nanoseconds
+  unsigned long long x;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x)::"memory");
+  return x;
+}
+#endif
+// ---- where a role runs
+// A role of THREADS threads from FIRST on: its barriers are BARRIER, which is `sync()`, and NAMED further ones. The last
+// IDLE threads are lent to another role when they have passed through: they wait for no kernel before.
+template <unsigned FIRST, unsigned THREADS, int BARRIER, int NAMED, unsigned IDLE = 0> struct w_in_cta {
+  static W_FN unsigned thread() { return threadIdx.x - FIRST; }
+  static W_FN unsigned block_x() { return blockIdx.x; }
+  static W_FN unsigned block_y() { return blockIdx.y; }
+  static W_FN unsigned block_z() { return blockIdx.z; }
+  static W_FN unsigned blocks_x() { return gridDim.x; }
+  static W_FN unsigned blocks_y() { return w_grid_y(); }
+  static W_FN unsigned blocks_z() { return w_grid_z(); }
+  static W_FN void sync() { w_barrier<BARRIER, THREADS>(); }
+  static W_FN bool any(bool x) { return w_barrier_or<BARRIER, THREADS>(x); }
+  static W_FN int count(bool x) { return w_barrier_count<BARRIER, THREADS>(x); }
+  template <int I> static W_FN void meet(int number, int n) {
+    if constexpr (I < NAMED) {
+      if (number == I) w_barrier_of<BARRIER + 1 + I>(n);
+      else meet<I + 1>(number, n);
+    }
+  }
+  template <int I, int N> static W_FN void meet(int number, w_threads<N> n) {
+    if constexpr (I < NAMED) {
+      if (number == I) w_barrier<BARRIER + 1 + I, N>();
+      else meet<I + 1>(number, n);
+    }
+  }
+  template <int I> static W_FN void arrive(int number, int n) {
+    if constexpr (I < NAMED) {
+      if (number == I) w_barrier_arrive_of<BARRIER + 1 + I>(n);
+      else arrive<I + 1>(number, n);
+    }
+  }
+  template <int I, int N> static W_FN void arrive(int number, w_threads<N> n) {
+    if constexpr (I < NAMED) {
+      if (number == I) w_barrier_arrive<BARRIER + 1 + I, N>();
+      else arrive<I + 1>(number, n);
+    }
+  }
+  template <class N> static W_FN void named_barrier(int number, N threads) { meet<0>(number, threads); }
+  template <class N> static W_FN void named_barrier_arrive(int number, N threads) { arrive<0>(number, threads); }
+  static W_FN void pdl_wait() {
+    if (IDLE == 0 || threadIdx.x < FIRST + THREADS - IDLE) w_wait();
+  }
+  static W_FN void pdl_trigger() { w_release(); }
+};
+// One of several roles of a grid (w_beside in weft_cuda_role.h), where the kernel's only role is BASE.
+#define W_BESIDE_IN(BASE) \
+  template <unsigned X> struct w_beside : BASE { \
+    const unsigned x, y, z; \
+    W_FN w_beside(unsigned x, unsigned y, unsigned z) : x(x), y(y), z(z) {} \
+    W_FN unsigned block_x() const { return x; } \
+    W_FN unsigned block_y() const { return y; } \
+    W_FN unsigned block_z() const { return z; } \
+    static W_FN unsigned blocks_x() { return X; } \
+  };
+// A virtual block of a best-effort role: number `block` of a grid of X by Y by Z. It depends on no kernel before.
+// LEAVES: threads may leave before a barrier. Every barrier then asks whether any thread is still there; those that left
+// answer for themselves in `leave()` until none is. `any` asks twice: a second question tells "none says so" from "none
+// is there".
+template <unsigned FIRST, unsigned THREADS, int BARRIER, int NAMED, bool LEAVES, unsigned X, unsigned Y, unsigned Z>
+struct w_virtual : w_in_cta<FIRST, THREADS, BARRIER, NAMED> {
+  typedef w_in_cta<FIRST, THREADS, BARRIER, NAMED> base;
+  const unsigned block;
+  explicit W_FN w_virtual(unsigned block) : block(block) {}
+  W_FN unsigned block_x() const { return X == 1 ? 0u : block % X; }
+  W_FN unsigned block_y() const { return Y == 1 ? 0u : block / X % Y; }
+  W_FN unsigned block_z() const { return Z == 1 ? 0u : block / (X * Y); }
+  static W_FN unsigned blocks_x() { return X; }
+  static W_FN unsigned blocks_y() { return Y; }
+  static W_FN unsigned blocks_z() { return Z; }
+  static W_FN void sync() {
+    if constexpr (LEAVES) base::any(true);
+    else base::sync();
+  }
+  static W_FN bool any(bool x) {
+    const bool r = base::any(x);
+    if constexpr (LEAVES) base::any(true);
+    return r;
+  }
+  static W_FN int count(bool x) {
+    static_assert(!LEAVES, "a count of threads some of which may have left");
+    return base::count(x);
+  }
+  static W_FN void leave() {
+    if constexpr (LEAVES)
+      while (base::any(false) || base::any(false)) {
+      }
+  }
+  static W_FN void pdl_wait() {}
+  static W_FN void pdl_trigger() {}
+};
+// The same for blocks without barriers and shared memory, of which a role of fewer threads runs one part after another.
+template <unsigned FIRST, unsigned THREADS, int BARRIER, int NAMED, bool LEAVES, unsigned X, unsigned Y, unsigned Z>
+struct w_folded : w_virtual<FIRST, THREADS, BARRIER, NAMED, LEAVES, X, Y, Z> {
+  const unsigned at;
+  W_FN w_folded(unsigned block, unsigned at) : w_virtual<FIRST, THREADS, BARRIER, NAMED, LEAVES, X, Y, Z>(block), at(at) {}
+  W_FN unsigned thread() const { return at; }
+};
+// What bodies ask that were not written for roles; of a kernel's only role, too.
+template <class R> W_FN unsigned w_blocks_y(const R& role) { return role.blocks_y(); }
+template <class R> W_FN unsigned w_blocks_z(const R& role) { return role.blocks_z(); }
+template <class R> W_FN bool w_any(const R& role, bool x) { return role.any(x); }
+template <class R> W_FN int w_count(const R& role, bool x) { return role.count(x); }
+W_FN unsigned w_blocks_y(const w_solo&) { return w_grid_y(); }
+W_FN unsigned w_blocks_z(const w_solo&) { return w_grid_z(); }
+W_FN bool w_any(const w_solo&, bool x) { return w_barrier_or_all(x); }
+W_FN int w_count(const w_solo&, bool x) { return w_barrier_count_all(x); }
+// ---- which block next
+// The work counter (kernels/colocation.py: WorkCounter). `granted` holds `end` below and `ticket` above: one addition
+// draws a block and tells whether there was one, and one exchange grants more blocks and forgets the draws in vain, so
+// that none is lost when the limit is raised, and none runs twice.
+struct w_work {
+  unsigned long long granted;
+  unsigned limit, open, stage, finished, stop, duty, sms, ctas, unused[2];
+};
+struct w_drawn { unsigned stage, block; };
+enum : unsigned { W_NONE = 0xffffffffu };
+// What the thread that draws knows: `open` and `stage` of the blocks below `end`.
+struct w_hand {
+  unsigned end = 0, open = 0, stage = 0, begin = 0;
+  bool knows = false, drew = false;
+};
+// The next block of a job, or W_NONE where the limit is reached, the CTA's latency-critical role has ended (`ended`
+// counts its warps up to WARPS; 0: there is none) or the job is told to stop. STAYS: waits for a higher limit.
+// A block that is drawn is run to its end, whatever is told in between.
+template <class JOB, unsigned WARPS, bool STAYS> W_FN w_drawn w_draw(w_work* work, w_hand& h, const unsigned* ended) {
+  const w_drawn none = {W_NONE, 0u};
+  if (JOB::total() == 0) return none;
+  for (;;) {
+    if (WARPS != 0 && w_seen(ended) == WARPS) return none;
+    if (w_peek(&work->stop) != 0) return none;
+    unsigned long long word = h.drew ? w_take(&work->granted, 1ull << 32) : w_peek(&work->granted);
+    if (!h.drew && (int)((unsigned)word - (unsigned)(word >> 32)) > 0) word = w_take(&work->granted, 1ull << 32);
+    const unsigned end = (unsigned)word, ticket = (unsigned)(word >> 32);
+    if ((int)(end - ticket) > 0) {
+      h.drew = true;
+      if (!h.knows || end != h.end) {
+        w_settled();  // what earlier stages wrote is visible behind it, to all threads that meet this one
+        h.knows = true, h.end = end;
+        h.open = w_peek(&work->open), h.stage = w_peek(&work->stage), h.begin = h.open - JOB::blocks(h.stage);
+      }
+      return {h.stage, ticket - h.begin};
+    }
+    // in vain: more is granted up to the limit or the end of the open stage
+    h.drew = false;
+    const unsigned limit = w_peek(&work->limit), open = w_peek(&work->open);
+    const unsigned goal = (int)(limit - open) < 0 ? limit : open;
+    if ((int)(goal - end) > 0) {
+      word = w_peek(&work->granted);
+      if ((unsigned)word == end && (int)(end - (unsigned)(word >> 32)) <= 0) {
+        w_settled();
+        w_exchange(&work->granted, word, (unsigned long long)end << 32 | goal);
+      }
+    } else if (STAYS || (int)(limit - end) > 0) {
+      w_pause(256);  // blocks of the open stage still run in other CTAs, which wait for nobody
+    } else {
+      return none;
+    }
+  }
+}
+// Counts a block that all threads of its role have ended, by one of them; the last of a stage opens the next.
+template <class JOB> W_FN void w_finish(w_work* work, const w_hand& h) {
+  if (w_report(&work->finished, 1u) + 1u != h.open) return;
+  w_settled();
+  unsigned next = h.stage;
+  do next = next + 1u == JOB::stages ? 0u : next + 1u; while (JOB::blocks(next) == 0);
+  w_poke(&work->stage, next);
+  w_publish(&work->open, h.open + JOB::blocks(next));
+}

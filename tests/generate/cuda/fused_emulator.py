@@ -1,0 +1,145 @@
+"""Runs fused and persistent kernels on the host: several roles in one CTA, several CTAs at once, in a random order."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tests.generate.cuda.tensor_emulator import Buffer, _headers, _record
+
+from weft.generate.cuda.intrinsics.prelude import float8
+from weft.kernels.colocation import BYTES, JOB, FusedParameter, FusedSource, WorkCounter
+from weft.kernels.source import CudaSource, Number, TensorMap
+
+_HERE = Path(__file__).parent
+
+
+@dataclass
+class Memory:
+    """What one role is given: buffers by kind, as a launch has them."""
+
+    pools: dict[str, list[Buffer]] = field(default_factory=dict)
+
+    def __getitem__(self, kind: str) -> list[Buffer]:
+        return self.pools.setdefault(kind, [])
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        return [b for pool in self.pools.values() for b in pool]
+
+
+class Counter:
+    """A work counter in memory."""
+
+    def __init__(self, start: WorkCounter) -> None:
+        self.buffer = Buffer(BYTES)
+        self.write(start)
+
+    def write(self, value: WorkCounter) -> None:
+        self.buffer.data[:] = np.frombuffer(value.pack(), np.uint8)
+
+    @property
+    def now(self) -> WorkCounter:
+        return WorkCounter.unpack(self.buffer.data.tobytes())
+
+    def set(self, name: str, value: int) -> None:
+        """One word, as the host writes it while kernels run."""
+        self.buffer.data.view(np.uint32)[WorkCounter.__slots__.index(name)] = value & 0xFFFFFFFF
+
+
+class FusedKernels:
+    """Kernels compiled for the host in one go; a namespace each. Entries differ."""
+
+    def __init__(self, sources: Sequence[FusedSource | CudaSource], change: Callable[[str], str] | None = None) -> None:
+        parts = [(_HERE / "host_tensor.h").read_text(encoding="utf-8"), "#define W_FUSED\n"]
+        parts += [(_HERE / "host_tma.h").read_text(encoding="utf-8"), _headers()[1], float8()]
+        parts += [(_HERE / name).read_text(encoding="utf-8") for name in ("host_float8.h", "host_fused.h")]
+        for i, source in enumerate(sources):
+            text = change(source.text) if change else source.text
+            for header in (*_headers(), float8()):
+                text = text.replace(header, "").replace(header.rstrip(), "")
+            parts.append(f"namespace kernel_{i} {{\n{text}\n")
+            launches = [*source.pack, *source.launches] if isinstance(source, CudaSource) else [source]
+            parts += [
+                f'extern "C" const char* run_{x.entry}'
+                "(void* const* a, const unsigned* n, unsigned shared, int defer) {"
+                f" w_run([=] {{ w_call({x.entry}, a); }}, dim3{{n[0], n[1], n[2]}}, dim3{{n[3], 1, 1}}, shared,"
+                " dim3{n[4], 1, 1}, defer); return w_error; }\n"
+                for x in launches
+            ]
+            parts.append("}\n")
+        flags = ["-O1", "-std=c++17", "-shared", "-fPIC", "-w", "-march=native"]
+        with tempfile.TemporaryDirectory(prefix="weft-fused-") as home:
+            folder = Path(home)
+            (folder / "k.cpp").write_text("".join(parts), encoding="utf-8")
+            done = subprocess.run(
+                ["g++", *flags, "-o", "k.so", "k.cpp"], cwd=folder, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr[:4000]
+            self.library = ctypes.CDLL(str(folder / "k.so"))
+
+    def run(
+        self,
+        source: FusedSource,
+        memory: Mapping[int, Memory],
+        counter: Counter,
+        *,
+        gang: int = 1,
+        grid: int = 0,
+        order: int = 3,
+        seed: int = 1,
+        registers: int = 0,
+        defer: int = 1,
+        host: Callable[[], None] | None = None,
+    ) -> str:
+        """What went wrong, or "". `gang`: CTAs that run at once; `registers`: of a thread at launch, 0: not counted.
+
+        `host` is called now and then, as a host beside the running kernel.
+        """
+        zones = [(r.first_thread, r.threads, r.barriers) for r in (source.lc, *source.be) if r.threads]
+        flat = [x for first, n, b in zones for x in (first, n, b[0] if b else 0, len(b))]
+        library = self.library
+        library.set_roles((ctypes.c_int * max(1, len(flat)))(*flat), len(zones))
+        library.set_order(order, ctypes.c_ulonglong(seed), registers)
+        call_host = ctypes.CFUNCTYPE(None)(host) if host else None
+        library.set_host(call_host if call_host else None)
+        values, kept = arguments(source.parameters, memory, counter)
+        library.clear_buffers()
+        for b in [*(b for m in memory.values() for b in m.buffers), counter.buffer]:
+            library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
+        numbers = (ctypes.c_uint * 5)(grid or source.grid[0], *source.grid[1:], source.threads, gang)
+        call = getattr(library, f"run_{source.entry}")
+        call.restype = ctypes.c_char_p
+        error = call((ctypes.c_void_p * len(values))(*values), numbers, ctypes.c_uint(source.shared_bytes), defer)
+        assert kept is not None
+        library.set_host(None)
+        return str(error.decode())
+
+
+def arguments(
+    parameters: Sequence[FusedParameter], memory: Mapping[int, Memory], counter: Counter
+) -> tuple[list[int], list[object]]:
+    """The words that a kernel is handed, and what has to live as long."""
+    values: list[int] = []
+    kept: list[object] = []
+    for p in parameters:
+        if p.role == JOB:
+            values.append(counter.buffer.address)
+        elif isinstance(p.argument, TensorMap):
+            base = p.argument.base
+            kept.append(_record(p.argument, memory[p.role][base.kind][base.index].address))
+            values.append(ctypes.addressof(kept[-1]))  # type: ignore[arg-type]
+        elif isinstance(p.argument, Number):
+            values.append(p.argument.value)
+        else:
+            assert p.argument is not None
+            pointer = p.argument
+            of = pointer.kind in ("work", "state")  # type: ignore[union-attr]
+            at = 0 if of else pointer.index  # type: ignore[union-attr]
+            values.append(memory[p.role][pointer.kind][at].address + (pointer.index if of else 0))  # type: ignore[union-attr]
+    return values, kept
