@@ -56,8 +56,9 @@ class FusedKernels:
     """Kernels compiled for the host in one go; a namespace each. Entries differ."""
 
     def __init__(self, sources: Sequence[FusedSource | CudaSource], change: Callable[[str], str] | None = None) -> None:
-        parts = [(_HERE / "host_tensor.h").read_text(encoding="utf-8"), "#define W_FUSED\n"]
-        parts += [(_HERE / "host_tma.h").read_text(encoding="utf-8"), _headers()[1], float8()]
+        parts = ["#define W_FUSED\n"]
+        parts += [(_HERE / name).read_text(encoding="utf-8") for name in ("host_tensor.h", "host_tma.h")]
+        parts += [_headers()[1], float8()]
         parts += [(_HERE / name).read_text(encoding="utf-8") for name in ("host_float8.h", "host_fused.h")]
         for i, source in enumerate(sources):
             text = change(source.text) if change else source.text
@@ -109,26 +110,56 @@ class FusedKernels:
         call_host = ctypes.CFUNCTYPE(None)(host) if host else None
         library.set_host(call_host if call_host else None)
         values, kept = arguments(source.parameters, memory, counter)
-        library.clear_buffers()
-        for b in [*(b for m in memory.values() for b in m.buffers), counter.buffer]:
-            library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
-        numbers = (ctypes.c_uint * 5)(grid or source.grid[0], *source.grid[1:], source.threads, gang)
-        call = getattr(library, f"run_{source.entry}")
-        call.restype = ctypes.c_char_p
-        error = call((ctypes.c_void_p * len(values))(*values), numbers, ctypes.c_uint(source.shared_bytes), defer)
+        every = [*(b for m in memory.values() for b in m.buffers), counter.buffer]
+        grid_ = (grid or source.grid[0], *source.grid[1:])
+        error = self._call(source.entry, values, every, (*grid_, source.threads, gang), source.shared_bytes, defer)
         assert kept is not None
         library.set_host(None)
+        return error
+
+    def run_alone(self, source: CudaSource, memory: Memory, *, defer: int = 1) -> str:
+        """The launches of a kernel of one role; what went wrong, or ""."""
+        self.library.set_roles((ctypes.c_int * 1)(), 0)
+        self.library.set_order(0, ctypes.c_ulonglong(1), 0)
+        self.library.set_host(None)
+        for launch in source.launches:
+            of = tuple(FusedParameter(0, "", "", a) for a in launch.arguments)
+            values, kept = arguments(of, {0: memory}, None)
+            sizes = (*launch.grid, launch.block[0], 1)
+            error = self._call(launch.entry, values, memory.buffers, sizes, launch.shared_bytes, defer)
+            assert kept is not None
+            if error:
+                return error
+        return ""
+
+    def _call(
+        self,
+        entry: str,
+        values: Sequence[int],
+        buffers: Sequence[Buffer],
+        sizes: tuple[int, ...],
+        shared_bytes: int,
+        defer: int,
+    ) -> str:
+        self.library.clear_buffers()
+        for b in buffers:
+            self.library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
+        call = getattr(self.library, f"run_{entry}")
+        call.restype = ctypes.c_char_p
+        words = (ctypes.c_void_p * max(1, len(values)))(*values)
+        error = call(words, (ctypes.c_uint * 5)(*sizes), ctypes.c_uint(shared_bytes), defer)
         return str(error.decode())
 
 
 def arguments(
-    parameters: Sequence[FusedParameter], memory: Mapping[int, Memory], counter: Counter
+    parameters: Sequence[FusedParameter], memory: Mapping[int, Memory], counter: Counter | None
 ) -> tuple[list[int], list[object]]:
     """The words that a kernel is handed, and what has to live as long."""
     values: list[int] = []
     kept: list[object] = []
     for p in parameters:
         if p.role == JOB:
+            assert counter is not None
             values.append(counter.buffer.address)
         elif isinstance(p.argument, TensorMap):
             base = p.argument.base

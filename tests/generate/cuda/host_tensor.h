@@ -355,6 +355,10 @@ static void w_enter() {
   w_kernel();
   w_self->done = true;
   ++w_progress;
+#ifdef W_FUSED
+  Barrier& all = w_self->block->bar;  // threads that ended are not waited for
+  if (--all.total == all.count && all.count) { all.count = 0; ++all.generation; }
+#endif
   swapcontext(&w_self->context, &w_main);
 }
 inline void w_run(std::function<void()> kernel, dim3 grid, dim3 block, unsigned shared, dim3 cluster, int defer) {

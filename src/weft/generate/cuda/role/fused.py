@@ -38,7 +38,7 @@ MOST_THREADS = 1024
 _LEAST_MOVED, _MOST_MOVED = 24, 256
 """Registers that setmaxnreg takes, in multiples of 8."""
 _MOST_BLOCKS = 1 << 31
-_CONTROL_BYTES = 16
+CONTROL_BYTES = 16
 """At the end of the CTA's shared memory: warps of LC that have ended; then what each BE role has drawn."""
 _STATIC = re.compile(r"\b(W_SHARED|__shared__)\b")
 _MEETS = re.compile(r"\b(sync|any|count|w_any|w_count|named_barrier\w*)\b")
@@ -122,18 +122,19 @@ def launch_registers(threads: int, min_ctas_per_sm: int, facts: GpuFacts) -> int
     return min(255, facts.registers_per_sm // (threads * max(1, min_ctas_per_sm)) // 8 * 8)
 
 
-def _control_bytes(replicas: int) -> int:
-    return _CONTROL_BYTES + 8 * replicas + -(8 * replicas) % 16
+def control_bytes(replicas: int) -> int:
+    """Shared memory of a CTA for the draws of so many BE roles."""
+    return CONTROL_BYTES + 8 * replicas + -(8 * replicas) % 16
 
 
-def _shared_of(stages: Sequence[Stage]) -> tuple[int, int]:
+def shared_of(stages: Sequence[Stage]) -> tuple[int, int]:
     """(bytes, alignment) of a BE role's shared memory, that of the largest stage."""
     alignment = max((s.role.shared_alignment for s in stages if s.role.shared_bytes), default=16)
     size = max((s.role.shared_bytes for s in stages), default=0)
     return -(-size // alignment) * alignment, alignment
 
 
-def _barriers_of(stages: Sequence[Stage]) -> int:
+def barriers_of(stages: Sequence[Stage]) -> int:
     """Of a BE role: that of all its threads, a block's own, and its named ones."""
     return 2 + max((s.role.named_barriers for s in stages), default=0)
 
@@ -144,7 +145,7 @@ def first_barrier(lc: DeviceRole) -> int:
 
 
 def _shared_offset(lc: DeviceRole, stages: Sequence[Stage]) -> int:
-    alignment = _shared_of(stages)[1]
+    alignment = shared_of(stages)[1]
     return -(-lc.shared_bytes // alignment) * alignment
 
 
@@ -176,18 +177,18 @@ def declined(lc: DeviceRole, stages: Sequence[Stage], shape: FusionShape, facts:
         return Declined(f"{threads} threads in a CTA; {MOST_THREADS} are possible")
     if not extra and shape.threads * shape.replicas > lc.idle_threads:
         return Declined(f"{shape.threads * shape.replicas} threads of {lc.idle_threads} idle ones")
-    last = shape.barrier + shape.replicas * _barriers_of(stages)
+    last = shape.barrier + shape.replicas * barriers_of(stages)
     if shape.barrier < first_barrier(lc):
         return Declined(f"best-effort barriers from {shape.barrier} on: those below {first_barrier(lc)} are taken")
     if last > BARRIERS:
         return Declined(f"{last} named barriers in a CTA; there are {BARRIERS}")
-    size, alignment = _shared_of(stages)
+    size, alignment = shared_of(stages)
     if shape.shared_offset < lc.shared_bytes or shape.shared_offset % alignment:
         return Declined(
             f"best-effort shared memory at {shape.shared_offset}: it lies behind {lc.shared_bytes} bytes,"
             f" aligned to {alignment}"
         )
-    whole = shape.shared_offset + size * shape.replicas + _control_bytes(shape.replicas)
+    whole = shape.shared_offset + size * shape.replicas + control_bytes(shape.replicas)
     if whole > facts.shared_per_block:
         return Declined(f"{whole} bytes of shared memory in a CTA; {facts.shared_per_block} are possible")
     return _registers_declined(lc, shape, threads, facts)
@@ -313,9 +314,9 @@ def fuse(
         return wrong
     threads = threads_of(role, shape)
     named = [("lc", 0, p) for p in role.parameters] + named_parameters(stages)
-    if (size := _parameter_bytes([p for *_, p in named])) > MOST_PARAMETER_BYTES:
+    if (size := parameter_bytes([p for *_, p in named])) > MOST_PARAMETER_BYTES:
         return Declined(f"{size} bytes of arguments; a kernel takes {MOST_PARAMETER_BYTES}")
-    size, _ = _shared_of(stages)
+    size, _ = shared_of(stages)
     end = shape.shared_offset + size * shape.replicas
     first = role.threads if shape.place == "extra" else role.threads - role.idle_threads
     at_launch = launch_registers(threads, shape.min_ctas_per_sm, facts)
@@ -324,9 +325,9 @@ def fuse(
         Loop(
             first=first + r * shape.threads,
             threads=shape.threads,
-            barrier=shape.barrier + r * _barriers_of(stages),
+            barrier=shape.barrier + r * barriers_of(stages),
             shared_offset=shape.shared_offset + r * size,
-            drawn=end + _CONTROL_BYTES + 8 * r,
+            drawn=end + CONTROL_BYTES + 8 * r,
             ended=end,
             warps=role.threads // WARP,
         )
@@ -346,7 +347,7 @@ def fuse(
         entry=entry,
         grid=role.grid,
         threads=threads,
-        shared_bytes=end + _control_bytes(shape.replicas),
+        shared_bytes=end + control_bytes(shape.replicas),
         dependent=role.pdl,
         parameters=(*(FusedParameter(k, p.name, p.type, p.argument) for _, k, p in named), JOB_PARAMETER),
         lc=FusedRole(0, role.threads, tuple(range(1, first_barrier(role))), 0, role.shared_bytes, lc_registers),
@@ -354,7 +355,7 @@ def fuse(
             FusedRole(
                 x.first,
                 x.threads,
-                tuple(range(x.barrier, x.barrier + _barriers_of(stages))),
+                tuple(range(x.barrier, x.barrier + barriers_of(stages))),
                 x.shared_offset,
                 size,
                 held,
@@ -400,7 +401,8 @@ def named_parameters(stages: Sequence[Stage]) -> list[tuple[str, int, Parameter]
     return found
 
 
-def _parameter_bytes(parameters: Sequence[Parameter]) -> int:
+def parameter_bytes(parameters: Sequence[Parameter]) -> int:
+    """Of the parameters and the work counter's address."""
     at = 8  # the work counter
     for p in parameters:
         size, aligned = (128, 64) if isinstance(p.argument, TensorMap) else (8, 8)
@@ -488,8 +490,8 @@ class Loop:
     """Of LC; 0: there is no LC role."""
 
 
-def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "", finished: str = "") -> str:
-    """The function of a BE role: blocks one after another. `draw`, `finished`: other ways to draw and to count."""
+def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "", hand: str = "w_hand") -> str:
+    """The function of a BE role: blocks one after another. `draw`, `hand`: another way to draw, and what it knows."""
     named = named_parameters(stages)
     parameters = "".join(
         f", {Parameter(f'{x}_{p.name}', p.argument, p.type).declared(kernel=False)}" for x, _, p in named
@@ -500,7 +502,7 @@ def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "",
         "W_DYNAMIC(w_memory);",
         f"w_drawn* const drawn = (w_drawn*)(w_memory + {at.drawn});",
         f"const unsigned thread = threadIdx.x - {at.first}u;",
-        "w_hand hand;",
+        f"{hand} hand;",
         "#pragma unroll 1\nfor (;;) {",
         f"if (thread == 0) *drawn = {draw};",
         f"w_barrier<{at.barrier}, {at.threads}>();",
@@ -526,7 +528,7 @@ def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "",
     lines += [
         # all that the block wrote is there, and its shared memory free
         f"w_barrier<{at.barrier}, {at.threads}>();",
-        f"if (thread == 0) {finished or 'w_finish<w_stages>(w_job, hand)'};",
+        "if (thread == 0) w_finish<w_stages>(w_job, hand);",
         "}",
         "}",
     ]

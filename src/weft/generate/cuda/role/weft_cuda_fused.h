@@ -82,11 +82,7 @@ W_FN unsigned w_sm() {
   asm volatile("mov.u32 %0, %%smid;" : "=r"(x));
   return x;
 }
-W_FN unsigned long long w_now() {  // nanoseconds
-  unsigned long long x;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x)::"memory");
-  return x;
-}
+W_FN unsigned long long w_now() { return (unsigned long long)clock64(); }
 #endif
 // ---- where a role runs
 // A role of THREADS threads from FIRST on: its barriers are BARRIER, which is `sync()`, and NAMED further ones. The last
@@ -256,4 +252,33 @@ template <class JOB> W_FN void w_finish(w_work* work, const w_hand& h) {
   do next = next + 1u == JOB::stages ? 0u : next + 1u; while (JOB::blocks(next) == 0);
   w_poke(&work->stage, next);
   w_publish(&work->open, h.open + JOB::blocks(next));
+}
+// ---- a best-effort role as a kernel of its own
+// What the thread that draws knows of its own time.
+struct w_paced_hand : w_hand {
+  unsigned long long began = 0;
+  bool worked = false;
+};
+// Whether all that the limit allows is drawn.
+W_FN bool w_used_up(w_work* work) {
+  const unsigned long long word = w_peek(&work->granted);
+  return (int)((unsigned)word - (unsigned)(word >> 32)) <= 0 && (int)(w_peek(&work->limit) - (unsigned)word) <= 0;
+}
+// Draws as w_draw does, under the throttle: a CTA works `duty` 256ths of its time, and only if its multiprocessor and
+// its own number are among those that may. It looks at the throttle and at `stop` between two naps.
+template <class JOB, bool STAYS> W_FN w_drawn w_draw_paced(w_work* work, w_paced_hand& h) {
+  const unsigned long long ended = w_now(), spent = h.worked ? ended - h.began : 0;
+  for (;;) {
+    if (w_peek(&work->stop) != 0) return {W_NONE, 0u};
+    const unsigned duty = w_peek(&work->duty), sms = w_peek(&work->sms), ctas = w_peek(&work->ctas);
+    const bool may = (sms == 0 || w_sm() < sms) && (ctas == 0 || blockIdx.x < ctas);
+    const bool rested = duty >= 256u || (duty != 0 && (w_now() - ended) * duty >= spent * (256u - duty));
+    if (may && rested) break;
+    if (!STAYS && w_used_up(work)) return {W_NONE, 0u};
+    w_pause(512);
+  }
+  const w_drawn d = w_draw<JOB, 0u, STAYS>(work, h, nullptr);
+  h.worked = d.stage != W_NONE;
+  h.began = w_now();
+  return d;
 }
