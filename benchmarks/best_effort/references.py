@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import scipy.special
 
 from benchmarks.best_effort.jobs import Array, Operation
 
@@ -272,6 +273,106 @@ _FAR = 1 << 40
 """What no path costs."""
 
 
+def crc32(v: Values, rows: Array) -> Results:
+    """checks[m] = CRC-32 of message m: the remainder by the reflected polynomial, bit after bit."""
+    messages = np.ascontiguousarray(v["messages"][rows]).view(np.uint8)
+    check = np.full(len(rows), 0xFFFFFFFF, np.uint32)
+    for byte in messages.T:
+        check = check ^ byte
+        for _ in range(8):
+            check = check >> np.uint32(1) ^ np.where(check & np.uint32(1), np.uint32(0xEDB88320), np.uint32(0))
+    return {"checks": ~check}
+
+
+def _times_x(a: Array) -> Array:
+    """x·a in GF(2^8) modulo x^8 + x^4 + x^3 + x + 1."""
+    doubled: Array = (a << np.uint8(1)) ^ np.where(a & np.uint8(0x80), np.uint8(0x1B), np.uint8(0))
+    return doubled
+
+
+def aes_s_box() -> Array:
+    """SubBytes (256,): the inverse in GF(2^8), then the affine map of FIPS 197, equation 5.2."""
+    power, logarithm = [1], {1: 0}
+    for n in range(1, 255):  # powers of the generator x + 1
+        last = np.array(power[-1], np.uint8)
+        power.append(int(_times_x(last) ^ last))
+        logarithm[power[-1]] = n
+    inverse = np.array([0] + [power[-logarithm[a] % 255] for a in range(1, 256)], np.uint8)
+    turned = [(inverse << np.uint8(k)) | (inverse >> np.uint8(8 - k)) for k in range(1, 5)]
+    box: Array = inverse ^ turned[0] ^ turned[1] ^ turned[2] ^ turned[3] ^ np.uint8(0x63)
+    return box
+
+
+def aes_key_schedule(key: bytes) -> Array:
+    """Round keys (11, 16) of a key of 16 bytes: FIPS 197, section 5.2."""
+    box, constant = aes_s_box(), np.array([1, 0, 0, 0], np.uint8)
+    words = [np.frombuffer(key, np.uint8)[4 * k : 4 * k + 4] for k in range(4)]
+    for k in range(4, 44):
+        word = words[-1]
+        if k % 4 == 0:
+            word = box[np.roll(word, -1)] ^ constant
+            constant = _times_x(constant)
+        words.append(words[k - 4] ^ word)
+    return np.concatenate(words).reshape(11, 16)
+
+
+def aes_encrypted(blocks: Array, round_keys: Array) -> Array:
+    """Blocks (n, 16) of bytes by round keys (11, 16): the cipher of FIPS 197, section 5.1, step by step."""
+    box = aes_s_box()
+    rows_shifted = np.array([4 * ((c + r) % 4) + r for c in range(4) for r in range(4)])
+    state = blocks ^ round_keys[0]
+    for number in range(1, 11):
+        state = box[state][:, rows_shifted]
+        if number < 10:
+            a = state.reshape(-1, 4, 4)
+            b, c, d = (np.roll(a, -k, axis=2) for k in (1, 2, 3))
+            state = (_times_x(a) ^ _times_x(b) ^ b ^ c ^ d).reshape(-1, 16)
+        state = state ^ round_keys[number]
+    return state
+
+
+def aes(v: Values, rows: Array) -> Results:
+    """out[n] = in[n] xor E(counter + n); blocks are (…, 4) little-endian words, keys and counter words big-endian."""
+    counters = np.tile(v["counter"].astype(np.uint32), (len(rows), 1))
+    counters[:, 3] += rows.astype(np.uint32)
+    keys = v["round_keys"].astype(">u4").view(np.uint8).reshape(11, 16)
+    stream = aes_encrypted(counters.astype(">u4").view(np.uint8).reshape(-1, 16), keys)
+    return {"out": v["in"][rows] ^ np.ascontiguousarray(stream).view("<u4")}
+
+
+def black_scholes(v: Values, rows: Array) -> Results:
+    """call = S N(d1) - X exp(-rT) N(d2), put = X exp(-rT) N(-d2) - S N(-d1)."""
+    s, x, t = (v[name][rows].astype(np.float64) for name in ("price", "strike", "years"))
+    rate, volatility = v["rate"], v["volatility"]
+    spread = volatility * np.sqrt(t)
+    d1 = (np.log(s / x) + (rate + volatility**2 / 2) * t) / spread
+    d2, discounted = d1 - spread, x * np.exp(-rate * t)
+    return {
+        "call": s * scipy.special.ndtr(d1) - discounted * scipy.special.ndtr(d2),
+        "put": discounted * scipy.special.ndtr(-d2) - s * scipy.special.ndtr(-d1),
+    }
+
+
+def mandelbrot(v: Values, rows: Array) -> Results:
+    """counts (height, width): steps of z² + c within |z| <= 2, each operation rounded to single precision."""
+    left, top, step = (np.float32(v[name]) for name in ("left", "top", "step"))
+    width = v["counts"].shape[1]
+    cx = np.broadcast_to(left + np.arange(width, dtype=np.float32) * step, (len(rows), width)).reshape(-1)
+    cy = np.repeat(top + rows.astype(np.float32) * step, width)
+    counts = np.full(len(rows) * width, int(v["limit"]), np.uint16)
+    alive: Array = np.arange(len(counts))
+    zx: Array = np.zeros(len(counts), np.float32)
+    zy = zx
+    for n in range(int(v["limit"])):
+        xx, yy = zx * zx, zy * zy
+        inside = ~(xx + yy > np.float32(4))
+        counts[alive[~inside]] = n
+        alive = alive[inside]
+        zy = (zx[inside] + zx[inside]) * zy[inside] + cy[alive]
+        zx = (xx[inside] - yy[inside]) + cx[alive]
+    return {"counts": counts.reshape(len(rows), width)}
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "mriq": Operation(mriq, {"q_real": 0, "q_imag": 0}),
     "sgemm": Operation(sgemm, {"d": 0}),
@@ -289,5 +390,9 @@ OPERATIONS: Mapping[str, Operation] = {
     "lavamd": Operation(lavamd, {"forces": 0}, sample=64),
     "nn": Operation(nn, {"distances": 0}, sample=4096, whole=("nearest",)),
     "pathfinder": Operation(pathfinder, {"middle": 0, "end": 0}, sample=4096),
+    "crc32": Operation(crc32, {"checks": 0}, sample=4096),
+    "aes": Operation(aes, {"out": 0}, sample=4096),
+    "black_scholes": Operation(black_scholes, {"call": 0, "put": 0}, sample=65536),
+    "mandelbrot": Operation(mandelbrot, {"counts": 0}, sample=32),
 }
 """By job."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -14,20 +15,22 @@ from benchmarks.best_effort.jobs import Array, Job, Stage
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="weft-test-")
 _WAITS = ("__syncthreads", "_sync(", "__syncwarp")
+_ENTRY = re.compile(r"__launch_bounds__\([^)]*\)\s*(\w+)\(")
+_CONSTANT = re.compile(r"^__constant__ .*?(\w+)\[", re.MULTILINE)
 GUARD = 256
 """Bytes in front of and behind every buffer."""
 
 
 @cache
-def built(text: str, entry: str, symbols: tuple[str, ...]) -> ctypes.CDLL:
-    """A shared object with `run`, and `symbol_NAME` for every `__constant__` array."""
+def built(text: str) -> ctypes.CDLL:
+    """A shared object with `run_ENTRY` for every kernel, and `symbol_NAME` for every `__constant__` array."""
     folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
+    types = "void* const* a, const unsigned* g, const unsigned* b, const unsigned* o, int e, int r"
     glue = [
-        f"""extern "C" int run(void* const* a, const unsigned* g, const unsigned* b, const unsigned* o, int e, int r) {{
-  return launched({entry}, a, g, b, o, e, r);
-}}"""
+        f'extern "C" int run_{entry}({types}) {{ return launched({entry}, a, g, b, o, e, r); }}'
+        for entry in _ENTRY.findall(text)
     ]
-    glue += [f'extern "C" void* symbol_{name}() {{ return (void*){name}; }}' for name in symbols]
+    glue += [f'extern "C" void* symbol_{name}() {{ return (void*){name}; }}' for name in _CONSTANT.findall(text)]
     header = Path(__file__).with_name("host_cuda.h").read_text()
     (folder / "k.cpp").write_text("\n".join([header, text, *glue]))
     command = ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "k.cpp", "-o", "k.so"]
@@ -62,7 +65,7 @@ class Memory:
 def launch(stage: Stage, memory: Memory, order: Sequence[int], *, backwards: bool = False, text: str = "") -> None:
     """One launch, its blocks in that order. `text`: in place of the stage's."""
     text = text or stage.text
-    library = built(text, stage.entry, tuple(c.name for c in stage.constants))
+    library = built(text)
     for c in stage.constants:
         symbol = getattr(library, f"symbol_{c.name}")
         symbol.restype = ctypes.c_void_p
@@ -73,21 +76,27 @@ def launch(stage: Stage, memory: Memory, order: Sequence[int], *, backwards: boo
     places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(values) + 8 * i for i in range(len(values))))
     dims = [(ctypes.c_uint * 3)(*d) for d in (stage.grid, stage.block)]
     waits = any(word in text for word in _WAITS)
-    failed = library.run(places, *dims, (ctypes.c_uint * len(order))(*order), int(waits), int(backwards))
+    run_entry = getattr(library, f"run_{stage.entry}")
+    failed = run_entry(places, *dims, (ctypes.c_uint * len(order))(*order), int(waits), int(backwards))
     assert not failed, f"{stage.path}: threads wait for each other in vain"
 
 
 def run(
-    job: Job, *, seed: int = 0, backwards: bool = False, before: Mapping[str, Array] | None = None
+    job: Job,
+    *,
+    seed: int = 0,
+    backwards: bool = False,
+    before: Mapping[str, Array] | None = None,
+    changed: Callable[[str], str] = lambda text: text,
 ) -> dict[str, Array]:
-    """All buffers after the job's stages, blocks in an order of chance (seed 0: in theirs)."""
+    """All buffers after the job's stages, blocks in an order of chance (seed 0: in theirs), of texts that were changed."""
     before = job.buffers() if before is None else before
     memory = Memory(before)
     for stage in job.stages:
         order = np.arange(int(np.prod(stage.grid)))
         if seed:
             np.random.default_rng(seed).shuffle(order)
-        launch(stage, memory, order.tolist(), backwards=backwards)
+        launch(stage, memory, order.tolist(), backwards=backwards, text=changed(stage.text))
     after = {name: memory.read(name) for name in before}
     kept = set(before) - job.written
     assert all((after[n].view(np.uint8) == before[n].view(np.uint8)).all() for n in kept), "an input was written"

@@ -63,6 +63,29 @@ def test_neither_the_order_of_blocks_nor_that_of_threads_changes_a_bit(name: str
         assert (first[buffer].view(np.uint8) == other[buffer].view(np.uint8)).all(), buffer
 
 
+BARRIER = "__syncthreads();"
+MEETINGS = [(n, k) for n in ALL for k in range(load(n).stages[0].source.read_text().count(BARRIER))]
+
+
+@pytest.mark.parametrize(("name", "number"), MEETINGS)
+def test_no_barrier_can_be_left_out(name: str, number: int) -> None:
+    """Some order of threads shows each: what the two tests above run is what needs them."""
+    job = load(name, small=True)
+
+    def without(text: str) -> str:
+        parts = text.split(BARRIER)
+        return BARRIER.join(parts[: number + 1]) + BARRIER.join(["", *parts[number + 1 :]]).removeprefix(BARRIER)
+
+    assert without(job.stages[0].text).count(BARRIER) == job.stages[0].text.count(BARRIER) - 1
+    before = job.buffers()
+    sound = run(job, before=before)
+    for backwards in (False, True):
+        broken = run(job, before=before, backwards=backwards, changed=without)
+        if any((sound[b].view(np.uint8) != broken[b].view(np.uint8)).any() for b in job.written):
+            return
+    pytest.fail("the threads never notice")
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_some_rows_of_a_reference_are_those_of_the_whole(name: str) -> None:
     job, operation = load(name, small=True), OPERATIONS[name]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import struct
+import zlib
 
 import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
 import scipy.spatial
 from benchmarks.best_effort import references as r
+from benchmarks.best_effort.jobs import load
 
 
 def chance(seed: int = 0) -> np.random.Generator:
@@ -211,3 +214,62 @@ def test_pathfinder_is_the_cheapest_path_of_a_graph() -> None:
     found = r.pathfinder({"wall": wall, "start": start}, np.arange(9))
     assert found["end"].tolist() == (length[1 + 6 * 9 :] - 7000).astype(int).tolist()
     assert found["middle"].tolist() == (length[1 + 3 * 9 : 1 + 4 * 9] - 4000).astype(int).tolist()
+
+
+def test_crc32_is_zlibs() -> None:
+    messages = chance().integers(0, 1 << 32, (9, 32), np.uint32)
+    checks = r.crc32({"messages": messages}, np.array([0, 3, 8]))["checks"]
+    assert checks.tolist() == [zlib.crc32(messages[k].astype("<u4").tobytes()) for k in (0, 3, 8)]
+
+
+def test_aes_has_the_vectors_of_its_standard() -> None:
+    """FIPS 197, appendices A.1 (the last round key), B and C.1."""
+    key = bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c")
+    assert r.aes_key_schedule(key)[10].tobytes().hex() == "d014f9a8c9ee2589e13f0cc8b6630ca6"
+    for key_, text, cipher in (
+        (key, "3243f6a8885a308d313198a2e0370734", "3925841d02dc09fbdc118597196a0b32"),
+        (bytes(range(16)), "00112233445566778899aabbccddeeff", "69c4e0d86a7b0430d8cdb78070b4c55a"),
+    ):
+        block = np.frombuffer(bytes.fromhex(text), np.uint8)[None]
+        assert r.aes_encrypted(block, r.aes_key_schedule(key_)).tobytes().hex() == cipher
+
+
+def test_aes_in_counter_mode_has_the_vectors_of_its_standard() -> None:
+    """NIST SP 800-38A, F.5.1, with what the job's files hold: its key and its first counter."""
+    constants = load("aes").constants()
+    schedule = r.aes_key_schedule(bytes.fromhex("2b7e151628aed2a6abf7158809cf4f3c"))
+    assert constants["round_keys"].tolist() == list(struct.unpack(">44I", schedule.tobytes()))
+    assert constants["counter"].tolist() == list(struct.unpack(">4I", bytes(range(0xF0, 0x100))))
+    text = "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51"
+    blocks = np.frombuffer(bytes.fromhex(text), "<u4").reshape(2, 4)
+    out = r.aes({"in": blocks, **constants}, np.arange(2))["out"]
+    assert out.tobytes().hex() == "874d6191b620e3261bef6864990db6ce9806f66b7970fdff8617187bb9fffdff"
+
+
+def test_black_scholes_keeps_parity_and_known_prices() -> None:
+    s, x, t = (chance(k).random(100) * 50 + 1 for k in range(3))
+    told = {"price": s, "strike": x, "years": t, "rate": 0.02, "volatility": 0.3}
+    found = r.black_scholes(told, np.arange(100))
+    np.testing.assert_allclose(found["call"] - found["put"], s - x * np.exp(-0.02 * t), atol=1e-12)
+    assert (found["call"] >= np.maximum(s - x * np.exp(-0.02 * t), 0) - 1e-12).all() and (found["call"] <= s).all()
+    one = {
+        "price": np.array([42.0]),
+        "strike": np.array([40.0]),
+        "years": np.array([0.5]),
+        "rate": 0.1,
+        "volatility": 0.2,
+    }
+    priced = r.black_scholes(one, np.array([0]))  # Hull, Options, Futures and Other Derivatives, example 15.6
+    assert np.round(priced["call"], 2) == [4.76] and np.round(priced["put"], 2) == [0.81]
+
+
+def test_mandelbrot_knows_points_of_the_set() -> None:
+    """c = 0 and -1 stay for ever, -2 as well; 1 leaves at 0, 1, 2, 5 -> after three steps; the picture is symmetric."""
+    told = {"left": -2.0, "top": -1.0, "step": 0.125, "limit": 50, "counts": np.empty((17, 25))}
+    counts = r.mandelbrot(told, np.arange(17))["counts"]
+    assert [int(counts[8, k]) for k in (0, 8, 16, 24)] == [50, 50, 50, 3]
+    assert (counts == counts[::-1]).all() and counts.min() >= 1
+    by_hand, z = 0, 0j
+    while abs(z) <= 2:
+        z, by_hand = z * z + (0.5 + 0.5j), by_hand + 1
+    assert counts[12, 20] == by_hand
