@@ -291,7 +291,7 @@ def _times_x(a: Array) -> Array:
 
 
 def aes_s_box() -> Array:
-    """SubBytes (256,): the inverse in GF(2^8), then the affine map of FIPS 197, equation 5.2."""
+    """SubBytes (256,): the inverse in GF(2^8), then the affine map of FIPS 197, section 5.1.1."""
     power, logarithm = [1], {1: 0}
     for n in range(1, 255):  # powers of the generator x + 1
         last = np.array(power[-1], np.uint8)

@@ -89,7 +89,7 @@ def run(
     before: Mapping[str, Array] | None = None,
     changed: Callable[[str], str] = lambda text: text,
 ) -> dict[str, Array]:
-    """All buffers after the job's stages, blocks in an order of chance (seed 0: in theirs), of texts that were changed."""
+    """All buffers after the job's stages, blocks in an order of chance (seed 0: in theirs); `changed`: of the texts."""
     before = job.buffers() if before is None else before
     memory = Memory(before)
     for stage in job.stages:

@@ -67,6 +67,7 @@ BARRIER = "__syncthreads();"
 MEETINGS = [(n, k) for n in ALL for k in range(load(n).stages[0].source.read_text().count(BARRIER))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "number"), MEETINGS)
 def test_no_barrier_can_be_left_out(name: str, number: int) -> None:
     """Some order of threads shows each: what the two tests above run is what needs them."""

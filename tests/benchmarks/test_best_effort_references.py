@@ -259,7 +259,7 @@ def test_black_scholes_keeps_parity_and_known_prices() -> None:
         "rate": 0.1,
         "volatility": 0.2,
     }
-    priced = r.black_scholes(one, np.array([0]))  # Hull, Options, Futures and Other Derivatives, example 15.6
+    priced = r.black_scholes(one, np.array([0]))  # Hull, Options, Futures and Other Derivatives
     assert np.round(priced["call"], 2) == [4.76] and np.round(priced["put"], 2) == [0.81]
 
 

@@ -36,9 +36,8 @@ pathfinder(const int* __restrict__ wall, const int* __restrict__ from, int* __re
       here[c + 1] = min(FAR, min(above[c + 1], min(above[c], above[c + 2])) + steps[j]);
     }
   }
-  __syncthreads();
 #pragma unroll
-  for (int j = 0; j < EACH; ++j) {
+  for (int j = 0; j < EACH; ++j) {  // each thread stores what it has computed itself
     const int c = t + j * THREADS, column = start + c;
     if (c >= ROWS && c < STRIP - ROWS && column < columns) to[column] = costs[ROWS % 2][c + 1];
   }
