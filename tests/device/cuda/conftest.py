@@ -15,7 +15,7 @@ FUNCTIONS = (
     "cuDeviceGetAttribute", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxGetDevice", "cuDevicePrimaryCtxRetain",
     "cuDevicePrimaryCtxRelease", "cuModuleLoadData", "cuModuleUnload", "cuModuleGetFunction", "cuFuncLoad",
     "cuFuncGetAttribute", "cuFuncSetAttribute", "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuLaunchKernelEx",
-    "cuGetProcAddress",
+    "cuGetProcAddress", "cuModuleGetGlobal",
 )  # fmt: skip
 
 
@@ -86,6 +86,9 @@ class FakeGpu:
 
     def cuModuleGetFunction(self, module: Any, name: str) -> Any:
         return (self.api.CUfunction(6),)
+
+    def cuModuleGetGlobal(self, module: Any, name: bytes) -> Any:
+        return (self.api.CUdeviceptr(0x7000), 64)
 
     def cuFuncGetAttribute(self, number: int, function: Any) -> Any:
         return ({0: 1024, 1: 512, 3: 8, 4: 40}[int(number)],)

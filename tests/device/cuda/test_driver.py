@@ -34,6 +34,14 @@ def test_a_module_and_its_entry(gpu: FakeGpu, function: Function) -> None:
     assert function.occupancy((128, 2, 1), 4096) == 8
 
 
+def test_a_variable_of_a_module(gpu: FakeGpu) -> None:
+    module = Module(__file__)
+    assert module.variable("table") == (0x7000, 64) and gpu.of("cuModuleGetGlobal")[0][1] == b"table"
+    gpu.fails["cuModuleGetGlobal"] = 500
+    with pytest.raises(CudaError, match=r"cuModuleGetGlobal failed: CUDA_ERROR_NOT_FOUND \(500\): chair"):
+        module.variable("chair")
+
+
 def test_the_primary_context_is_put_back(gpu: FakeGpu) -> None:
     with primary_context(3):
         assert gpu.current == 99

@@ -69,6 +69,8 @@ extern "C" __global__ void __launch_bounds__(512) heavy(float* y, long long n) {
   for (int i = 0; i < 64; ++i) y[i * 512 + threadIdx.x] = a[i];
 }
 extern "C" __global__ void fault(int* y) { y[threadIdx.x] = 1; }
+__constant__ int table[4];
+extern "C" __global__ void look_up(int* y) { y[threadIdx.x] = table[threadIdx.x]; }
 """
 TILE = r"""
 struct alignas(64) Map { char bytes[128]; };
@@ -112,6 +114,17 @@ def test_a_launch_in_three_dimensions(module: Module) -> None:
         fill(y, 0xFF, 4096)
         module.function("where").launch((3, 2, 2), (32, 4, 1), [y, 7])
         assert ints(y, 13) == [i * 1000 + 128 + 7 for i in range(12)] + [0xFFFFFFFF]
+
+
+def test_a_constant_that_the_host_fills(module: Module) -> None:
+    address, size = module.variable("table")
+    assert size == 16
+    write(address, struct.pack("<4i", 5, 7, 11, 13))
+    with device_memory(16) as y:
+        module.function("look_up").launch((1, 1, 1), (4, 1, 1), [y])
+        assert ints(y, 4) == [5, 7, 11, 13]
+    with pytest.raises(DeviceError, match=r"CUDA_ERROR_NOT_FOUND \(500\): chair"):
+        module.variable("chair")
 
 
 def test_shared_memory_above_the_default(module: Module, stated: GpuFacts) -> None:

@@ -92,6 +92,15 @@ class Module:
         call(api.cuFuncLoad, handle, detail=entry)
         return Function(handle, entry)
 
+    def variable(self, name: str) -> tuple[int, int]:
+        """(address, bytes) of a `__constant__` or `__device__` variable.
+
+        Raises:
+            CudaError: there is none [W302].
+        """
+        address, size = call(driver_api().cuModuleGetGlobal, self._handle, name.encode(), detail=name)
+        return int(address), int(size)
+
     def unload(self) -> None:
         """Free the code; no function of this module may be launched afterwards, nor a graph that holds one."""
         call(driver_api().cuModuleUnload, self._handle)
