@@ -11,7 +11,8 @@ has the same machine code nevertheless, whatever entries and functions are calle
 
 Parts: `--cases test_tma` takes the cases and networks whose names match a regular expression, which is quick;
 `--match template=tma,` the kernels whose name or schedule does, of all cases (with `--cases`, of those and networks).
-What a commit makes and its cubins are kept in the cache: from the second run on the base costs next to nothing.
+What a commit makes and its cubins are kept in the cache: from the second run on the base costs next to nothing, and so
+does this tree, where it is committed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = Path(__file__).resolve().parent / "replay_corpus.py"
+ALIASES = "src/weft/tune/aliases.json"
+"""Where this tree's table of earlier texts is, see `weft.tune.aliases`."""
 NETWORKS = (
     "candy", "efficientvit_b1", "yolox_nano", "yolov4", "segformer_b0", "vgg16", "resnet50", "inception_v3",
     "bert_base", "vit_b16",
@@ -339,6 +342,13 @@ def main() -> None:
     sys.exit(code)
 
 
+def kept_here(work: Work) -> Kept | None:
+    """What this tree's commit made, where nothing that decides was changed since: the base of a later replay."""
+    if _git("status", "--porcelain", "--", "src", "tests", "benchmarks", f":!{ALIASES}"):
+        return None
+    return Kept(work.cache / "commits" / _git("rev-parse", "HEAD"), work.texts)
+
+
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -359,7 +369,7 @@ def replay(work: Work, base: Path, kept: Kept | None, given: argparse.Namespace)
     old = looked_at(old, given.cases, given.match)
     places = {name.split(" | ")[0] for name in old}
     few = in_units(c for c in cases if c["name"] in places)
-    new = made(work, ROOT, units(given, few), few)
+    new = made(work, ROOT, units(given, few), few, kept_here(work))
     new = looked_at(new, given.cases, given.match)
     if not old and not new:
         sys.exit(f"nothing matches {given.match!r}")
