@@ -4,13 +4,23 @@ The corpus is `tools/replay_corpus.py` of this tree, for both trees: a handful o
 case of the tests of CUDA kernels and the ten networks' plans, for an H200 and an A100. It needs no GPU: kernels are
 priced by the models of fixed machines, so that plans depend on the code alone. Both trees run with this interpreter.
 
-Of each kernel the text is compared, with the launches and whatever else decides what runs. Equal texts with equal
-options have one cubin. Where texts differ both are compiled by NVRTC, each with its tree's options: `text only` is what
-has the same machine code nevertheless, whatever entries and functions are called; `code` has other machine code;
-`launch` is launched or planned otherwise. `--cubins all` compiles every text.
+Of each kernel the text is compared, with the launches and whatever else decides what runs. Where texts differ both are
+compiled by NVRTC, each with its tree's options:
+
+    text only          the same machine code nevertheless, whatever entries and functions are called
+    nondeterministic   NVRTC makes several codes of one text (13.0 joins neighbouring loads of 4 bytes now in one way,
+                       now in another), and compiled again both texts have one of them in common
+    code               other machine code
+    launch             launched or planned otherwise
+    cannot be made     the generator fails, or NVRTC refuses the text, in one tree or in both: nothing is said of it
+    not compiled       left out by `--sample`
+
+`--cubins all` compiles every text.
 
 Parts: `--cases test_tma` takes the cases and networks whose names match a regular expression, which is quick;
-`--match template=tma,` the kernels whose name or schedule does, of all cases (with `--cases`, of those and networks).
+`--match template=tma,` the kernels whose name or schedule does, of all cases (with `--cases`, of those and networks;
+with `--aliases` of networks, too). `--sample N` compiles N of the kernels whose texts differ in the same lines but for
+numbers. `--aliases` may be given with each part, in any order, and again after each change: what is there is added to.
 What a commit makes and its cubins are kept in the cache: from the second run on the base costs next to nothing, and so
 does this tree, where it is committed.
 """
@@ -33,7 +43,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +60,22 @@ AT_ONCE = 24
 """Cases of a unit."""
 TOGETHER = 5
 """Units of cases that one process makes, at most."""
-KINDS = ("identical", "text only", "code", "launch", "gone", "new")
-HARMLESS = KINDS[:2]
+KINDS = (
+    "identical", "text only", "nondeterministic", "code", "launch", "cannot be made", "not compiled", "gone", "new",
+)  # fmt: skip
+HARMLESS = KINDS[:3]
+AGAIN = 12
+"""Times that texts with other machine code are compiled again."""
+SETTLED = 3
+"""Of them, where each text has one code."""
+MOST_AGAIN = 40
+"""Kernels that are; where there are more, the change is meant."""
 MOST = 20
 """Differences that are shown."""
 LINES = 60
 """Of one of them."""
+_NUMBER = re.compile(r"\b[a-z]?[0-9a-f]{16}|[0-9]+")
+"""Names that hold a hash, too."""
 OPTIONS = ("arch", "flags", "registers")
 """What a kernel for a GPU is compiled with."""
 LIBRARIES = ("torch", "numpy", "scipy", "cuda-bindings", "nvidia-cuda-nvrtc")
@@ -161,7 +181,11 @@ def in_units(cases: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, 
 def units(given: argparse.Namespace, cases: Cases) -> list[str]:
     """What a tree is asked for, the longest first; schedules alone are looked for in cases, as plans take long."""
     named: str = given.cases
-    few = [n for n in NETWORKS[: given.limit or None] if re.search(named, n) and (named or not given.match)]
+    few = [
+        n
+        for n in NETWORKS[: given.limit or None]
+        if re.search(named, n) and (named or given.aliases or not given.match)
+    ]
     networks = [f"network {n}" for n in sorted(few, key=lambda n: n not in LONGEST)]
     cuda = [*networks, *(u for u, inside in cases.items() if any(re.search(named, c["name"]) for c in inside))]
     return {"cpu": ["cpu"], "cuda": cuda, "": cuda if named or given.match else [*cuda, "cpu"]}[given.only]
@@ -220,7 +244,7 @@ def launched(item: Item) -> dict[str, str]:
 
 
 def machine_code(item: Item, codes: Mapping[str, Code]) -> Mapping[str, str] | None:
-    """The digest of what each launch of a kernel runs; nothing where it was refused or not compiled."""
+    """The digest of what each launch of a kernel runs; nothing where it has none, was refused or not compiled."""
     code = codes.get(job(item)) if "arch" in item else None
     if code is None or isinstance(code, str):
         return None
@@ -244,26 +268,94 @@ def job(item: Item) -> str:
     return json.dumps([item[k] for k in ("text", *OPTIONS)])
 
 
+def is_made(item: Item, codes: Mapping[str, Code]) -> bool:
+    """Whether there is such a kernel: the generator wrote it, and NVRTC compiled it if it was asked to."""
+    return "error" not in item["rest"] and not ("arch" in item and isinstance(codes.get(job(item)), str))
+
+
 def compare(old: Mapping[str, Item], new: Mapping[str, Item], codes: Sequence[Mapping[str, Code]]) -> dict[str, str]:
     """One of `KINDS` for each name."""
     found: dict[str, str] = {}
     for name in sorted(old.keys() | new.keys()):
         a, b = old.get(name), new.get(name)
-        if a is None or b is None:
+        if not all(is_made(x, of) for x, of in zip((a, b), codes, strict=True) if x is not None):
+            found[name] = "cannot be made"
+        elif a is None or b is None:
             found[name] = "new" if a is None else "gone"
         elif not same_launches(a, b):
             found[name] = "launch"
-        elif a.get("text") == b.get("text") and launched(a) == launched(b):
+        elif not differs(a, b):
             found[name] = "identical"
+        elif any("arch" in x and job(x) not in of for x, of in zip((a, b), codes, strict=True)):
+            found[name] = "not compiled"
         else:
             both = [machine_code(x, of) for x, of in zip((a, b), codes, strict=True)]
             found[name] = "text only" if both[0] is not None and both[0] == both[1] else "code"
     return found
 
 
-def to_compile(old: Mapping[str, Item], new: Mapping[str, Item], *, every: bool) -> tuple[list[Item], list[Item]]:
-    """Of each tree the kernels for a GPU whose cubins are asked for."""
-    differ = [n for n in sorted(old.keys() & new.keys()) if old[n].get("text") != new[n].get("text")]
+def differs(old: Item, new: Item) -> bool:
+    """Whether the text does, or which of its kernels are launched."""
+    return old.get("text") != new.get("text") or launched(old) != launched(new)
+
+
+def compiled_again(
+    work: Work,
+    trees: Sequence[Path],
+    sides: Sequence[Items],
+    codes: Sequence[Mapping[str, Code]],
+    kinds: dict[str, str],
+) -> dict[str, str]:
+    """The kinds, with those that are `code` because NVRTC makes several codes of one text told apart."""
+    left = [n for n, kind in kinds.items() if kind == "code" and all("arch" in items[n] for items in sides)]
+    if len(left) > MOST_AGAIN:
+        return kinds
+    seen = {n: [{machine_code_key(items[n], of)} for items, of in zip(sides, codes, strict=True)] for n in left}
+    met: set[str] = set()
+    for turn in range(AGAIN):
+        if not left:
+            break
+        with tempfile.TemporaryDirectory(dir=work.folder) as fresh:
+            alone = replace(work, cache=Path(fresh))
+            told = cubins(alone, trees, [[items[n] for n in left] for items in sides])
+        for name in left:
+            for known, items, of in zip(seen[name], sides, told, strict=True):
+                known.add(machine_code_key(items[name], of))
+        met |= {n for n in left if seen[n][0] & seen[n][1]}
+        left = [n for n in left if n not in met and (turn + 1 < SETTLED or max(map(len, seen[n])) > 1)]
+    return {n: "nondeterministic" if n in met else kind for n, kind in kinds.items()}
+
+
+def machine_code_key(item: Item, codes: Mapping[str, Code]) -> tuple[tuple[str, str], ...]:
+    """The same as `machine_code`, to be held in a set."""
+    return tuple(sorted((machine_code(item, codes) or {}).items()))
+
+
+def sampled(work: Work, old: Mapping[str, Item], new: Mapping[str, Item], names: Iterable[str], most: int) -> list[str]:
+    """Of the names whose texts differ in the same lines but for numbers, and are of one group and schedule's kind."""
+    taken: Counter[str] = Counter()
+    found = []
+    for name in names:
+        texts = [work.text(items[name]["text"]) for items in (old, new) if "text" in items[name]]
+        told = change(*texts) if len(texts) == 2 else ""
+        form = f"{group_of(name)} {_NUMBER.sub('#', name.rpartition(' | ')[2])} {new[name].get('arch')} {told}"
+        taken[form] += 1
+        if taken[form] <= most:
+            found.append(name)
+    return found
+
+
+def change(old: str, new: str) -> str:
+    """Which lines one text has and the other has not, without numbers and order."""
+    was, now = (Counter(_NUMBER.sub("#", text).split("\n")) for text in (old, new))
+    return json.dumps([sorted(was - now), sorted(now - was)])
+
+
+def to_compile(
+    old: Mapping[str, Item], new: Mapping[str, Item], names: Iterable[str], *, every: bool
+) -> tuple[list[Item], list[Item]]:
+    """Of each tree the kernels for a GPU whose cubins are asked for: of these names, here of all if so asked."""
+    differ = list(names)
     ours = list(new) if every else differ
     return [old[n] for n in differ if "arch" in old[n]], [new[n] for n in ours if "arch" in new[n]]
 
@@ -284,31 +376,55 @@ def shown(work: Work, name: str, old: Item | None, new: Item | None) -> Iterator
         yield f"... {len(found) - LINES} more lines"
 
 
-def table(kinds: Mapping[str, str]) -> Iterator[str]:
-    """Counts per group (a file of cases, a network on a GPU, the plans), and in all."""
+def counts(kinds: Mapping[str, str]) -> dict[str, Counter[str]]:
+    """How many are of each kind, by `group_of`."""
     groups: dict[str, Counter[str]] = {}
     for name, kind in kinds.items():
-        place, _, rest = name.partition(" | ")
-        group = "plans" if rest == "plan" else place.split()[0] if place.startswith("test_") else place
-        groups.setdefault(group, Counter())[kind] += 1
+        groups.setdefault(group_of(name), Counter())[kind] += 1
+    return groups
+
+
+def table(kinds: Mapping[str, str]) -> Iterator[str]:
+    """Counts per group (a file of cases, a network on a GPU, the plans), and in all."""
+    groups = counts(kinds)
     wide = max(map(len, groups), default=0)
-    yield " " * wide + "".join(f"{k:>11}" for k in KINDS)
+    yield " " * wide + "".join(f"  {k:>9}" for k in KINDS)
     for group, count in [*groups.items(), ("in all", sum(groups.values(), Counter()))]:
-        yield f"{group:{wide}}" + "".join(f"{count[k]:11}" for k in KINDS)
+        yield f"{group:{wide}}" + "".join(f"  {count[k]:{max(9, len(k))}}" for k in KINDS)
+
+
+def group_of(name: str) -> str:
+    """A file of cases, a network on a GPU, or the plans."""
+    place, _, rest = name.partition(" | ")
+    return "plans" if rest == "plan" else place.split()[0] if place.startswith("test_") else place
 
 
 def write_aliases(old: Mapping[str, Item], new: Mapping[str, Item], kinds: Mapping[str, str]) -> str:
     """Note in the package whose measurements stay valid: of networks, as nobody keeps those of the tests' cases."""
-    from weft.tune.aliases import FILE, from_json, joined, to_json
+    from weft.tune.aliases import from_json, joined, to_json
 
-    file = ROOT / "src/weft/tune" / FILE
+    file = ROOT / ALIASES
     known = from_json(file.read_text())
-    same = [n for n, kind in kinds.items() if kind == "text only" and not n.startswith("test_")]
-    pairs = {old[n]["identity"]: new[n]["identity"] for n in same}
-    before, present = ({i["identity"] for i in x.values() if "identity" in i} for x in (old, new))
-    found = joined(known, {a: b for a, b in pairs.items() if a not in present}, before, present)
+    before, present = (_identities((name, x) for name, x in items.items()) for items in (old, new))
+    pairs: dict[str, dict[str, set[tuple[str, str]]]] = {"same": {}, "other": {}}
+    for name, kind in kinds.items():
+        if kind in (*HARMLESS[1:], "code") and all("identity" in items[name] for items in (old, new)):
+            told = pairs["other" if kind == "code" else "same"].setdefault(new[name]["arch"], set())
+            if kind == "code" or not name.startswith("test_"):
+                told.add((old[name]["identity"], new[name]["identity"]))
+    found = joined(known, pairs["same"], pairs["other"], before, present)
     file.write_text(to_json(found))
-    return f"{file.relative_to(ROOT)}: {len(found)} earlier texts, {len(known)} before"
+    counts = [sum(len(olds) for rows in x.values() for olds in rows.values()) for x in (found, known)]
+    return f"{file.relative_to(ROOT)}: {counts[0]} earlier texts, {counts[1]} before"
+
+
+def _identities(items: Iterable[tuple[str, Item]]) -> dict[str, set[str]]:
+    """By architecture, of networks' kernels."""
+    found: dict[str, set[str]] = {}
+    for name, item in items:
+        if "identity" in item and not name.startswith("test_"):
+            found.setdefault(item["arch"], set()).add(item["identity"])
+    return found
 
 
 def main() -> None:
@@ -320,6 +436,7 @@ def main() -> None:
     parser.add_argument("--match", default="", metavar="REGEX", help="kernels with such names or schedules")
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="N networks, N cases of each file")
     parser.add_argument("--cubins", choices=("changed", "all"), default="changed", help="which texts are compiled")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="N kernels of those that changed alike")
     parser.add_argument(
         "--aliases", action="store_true", help="write which measurements stay valid, see weft.tune.aliases"
     )
@@ -344,9 +461,14 @@ def main() -> None:
 
 def kept_here(work: Work) -> Kept | None:
     """What this tree's commit made, where nothing that decides was changed since: the base of a later replay."""
-    if _git("status", "--porcelain", "--", "src", "tests", "benchmarks", f":!{ALIASES}"):
+    if not is_committed():
         return None
     return Kept(work.cache / "commits" / _git("rev-parse", "HEAD"), work.texts)
+
+
+def is_committed() -> bool:
+    """Whether what decides about this tree's kernels is that of its commit."""
+    return not _git("status", "--porcelain", "--", "src", "tests", "benchmarks", f":!{ALIASES}")
 
 
 def _git(*arguments: str) -> str:
@@ -373,18 +495,22 @@ def replay(work: Work, base: Path, kept: Kept | None, given: argparse.Namespace)
     new = looked_at(new, given.cases, given.match)
     if not old and not new:
         sys.exit(f"nothing matches {given.match!r}")
-    codes = cubins(work, (base, ROOT), to_compile(old, new, every=given.cubins == "all"))
-    kinds = compare(old, new, codes)
-    for name in [n for n, kind in kinds.items() if kind != "identical"][:MOST]:
+    names = [n for n in sorted(old.keys() & new.keys()) if differs(old[n], new[n])]
+    names = sampled(work, old, new, names, given.sample) if given.sample else names
+    codes = cubins(work, (base, ROOT), to_compile(old, new, names, every=given.cubins == "all"))
+    kinds = compiled_again(work, (base, ROOT), (old, new), codes, compare(old, new, codes))
+    told = sorted((n for n, kind in kinds.items() if kind != "identical"), key=lambda n: kinds[n] in HARMLESS)
+    for name in told[:MOST]:
         print(f"{kinds[name]}: " + "\n".join(shown(work, name, old.get(name), new.get(name))))
     print("\n".join(table(kinds)))
-    refused = sum(isinstance(code, str) for code in codes[1].values())
-    failed = sum("error" in item["rest"] for item in new.values())
-    compiled = f"{sum(map(len, codes))} texts compiled in {time.monotonic() - start:.0f} s"
-    print(f"{compiled}; of this tree {refused} are refused, {failed} cases cannot be made")
+    refused = [sum(isinstance(code, str) for code in side.values()) for side in codes]
+    failed = [sum("error" in item["rest"] for item in items.values()) for items in (old, new)]
+    print(f"{sum(map(len, codes))} texts compiled in {time.monotonic() - start:.0f} s")
+    for tree, cases_failed, texts_refused in zip(("base", "this tree"), failed, refused, strict=True):
+        print(f"{tree}: {cases_failed} cases fail, {texts_refused} texts are refused by NVRTC")
     if given.aliases:
         print(write_aliases(old, new, kinds))
-    bad = refused + failed > 0 or any(kind not in HARMLESS for kind in kinds.values())
+    bad = any(refused) or any(failed) or any(kind not in HARMLESS for kind in kinds.values())
     print("not the same" if bad else "the same machine code, launches and plans")
     return int(bad)
 

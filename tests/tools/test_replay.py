@@ -39,37 +39,42 @@ def test_kinds() -> None:
         "same": item("a", grid="1"), "words": item("b"), "code": item("c"), "launch": item("a", grid="1"),
         "refused": item("d"), "plan": item(steps="x"), "declined": item(declined="no"), "gone": item("a"),
         "field": item("a", grid="1"), "cpu": {"text": "a", "rest": {}}, "called": item("b"), "twice": item("b"),
-        "half": item("e", **twice),
+        "half": item("e", **twice), "broken": item(error="no"), "mended": item(error="no"), "left out": item("f"),
     }  # fmt: skip
     new = {
         "same": item("a", grid="1"), "words": item("B"), "code": item("C"), "launch": item("a", grid="2"),
         "refused": item("D"), "plan": item(steps="y"), "declined": item("a"), "new": item("a"),
         "field": item("a", grid="1", cluster="1"), "cpu": {"text": "b", "rest": {}}, "called": item("B'", **called),
         "twice": item("B", **twice), "half": item("E", **{**called, **twice}),
+        "broken": item(error="no"), "mended": item("a"), "failed": item(error="no"), "left out": item("F"),
     }  # fmt: skip
-    ours, theirs = replay.to_compile(old, new, every=False)
-    assert [i["text"] for i in ours] == ["b", "c", "e", "d", "b", "b"]
-    assert [i["text"] for i in theirs] == ["B'", "C", "a", "E", "D", "B", "B"]
+    names = [n for n in sorted(old.keys() & new.keys()) if replay.differs(old[n], new[n])]
+    ours, theirs = replay.to_compile(old, new, names, every=False)
+    assert [i["text"] for i in ours] == ["b", "c", "e", "f", "d", "b", "b"]
+    assert [i["text"] for i in theirs] == ["B'", "C", "a", "E", "F", "a", "D", "B", "B"]
     codes: dict[str, replay.Code] = {
         "b": {"k": "1"}, "B": {"k": "1"}, "B'": {"other": "1"}, "c": {"k": "2"}, "C": {"k": "3"}, "a": {"k": "4"},
         "d": "refused: x", "D": "refused: x", "e": {"k": "5"}, "E": {"other": "6", "k": "5"},
+        "f": {"k": "7"},
     }  # fmt: skip
-    by_job = [{replay.job(i): codes[i["text"]] for i in its} for its in (ours, theirs)]
+    by_job = [{replay.job(i): codes[i["text"]] for i in its if i["text"] in codes} for its in (ours, theirs)]
     assert replay.compare(old, new, by_job) == {
-        "same": "identical", "words": "text only", "code": "code", "launch": "launch", "refused": "code",
+        "same": "identical", "words": "text only", "code": "code", "launch": "launch", "refused": "cannot be made",
         "plan": "launch", "declined": "launch", "gone": "gone", "new": "new", "field": "identical", "cpu": "code",
-        "called": "text only", "twice": "launch", "half": "code",
+        "called": "text only", "twice": "launch", "half": "code", "broken": "cannot be made",
+        "mended": "cannot be made", "failed": "cannot be made", "left out": "not compiled",
     }  # fmt: skip
-    everything = replay.to_compile(old, new, every=True)[1]
+    everything = replay.to_compile(old, new, names, every=True)[1]
     assert len(everything) == sum("arch" in i for i in new.values())
+    by_job[1][replay.job(new["same"])] = "refused: x"
+    assert replay.compare(old, new, by_job)["same"] == "cannot be made"  # the same text, asked for by `--cubins all`
 
 
 def test_the_table_counts_by_group() -> None:
     kinds = {"test_a CASES x | h200 | 1": "new", "test_a CASES y | plan": "gone", "candy h200 | f": "identical"}
     lines = list(replay.table(kinds))
     assert [line.split() for line in lines[1:]] == [
-        ["test_a", "0", "0", "0", "0", "0", "1"], ["plans", "0", "0", "0", "0", "1", "0"],
-        ["candy", "h200", "1", "0", "0", "0", "0", "0"], ["in", "all", "1", "0", "0", "0", "1", "1"],
+        ["test_a", *"000000001"], ["plans", *"000000010"], ["candy", "h200", *"100000000"], ["in", "all", *"100000011"],
     ]  # fmt: skip
 
 
@@ -77,12 +82,14 @@ def test_parts_are_chosen_by_name_and_schedule() -> None:
     cases = [{"name": f"test_{f} CASES {k}"} for f in ("tma", "mma") for k in range(replay.AT_ONCE + 1)]
     units = replay.in_units(cases)
     assert [len(c) for c in units.values()] == [replay.AT_ONCE, 1] * 2
-    given = argparse.Namespace(cases="", match="", only="", limit=2)
+    given = argparse.Namespace(cases="", match="", only="", limit=2, aliases=False)
     every = replay.units(given, units)
     assert every == ["network candy", "network efficientvit_b1", *units, "cpu"]
     given.match = "template=tma,"
     assert replay.units(given, units) == list(units)
-    given.cases = "tma|candy"
+    given.aliases = True
+    assert replay.units(given, units) == ["network candy", "network efficientvit_b1", *units]
+    given.aliases, given.cases = False, "tma|candy"
     assert replay.units(given, units) == ["network candy", "cases test_tma 0", f"cases test_tma {replay.AT_ONCE}"]
     given.only = "cpu"
     assert replay.units(given, units) == ["cpu"]
@@ -108,26 +115,106 @@ def test_what_a_commit_made_is_kept_with_its_texts(tmp_path: Path) -> None:
     assert again.get("cases a", cases) is None
 
 
-def test_aliases_are_of_networks_whose_code_stayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "src/weft/tune/aliases.json"
+def test_what_the_compiler_makes_in_several_ways_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {
+        "a": "1234", "A": "5674", "b": "1111", "B": "2222", "c": "1234567890123456", "C": "ABCDEFGHIJKLMNOP",
+    }  # fmt: skip
+    turns: list[list[list[str]]] = []
+
+    def compiled(work: Work, trees: list[Path], items: list[list[dict[str, Any]]]) -> list[dict[str, replay.Code]]:
+        assert work.cache.parent == tmp_path  # not the one that has the first code
+        turns.append([[i["text"] for i in its] for its in items])
+        return [{replay.job(i): {"k": made[i["text"]][len(turns)]} for i in its} for its in items]
+
+    monkeypatch.setattr(replay, "cubins", compiled)
+    old, new = ({n: item(n) for n in "abc"}, {n: item(n.upper()) for n in "abc"})
+    codes: list[dict[str, replay.Code]] = [
+        {replay.job(i): {"k": made[i["text"]][0]} for i in side.values()} for side in (old, new)
+    ]
+    kinds = replay.compare(old, new, codes)
+    assert kinds == dict.fromkeys("abc", "code")
+    work = Work(tmp_path, tmp_path / "cache", jobs=1)
+    found = replay.compiled_again(work, [tmp_path] * 2, (old, new), codes, {**kinds, "d": "identical"})
+    assert found == {"a": "nondeterministic", "b": "code", "c": "code", "d": "identical"}
+    assert [t[0] for t in turns] == [[*"abc"]] * 3 + [["c"]] * (replay.AGAIN - 3)
+    many = dict.fromkeys([f"k{n}" for n in range(replay.MOST_AGAIN + 1)], "code")
+    sides = ({n: item("a") for n in many}, {n: item("A") for n in many})
+    assert replay.compiled_again(work, [tmp_path] * 2, sides, codes, many) == many
+
+
+def test_of_those_that_changed_alike_a_few_are_compiled(tmp_path: Path) -> None:
+    work = Work(tmp_path, tmp_path / "cache", jobs=1)
+    keep = replay_corpus.Texts(work.texts).keep
+    pairs = {
+        "test_a x | h200 | cuda(template=mma,bm=16)": ("int x = 16;\nf();", "const int x = 16;\nf();"),
+        "test_a y | h200 | cuda(template=mma,bm=32)": ("int x = 32;\ng();", "const int x = 32;\ng();"),
+        "test_a z | h200 | cuda(template=tma,bm=32)": ("int x = 32;\ng();", "const int x = 32;\ng();"),
+        "test_b z | h200 | cuda(template=mma,bm=32)": ("int x = 32;", "const int x = 32;"),
+        "test_a w | h200 | cuda(template=mma,bm=64)": ("int x = 32;\ng();", "const int x = 32;"),
+        "test_a k | h200 | cuda(template=mma,bm=1)": ("void k0123456789abcdef();", "void  k0123456789abcdef();"),
+        "test_a l | h200 | cuda(template=mma,bm=2)": ("void k0123456789abcde0();", "void  k0123456789abcde0();"),
+    }
+    old, new = ({n: item(keep(texts[k])) for n, texts in pairs.items()} for k in range(2))
+    names = list(pairs)
+    assert replay.sampled(work, old, new, names, 1) == [n for k, n in enumerate(names) if k not in (1, 6)]
+    assert replay.sampled(work, old, new, names, 2) == names
+
+
+def kernels(of: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """By name: those of an identity, given by its digit, for the GPU that the name tells."""
+    archs = {"h200": "sm_90a", "a100": "sm_80"}
+    return {n: {"identity": i * 64, "arch": archs[n.split()[1]], "rest": {}} for n, i in of.items()}
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / replay.ALIASES
     file.parent.mkdir(parents=True)
-    file.write_text(to_json({"1" * 64: "2" * 64, "3" * 64: "4" * 64, "5" * 64: "6" * 64}))
+    file.write_text(to_json({}))
     monkeypatch.setattr(replay, "ROOT", tmp_path)
+    return file
+
+
+def digits(file: Path) -> dict[str, dict[str, list[str]]]:
+    """The table with the first digit of each identity."""
+    rows = from_json(file.read_text())
+    return {arch: {new[0]: [o[0] for o in olds] for new, olds in x.items()} for arch, x in rows.items()}
+
+
+def test_aliases_are_of_networks_whose_code_stayed(table: Path) -> None:
     names = {
-        "candy h200 | a": ("2", "7"),
-        "candy h200 | b": ("4", "8"),
-        "test_a x | c": ("9", "a"),
-        "vgg | d": ("b", "b"),
+        "candy h200 | a": ("2", "7", "text only"),
+        "candy a100 | a": ("2", "7", "nondeterministic"),
+        "candy h200 | b": ("4", "8", "code"),
+        "test_a h200 | c": ("9", "a", "text only"),
+        "vgg h200 | d": ("b", "b", "identical"),
+        "vgg h200 | e": ("c", "d", "launch"),
+        "vgg h200 | f": ("e", "f", "cannot be made"),
     }
-    old, new = ({n: {"identity": pair[k] * 64, "rest": {}} for n, pair in names.items()} for k in range(2))
-    kinds = {
-        "candy h200 | a": "text only",
-        "candy h200 | b": "code",
-        "test_a x | c": "text only",
-        "vgg | d": "identical",
-    }
-    assert replay.write_aliases(old, new, kinds) == "src/weft/tune/aliases.json: 3 earlier texts, 3 before"
-    assert from_json(file.read_text()) == {"1" * 64: "7" * 64, "2" * 64: "7" * 64, "5" * 64: "6" * 64}
+    old, new = (kernels({n: row[k] for n, row in names.items()}) for k in range(2))
+    kinds = {n: row[2] for n, row in names.items()}
+    assert replay.write_aliases(old, new, kinds) == "src/weft/tune/aliases.json: 2 earlier texts, 0 before"
+    assert digits(table) == {"sm_80": {"7": ["2"]}, "sm_90a": {"7": ["2"]}}
+
+
+def test_aliases_of_parts_and_of_later_changes_add_up(table: Path) -> None:
+    def replayed(kind: str, **of: str) -> str:
+        names = [f"{name} h200 | k" for name in of]
+        old, new = (kernels(dict(zip(names, (x[k] for x in of.values()), strict=True))) for k in (0, -1))
+        return replay.write_aliases(old, new, dict.fromkeys(names, kind))
+
+    replayed("text only", candy="12", vgg="34")
+    replayed("text only", bert="56")
+    assert digits(table) == {"sm_90a": {"2": ["1"], "4": ["3"], "6": ["5"]}}
+    replayed("text only", candy="2a")  # a later change of some of them
+    replayed("identical", bert="6")
+    assert digits(table) == {"sm_90a": {"4": ["3"], "6": ["5"], "a": ["2", "1"]}}
+    replayed("text only", vgg="4b", candy="2a")  # the other part of it; what was told before is told again
+    assert digits(table) == {"sm_90a": {"6": ["5"], "a": ["2", "1"], "b": ["4", "3"]}}
+    replayed("code", vgg="bc")  # other machine code: nothing of what it had is valid
+    assert digits(table) == {"sm_90a": {"6": ["5"], "a": ["2", "1"]}}
+    replayed("code", test_x="2a")  # a case of the tests contradicts
+    assert digits(table) == {"sm_90a": {"6": ["5"]}}
 
 
 def test_names_with_hashes_are_the_same_name() -> None:
@@ -207,7 +294,8 @@ def test_two_trees(tmp_path: Path) -> None:
         kept = replay.Kept(tmp_path / name / "kept", work.texts)
         old = replay.made(work, tree, list(cases), cases, kept)
         assert kept.get("cases test_it 0", cases) == old
-        codes = replay.cubins(work, (tree, replay.ROOT), replay.to_compile(old, new, every=False))
+        names = [n for n in old if replay.differs(old[n], new[n])]
+        codes = replay.cubins(work, (tree, replay.ROOT), replay.to_compile(old, new, names, every=False))
         verdicts[name] = {k for n, k in replay.compare(old, new, codes).items() if "arch" in new[n]}
     assert verdicts["words"] == {"text only"} and "code" in verdicts["code"]  # not all call it
     told = replay.made(work, tmp_path, list(cases), cases)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tune.cuda_fake import Act, FakeCudaTransport, source, trial
 
-from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.errors import ArtifactError
 from weft.ir.declined import Declined
@@ -21,9 +21,11 @@ from weft.kernels.codec import code_sha256, kernel_sha256
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, Schedule
 from weft.options import Options
-from weft.tune import aliases, store
-from weft.tune.cuda_site import CudaSite
+from weft.tune import aliases
+from weft.tune.cuda_site import CudaSite, describe_gpu
+from weft.tune.keys import Untimed
 from weft.tune.store import FILE_NAME, Database
+from weft.tune.timing import TimingPolicy
 from weft.tune.tuner import Progress, Tuner
 
 OPTIONS = Options(device="cuda")
@@ -169,54 +171,140 @@ def test_a_database_from_before_codes_stays_readable(tmp_path: Path) -> None:
         assert not rows.has_other(Schedule("cuda"), "3" * 64)
 
 
+def gpu(arch: str) -> Fixed:
+    """An environment, with a compiler's identity as `weft.tune.cuda_site` writes it."""
+    return Fixed(json.dumps({"gpu": "a GPU", "compiler": f"13.0\x000\0--ptxas-options=-v {arch}"}))
+
+
 def test_a_row_under_an_earlier_text_is_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    database = Database.open(None)
+    database, place = Database.open(None), gpu("sm_90a")
     told = Schedule("cuda", (("tile", 8),))
     old = Measurement("p", told, Verdict.OK, (1.0, 2.0), kernel="1" * 64)
-    database.commit(old, Fixed())
+    for where in (place, gpu("sm_90"), Fixed()):
+        database.commit(old, where)
+    assert database.lookup("p", told, "2" * 64, place) is None
+    table = {"sm_80": {"3" * 64: ("1" * 64,)}, "sm_90a": {"2" * 64: ("0" * 64, "1" * 64)}}
+    monkeypatch.setattr(aliases, "_former", lambda: table)
+    aliases._compiled_for.cache_clear()
+    assert database.lookup("p", told, "2" * 64, place) == replace(old, kernel="2" * 64)
+    assert database.lookup("p", Schedule("cuda"), "2" * 64, place) is None
+    assert database.lookup("p", told, "3" * 64, place) is None  # the same on another architecture
+    assert database.lookup("p", told, "2" * 64, gpu("sm_90")) is None
     assert database.lookup("p", told, "2" * 64, Fixed()) is None
-    monkeypatch.setattr(store, "former", {"2" * 64: ("0" * 64, "1" * 64)}.get)
-    assert database.lookup("p", told, "2" * 64, Fixed()) == replace(old, kernel="2" * 64)
-    assert database.lookup("p", Schedule("cuda"), "2" * 64, Fixed()) is None
-    assert database.lookup("p", told, "2" * 64, Fixed("elsewhere")) is None
+    aliases._compiled_for.cache_clear()
+
+
+@pytest.mark.parametrize(("name", "arch"), [("a100", "sm_80"), ("h200", "sm_90a")])
+def test_an_environment_names_what_it_compiles_for(nvrtc: Nvrtc, name: str, arch: str) -> None:
+    place = describe_gpu(profile(name), nvrtc, seed=0, policy=TimingPolicy(), allow_tf32=False)
+    for text in (place.text, Untimed(place, finite=False).text):
+        assert aliases._named(text) == {arch}
+    without = describe_gpu(profile(name), None, seed=0, policy=TimingPolicy(), allow_tf32=False)
+    assert not aliases._named(without.text)
+
+
+def test_a_row_of_the_commit_before_is_found_by_the_table_in_the_package() -> None:
+    table = aliases.from_json((Path(aliases.__file__).parent / aliases.FILE).read_text())
+    assert set(table) == {"sm_80", "sm_90a"}
+    told, database = Schedule("cuda", (("tile", 8),)), Database.open(None)
+    for arch, rows in table.items():
+        new, olds = next(iter(rows.items()))
+        old = Measurement("p", told, Verdict.OK, (1.0, 2.0), kernel=olds[-1])
+        database.commit(old, gpu(arch))
+        assert database.lookup("p", told, new, gpu(arch)) == replace(old, kernel=new)
 
 
 def test_the_table_in_the_package_is_one() -> None:
     text = (Path(aliases.__file__).parent / aliases.FILE).read_text()
-    assert aliases.to_json(aliases.from_json(text)) == text and len(text) < 200_000
-    assert aliases.former("0" * 64) == ()
+    assert aliases.to_json(aliases.from_json(text)) == text and len(text) < 500_000
+    assert aliases.former("0" * 64, gpu("sm_90a").text) == ()
 
 
 NAMES = st.integers(0, 9).map(lambda k: f"{k}" * 64)
+ARCH = "sm_90a"
+Commit = dict[int, tuple[str, int]]
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[dict[str, tuple[str, int]]]:
+def histories(draw: st.DrawFn) -> list[Commit]:
     """Of each commit its kernels: by place the text's identity and the machine code."""
     code = draw(st.dictionaries(NAMES, st.integers(0, 3), min_size=10, max_size=10))
     kernels = st.dictionaries(st.integers(0, 3), NAMES.map(lambda n: (n, code.get(n, 0))))
-    return draw(st.lists(kernels, min_size=1, max_size=5))  # type: ignore[arg-type]
+    return draw(st.lists(kernels, min_size=1, max_size=5))
 
 
-@given(histories())
-def test_tables_lead_to_texts_with_the_same_code_that_are_there(history: list[dict[str, tuple[str, int]]]) -> None:
-    table: dict[str, str] = {}
+def after(table: aliases.Table, old: Commit, new: Commit) -> aliases.Table:
+    """The table after a change, or after a part of it."""
+    before, present = ({ARCH: {name for name, _ in kernels.values()}} for kernels in (old, new))
+    pairs = [(old[k], new[k]) for k in sorted(old.keys() & new.keys()) if old[k][0] != new[k][0]]
+    same, other = ({ARCH: {(a, b) for (a, x), (b, y) in pairs if (x == y) is way}} for way in (True, False))
+    return aliases.joined(table, same, other, before, present)
+
+
+@given(histories(), st.integers(0, 3), st.booleans())
+def test_tables_lead_to_texts_with_the_same_code(history: list[Commit], cut: int, turned: bool) -> None:
+    table: aliases.Table = {}
+    parted: aliases.Table = {}
     code = {name: c for kernels in history for name, c in kernels.values()}
     for old, new in pairwise(history):
-        before, present = ({name for name, _ in kernels.values()} for kernels in (old, new))
-        pairs = {old[k][0]: new[k][0] for k in old.keys() & new.keys() if old[k][1] == new[k][1]}
-        changed = {a: b for a, b in pairs.items() if a not in present}
-        table = aliases.joined(table, changed, before, present)
-        assert all(code[a] == code[b] and b in present and a not in present for a, b in table.items())
-        assert changed.items() <= table.items()
-        assert aliases.from_json(aliases.to_json(table)) == table
+        table = after(table, old, new)
+        parts = [[{k: v for k, v in x.items() if (k < cut) is way} for x in (old, new)] for way in (True, False)]
+        for one, two in reversed(parts) if turned else parts:
+            parted = after(parted, one, two)
+        for found in (table, parted):
+            rows = found.get(ARCH, {})
+            assert all(code[a] == code[b] and a != b for b, olds in rows.items() for a in olds)
+            assert all(old[k][0] in rows[new[k][0]] for k in old.keys() & new.keys()
+                       if old[k][1] == new[k][1] and old[k][0] != new[k][0])  # fmt: skip
+            assert aliases.from_json(aliases.to_json(found)) == found
+
+
+def test_what_followed_is_followed_on() -> None:
+    a, b, c, d = (x * 64 for x in "abcd")
+    known = aliases.joined({}, {ARCH: [(a, b)]}, {}, {ARCH: [a]}, {ARCH: [b]})
+    assert known == {ARCH: {b: (a,)}}
+    assert aliases.joined(known, {ARCH: [(b, c)]}, {}, {ARCH: [b]}, {ARCH: [c]}) == {ARCH: {c: (b, a)}}
+    both = {ARCH: [(b, c), (b, d)]}
+    assert aliases.joined(known, both, {}, {ARCH: [b]}, {ARCH: [c, d]}) == {ARCH: {c: (b, a), d: (b, a)}}
+    first = aliases.joined(known, {ARCH: [(b, c)]}, {}, {ARCH: [b]}, {ARCH: [c]})
+    assert aliases.joined(first, {ARCH: [(b, d)]}, {}, {ARCH: [b]}, {ARCH: [d]})[ARCH] == {c: (b, a), d: (b, a)}
+    assert aliases.joined(known, {"sm_80": [(b, c)]}, {}, {}, {}) == {ARCH: {b: (a,)}, "sm_80": {c: (b,)}}
+    assert aliases.joined(known, {}, {}, {}, {}) == known  # a part that looks at other kernels
+
+
+def test_what_is_told_both_ways_is_not_taken_over() -> None:
+    a, b, c, d = (x * 64 for x in "abcd")
+    known = {ARCH: {c: (b, a), d: (a,)}}
+    assert aliases.joined(known, {}, {ARCH: [(b, c)]}, {}, {}) == {ARCH: {d: (a,)}}
+    assert aliases.joined({}, {ARCH: [(a, b)]}, {ARCH: [(a, b)]}, {}, {}) == {}
+    assert aliases.joined({}, {ARCH: [(a, b)]}, {"sm_80": [(a, b)]}, {}, {}) == {ARCH: {b: (a,)}}
+    assert aliases.joined({}, {ARCH: [(a, b)]}, {ARCH: [(a, c)]}, {}, {}) == {ARCH: {b: (a,)}}
+    assert aliases.joined({}, {}, {ARCH: [(a, b)]}, {ARCH: [a]}, {ARCH: [b]}) == {}
+
+
+def test_of_many_earlier_texts_the_newest_are_kept() -> None:
+    names = [f"{k:064x}" for k in range(aliases.MOST + 3)]
+    table: aliases.Table = {}
+    for old, new in pairwise(names):
+        table = aliases.joined(table, {ARCH: [(old, new)]}, {}, {ARCH: [old]}, {ARCH: [new]})
+    assert table == {ARCH: {names[-1]: tuple(names[-2 : -2 - aliases.MOST : -1])}}
+
+
+BAD: tuple[object, ...] = (
+    {"sm_80": {"x": ["1" * 64]}}, {"sm_80": {"1" * 64: ["1" * 64]}}, {"sm_80": {"1" * 64: [3]}}, {"sm_80": ["1" * 64]},
+    {"sm_80": {"1" * 64: []}}, {"sm_80": {"1" * 64: ["2" * 64] * 2}}, {"cpu": {"1" * 64: ["2" * 64]}},
+)  # fmt: skip
+
+
+def told(archs: object) -> str:
+    """A file with these."""
+    return json.dumps({"format": 2, "archs": archs})
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"format":2,"kernels":{}}', '{"format":1}', '{"format":1,"kernels":{"x":["y"]}}',
-     json.dumps({"format": 1, "kernels": {"1" * 64: ["1" * 64]}}), '{"format":1,"kernels":{"' + "1" * 64 + '":[3]}}'],
-)  # fmt: skip
+    ["", "[]", '{"format":1,"archs":{}}', '{"format":2}', '{"format":2,"archs":[]}', *map(told, BAD)],
+)
 def test_a_table_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ArtifactError, match="malformed table of earlier kernels"):
         aliases.from_json(text)

@@ -168,12 +168,13 @@ class Recorded:
 
     def of(self, schedule: Schedule, kernel: str) -> Record | None:
         """The newest record of a kernel, under its text or an earlier one that has the same machine code."""
-        texts, told = {kernel, *former(kernel)}, canonical(schedule_to_json(schedule))
+        told = canonical(schedule_to_json(schedule))
         return next(
             (
                 replace(r, measurement=replace(r.measurement, kernel=kernel))
                 for r in reversed(self.records)
-                if r.measurement.kernel in texts and canonical(schedule_to_json(r.measurement.schedule)) == told
+                if (r.measurement.kernel == kernel or r.measurement.kernel in former(kernel, r.environment))
+                and canonical(schedule_to_json(r.measurement.schedule)) == told
             ),
             None,
         )
