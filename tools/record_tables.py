@@ -214,7 +214,30 @@ def mlp_training() -> str:
     return f"{times}\n\n{note}; gradients of {right} of {len(checks)} networks right against float64, with equal bits"
 
 
+_KINDS = {
+    "identical": "same text", "text_only": "same machine code", "nondeterministic": "same, of several",
+    "code": "other machine code", "launch": "other launch", "cannot_be_made": "cannot be made",
+    "not_compiled": "not compiled", "gone": "gone", "new": "new",
+}  # fmt: skip
+"""The kinds of `tools/replay.py`, as a reader of the table calls them."""
+
+
+def replay() -> str:
+    """Kernels of two commits by kind: networks by the GPU that they are planned for, then cases of the tests."""
+    lines = records("cpu", "replay")
+    cases = sorted(good(lines), key=lambda x: (x["base"], x["case"].startswith("test_"), x["case"]))
+    if not cases:
+        return "_not compared yet: `make replay BASE=COMMIT WITH=--record`_"
+    shown = [k for k in _KINDS if any(c[k] for c in cases)]
+    rows = [[c["case"], f"{c['base']} to {c['commit']}", *(str(c[k]) for k in shown)] for c in cases]
+    total = [sum(c[k] for c in cases) for k in shown]
+    rows.append(["in all", "", *(f"**{x}**" for x in total)])
+    compilers = " and ".join(sorted({c["nvrtc"].split()[0] for c in cases}))
+    return markdown(["kernels of", "commits", *(_KINDS[k] for k in shown)], rows, (0, 1)) + f"\n\nNVRTC {compilers}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "replay": replay,
     "padded": padded,
     "pooled": pooled,
     "grouped": grouped,

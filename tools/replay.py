@@ -41,7 +41,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +51,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CORPUS = Path(__file__).resolve().parent / "replay_corpus.py"
 ALIASES = "src/weft/tune/aliases.json"
 """Where this tree's table of earlier texts is, see `weft.tune.aliases`."""
+RECORD = "benchmarks/results/cpu/replay.jsonl"
 NETWORKS = (
     "candy", "efficientvit_b1", "yolox_nano", "yolov4", "segformer_b0", "vgg16", "resnet50", "inception_v3",
     "bert_base", "vit_b16",
@@ -399,6 +400,40 @@ def group_of(name: str) -> str:
     return "plans" if rest == "plan" else place.split()[0] if place.startswith("test_") else place
 
 
+def record(base: str, kinds: Mapping[str, str], whole: Callable[[str], bool]) -> None:
+    """Counts of networks and of files of cases into the record that `docs/performance.md` shows, a row for each.
+
+    Args:
+        base: the commit that was compared with.
+        kinds: by name.
+        whole: whether everything of a group was looked at; no other group has a row.
+    """
+    from benchmarks.harness.record import Record
+
+    from weft.device.cuda.nvrtc import find_nvrtc
+
+    commit = _git("rev-parse", "--short", "HEAD") + ("" if is_committed() else "-dirty")
+    nvrtc = str(getattr(find_nvrtc(), "version", "none"))
+    kept = Record("cpu", "replay", path=ROOT / RECORD, key=("base", "case"), command=" ".join(sys.argv))
+    kernels = {n: k for n, k in kinds.items() if not n.endswith(" | plan")}
+    for group, count in counts(kernels).items():
+        if not whole(group):
+            continue
+        differ = [n for n, k in kernels.items() if group_of(n) == group and k not in HARMLESS[:2]]
+        kept.add(
+            {
+                "record": "case",
+                "suite": "replay",
+                "case": group,
+                "base": base,
+                "commit": commit,
+                "nvrtc": nvrtc,
+                **{k.replace(" ", "_"): count[k] for k in KINDS},
+                "differ": [f"{kernels[n]}: {n}"[:200] for n in differ[:MOST]],
+            }
+        )
+
+
 def write_aliases(old: Mapping[str, Item], new: Mapping[str, Item], kinds: Mapping[str, str]) -> str:
     """Note in the package whose measurements stay valid: of networks, as nobody keeps those of the tests' cases."""
     from weft.tune.aliases import from_json, joined, to_json
@@ -440,9 +475,14 @@ def main() -> None:
     parser.add_argument(
         "--aliases", action="store_true", help="write which measurements stay valid, see weft.tune.aliases"
     )
+    parser.add_argument("--record", action="store_true", help=f"write the counts of whole groups into {RECORD}")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
     parser.add_argument("--cache", type=Path, help="folder of cubins (default: in the user's cache)")
     given = parser.parse_args()
+    if given.record and (given.match or given.limit or Path(given.base).is_dir()):
+        parser.error(
+            "--record: a row is of a whole network or file of cases, against a commit (no --match, no --limit)"
+        )
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "weft" / "replay"
     with tempfile.TemporaryDirectory(prefix="weft-replay-") as folder:
         work = Work(Path(folder), (given.cache or home).resolve(), given.jobs)
@@ -468,7 +508,7 @@ def kept_here(work: Work) -> Kept | None:
 
 def is_committed() -> bool:
     """Whether what decides about this tree's kernels is that of its commit."""
-    return not _git("status", "--porcelain", "--", "src", "tests", "benchmarks", f":!{ALIASES}")
+    return not _git("status", "--porcelain", "--", "src", "tests", "benchmarks", f":!{ALIASES}", f":!{RECORD}")
 
 
 def _git(*arguments: str) -> str:
@@ -510,6 +550,9 @@ def replay(work: Work, base: Path, kept: Kept | None, given: argparse.Namespace)
         print(f"{tree}: {cases_failed} cases fail, {texts_refused} texts are refused by NVRTC")
     if given.aliases:
         print(write_aliases(old, new, kinds))
+    if given.record:
+        left_out = {c["name"].split()[0] for c in cases if not re.search(given.cases, c["name"])}
+        record(_git("rev-parse", "--short", given.base), kinds, lambda group: group not in left_out)
     bad = any(refused) or any(failed) or any(kind not in HARMLESS for kind in kinds.values())
     print("not the same" if bad else "the same machine code, launches and plans")
     return int(bad)

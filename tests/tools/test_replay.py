@@ -13,7 +13,7 @@ from tests.generate.cuda.products import product
 from tests.generate.cuda.training.test_training_skips import CASES as SKIPS
 from tools.replay import Work
 
-from tools import replay, replay_corpus
+from tools import record_tables, replay, replay_corpus
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda import templates
@@ -215,6 +215,28 @@ def test_aliases_of_parts_and_of_later_changes_add_up(table: Path) -> None:
     assert digits(table) == {"sm_90a": {"6": ["5"], "a": ["2", "1"]}}
     replayed("code", test_x="2a")  # a case of the tests contradicts
     assert digits(table) == {"sm_90a": {"6": ["5"]}}
+
+
+def test_counts_of_whole_groups_are_recorded(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"rev-parse": "abc1234", "status": ""}
+    monkeypatch.setattr(replay, "_git", lambda *arguments: told[arguments[0]])
+    kinds = {
+        "candy h200 | plan": "identical", "candy h200 | a": "text only", "candy h200 | b": "code",
+        "test_a x | h200 | c": "text only", "test_b x | h200 | c": "not compiled",
+    }  # fmt: skip
+    replay.record("1234567", kinds, lambda group: group != "test_a")
+    told["status"] = " M src/weft/api.py"
+    replay.record("1234567", {"vgg h200 | a": "identical"}, lambda _: True)
+    _, candy, test_b, vgg = map(json.loads, (table.parents[3] / replay.RECORD).read_text().splitlines())
+    assert [x["case"] for x in (candy, test_b, vgg)] == ["candy h200", "test_b", "vgg h200"]
+    assert (candy["base"], candy["commit"], vgg["commit"]) == ("1234567", "abc1234", "abc1234-dirty")
+    assert (candy["identical"], candy["text_only"], candy["code"], test_b["not_compiled"]) == (0, 1, 1, 1)
+    assert candy["differ"] == ["code: candy h200 | b"] and vgg["differ"] == []
+    monkeypatch.setattr(record_tables, "RESULTS", table.parents[3] / "benchmarks/results")
+    lines = [[cell.strip(" *") for cell in x.split("|")[1:-1]] for x in record_tables.replay().splitlines()]
+    assert lines[0] == ["kernels of", "commits", "same text", "same machine code", "other machine code", "not compiled"]
+    assert lines[2] == ["candy h200", "1234567 to abc1234", "0", "1", "1", "0"]
+    assert lines[5] == ["in all", "", "1", "1", "1", "1"]
 
 
 def test_names_with_hashes_are_the_same_name() -> None:
