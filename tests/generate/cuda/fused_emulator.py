@@ -97,16 +97,19 @@ class FusedKernels:
         registers: int = 0,
         defer: int = 1,
         host: Callable[[], None] | None = None,
+        rounds: int = 0,
     ) -> str:
         """What went wrong, or "". `gang`: CTAs that run at once; `registers`: of a thread at launch, 0: not counted.
 
-        `host` is called now and then, as a host beside the running kernel.
+        `host` is called now and then, as a host beside the running kernel. `rounds`: after so many turns of all
+        threads it is given up; 0: never.
         """
         zones = [(r.first_thread, r.threads, r.barriers) for r in (source.lc, *source.be) if r.threads]
         flat = [x for first, n, b in zones for x in (first, n, b[0] if b else 0, len(b))]
         library = self.library
         library.set_roles((ctypes.c_int * max(1, len(flat)))(*flat), len(zones))
         library.set_order(order, ctypes.c_ulonglong(seed), registers)
+        library.set_rounds(ctypes.c_ulong(rounds))
         call_host = ctypes.CFUNCTYPE(None)(host) if host else None
         library.set_host(call_host if call_host else None)
         values, kept = arguments(source.parameters, memory, counter)
@@ -122,6 +125,7 @@ class FusedKernels:
         self.library.set_roles((ctypes.c_int * 1)(), 0)
         self.library.set_order(0, ctypes.c_ulonglong(1), 0)
         self.library.set_host(None)
+        self.library.set_rounds(ctypes.c_ulong(0))
         for launch in source.launches:
             of = tuple(FusedParameter(0, "", "", a) for a in launch.arguments)
             values, kept = arguments(of, {0: memory}, None)

@@ -41,6 +41,7 @@ tile[t] = x[i];
 role.sync();
 float v = tile[t] + (t > 0 && (t - 1) % 7u != 6u ? tile[t - 1] : 0.5f);
 if (role.any(v > 1500.0f)) v = -v;
+if (role.any(v > 5000.0f)) v += 1.0f;
 if (t % 3u == 1u) {{ y[i] += v; return; }}
 tile[t] = v;
 role.sync();

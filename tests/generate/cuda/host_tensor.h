@@ -81,6 +81,7 @@ static std::function<void()> w_begin;  // before each cluster
 static int w_order;  // 0: all threads in turn; 1, 2: the first or the last warp as far ahead of the others as it can be
                      // 3: warps in a random order, some of them not (`w_chance`)
 static std::function<unsigned()> w_chance;
+static unsigned long w_most_rounds;  // in which all threads have a turn; 0: any number
 static dim3 w_grid;
 static char w_error[256];
 static std::vector<std::pair<const char*, const char*>> w_buffers;
@@ -408,8 +409,13 @@ inline void w_run(std::function<void()> kernel, dim3 grid, dim3 block, unsigned 
           }
         }
         unsigned stalled = 0;  // rounds in which nothing moved
+        unsigned long rounds = 0;
         for (bool alive = true; alive;) {
           alive = false;
+          if (w_most_rounds && ++rounds > w_most_rounds) {
+            snprintf(w_error, sizeof w_error, "it does not end");
+            return;
+          }
           const unsigned long before = w_progress;
           const unsigned lanes = w_order ? 32 : block.x, parts = (block.x + lanes - 1) / lanes;
           std::vector<unsigned> order(count * parts);

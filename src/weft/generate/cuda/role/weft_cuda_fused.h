@@ -148,9 +148,9 @@ struct w_virtual : w_in_cta<FIRST, THREADS, BARRIER, NAMED> {
   typedef w_in_cta<FIRST, THREADS, BARRIER, NAMED> base;
   const unsigned block;
   explicit W_FN w_virtual(unsigned block) : block(block) {}
-  W_FN unsigned block_x() const { return X == 1 ? 0u : block % X; }
-  W_FN unsigned block_y() const { return Y == 1 ? 0u : block / X % Y; }
-  W_FN unsigned block_z() const { return Z == 1 ? 0u : block / (X * Y); }
+  W_FN unsigned block_x() const { return Y * Z == 1 ? block : block % X; }
+  W_FN unsigned block_y() const { return Z == 1 ? block / X : block / X % Y; }
+  W_FN unsigned block_z() const { return block / (X * Y); }
   static W_FN unsigned blocks_x() { return X; }
   static W_FN unsigned blocks_y() { return Y; }
   static W_FN unsigned blocks_z() { return Z; }
