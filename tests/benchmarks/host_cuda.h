@@ -182,15 +182,15 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 template <class... A, std::size_t... I>
 void call_with(void (*f)(A...), void* const* arguments, std::index_sequence<I...>) { f(*(A*)arguments[I]...); }
 
-// Blocks in the given order, threads of a block forwards or backwards between barriers. 1: threads waited in vain.
+// The given blocks in their order, threads of a block forwards or backwards between barriers. 1: threads waited in vain.
 template <class... A>
 int launched(void (*f)(A...), void* const* arguments, const unsigned* grid, const unsigned* threads, const unsigned* order,
-             int exchanges, int backwards) {
+             unsigned blocks, int exchanges, int backwards) {
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {threads[0], threads[1], threads[2]};
   auto body = [=] { call_with(f, arguments, std::index_sequence_for<A...>{}); };
   typedef decltype(body) Body;
-  const unsigned blocks = grid[0] * grid[1] * grid[2], count = threads[0] * threads[1] * threads[2];
+  const unsigned count = threads[0] * threads[1] * threads[2];
   for (unsigned i = 0; i < blocks; ++i) {
     const unsigned n = order[i];
     blockIdx = {n % grid[0], n / grid[0] % grid[1], n / grid[0] / grid[1]};

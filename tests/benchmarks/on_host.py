@@ -25,9 +25,9 @@ GUARD = 256
 def built(text: str) -> ctypes.CDLL:
     """A shared object with `run_ENTRY` for every kernel, and `symbol_NAME` for every `__constant__` array."""
     folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
-    types = "void* const* a, const unsigned* g, const unsigned* b, const unsigned* o, int e, int r"
+    types = "void* const* a, const unsigned* g, const unsigned* b, const unsigned* o, unsigned n, int e, int r"
     glue = [
-        f'extern "C" int run_{entry}({types}) {{ return launched({entry}, a, g, b, o, e, r); }}'
+        f'extern "C" int run_{entry}({types}) {{ return launched({entry}, a, g, b, o, n, e, r); }}'
         for entry in _ENTRY.findall(text)
     ]
     glue += [f'extern "C" void* symbol_{name}() {{ return (void*){name}; }}' for name in _CONSTANT.findall(text)]
@@ -63,7 +63,7 @@ class Memory:
 
 
 def launch(stage: Stage, memory: Memory, order: Sequence[int], *, backwards: bool = False, text: str = "") -> None:
-    """One launch, its blocks in that order. `text`: in place of the stage's."""
+    """One launch: these blocks in that order. `text`: in place of the stage's."""
     text = text or stage.text
     library = built(text)
     for c in stage.constants:
@@ -77,7 +77,7 @@ def launch(stage: Stage, memory: Memory, order: Sequence[int], *, backwards: boo
     dims = [(ctypes.c_uint * 3)(*d) for d in (stage.grid, stage.block)]
     waits = any(word in text for word in _WAITS)
     run_entry = getattr(library, f"run_{stage.entry}")
-    failed = run_entry(places, *dims, (ctypes.c_uint * len(order))(*order), int(waits), int(backwards))
+    failed = run_entry(places, *dims, (ctypes.c_uint * len(order))(*order), len(order), int(waits), int(backwards))
     assert not failed, f"{stage.path}: threads wait for each other in vain"
 
 

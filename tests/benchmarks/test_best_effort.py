@@ -10,7 +10,7 @@ import pytest
 from benchmarks.best_effort import jobs
 from benchmarks.best_effort.jobs import Stage, difference, expected, load, read, sampled
 from benchmarks.best_effort.references import OPERATIONS
-from tests.benchmarks.on_host import run
+from tests.benchmarks.on_host import Memory, launch, run
 
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 
@@ -61,6 +61,36 @@ def test_neither_the_order_of_blocks_nor_that_of_threads_changes_a_bit(name: str
     assert all(s.exact for s in job.stages)
     for buffer in job.written:
         assert (first[buffer].view(np.uint8) == other[buffer].view(np.uint8)).all(), buffer
+
+
+MOST_BYTES = 300 << 20
+"""Of a job that is made at its full size here."""
+
+
+def _bytes(name: str) -> int:
+    return sum({p.buffer: p.nbytes for s in load(name).stages for p in s.pointers}.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in ALL if _bytes(n) < MOST_BYTES and len(load(n).stages) == 1])
+def test_some_blocks_of_the_full_size_are_right(name: str) -> None:
+    """The first, the last and one between them: every index is of the size that the GPU sees."""
+    job, operation = load(name), OPERATIONS[name]
+    (stage,) = job.stages
+    before, blocks = job.buffers(), math.prod(stage.grid)
+    memory = Memory(before)
+    launch(stage, memory, sorted({0, blocks // 2 + 1, blocks - 1}))
+    for result, axis in operation.axes.items():
+        got = memory.read(result)
+        written = (got.view(np.uint8).reshape(*got.shape, -1) != jobs.POISON).any(axis=-1)
+        others = tuple(i for i in range(got.ndim) if i != axis)
+        rows = np.flatnonzero(written.any(axis=others))
+        rows = rows[np.unique(np.linspace(0, len(rows) - 1, 9).astype(int))]
+        assert rows[0] == 0 and rows[-1] == got.shape[axis] - 1
+        want = expected(job, operation, rows, before)[result]
+        there = np.take(written, rows, axis)
+        mixed = np.where(there, np.take(got, rows, axis), want)  # what these blocks do not compute is not asked
+        assert there.sum() >= 9 and not (found := difference(mixed, want, job.rtol)), found
 
 
 BARRIER = "__syncthreads();"
