@@ -134,6 +134,14 @@ class NoTemplateError(UnsupportedError):
     todo = "docs/gemm.md says what the templates take; 8-bit operands want --layout nt and K a multiple of 16"
 
 
+class KernelDeclinedError(UnsupportedError):
+    """A kernel that cannot share a CTA with another one."""
+
+    code = "W205"
+    template = "{reason}"
+    todo = "docs/fuse.md says what kernels can be fused, and what to write in place of what is not taken"
+
+
 class DeviceError(WeftError):
     """The machine, its drivers or its compilers."""
 

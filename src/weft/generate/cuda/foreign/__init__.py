@@ -1,0 +1,1 @@
+"""Kernels that others wrote (`.cu` files) as roles."""
