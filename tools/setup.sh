@@ -26,7 +26,7 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
   pip install "torch==2.13.0"
 fi
 echo "setup: installing Weft and its extras"
-pip install -e ".[bench,cuda,dev]"
+pip install -e ".[bench,cuda,dev,fuse]"
 command -v g++ >/dev/null || command -v clang++ >/dev/null ||
   echo "setup: no C++ compiler found; Weft will use library kernels only (on Debian: apt install g++)" >&2
 touch .venv/ready
