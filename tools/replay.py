@@ -19,8 +19,10 @@ compiled by NVRTC, each with its tree's options:
 
 Parts: `--cases test_tma` takes the cases and networks whose names match a regular expression, which is quick;
 `--match template=tma,` the kernels whose name or schedule does, of all cases (with `--cases`, of those and networks;
-with `--aliases` of networks, too). `--sample N` compiles N of the kernels whose texts differ in the same lines but for
-numbers. `--aliases` may be given with each part, in any order, and again after each change: what is there is added to.
+with `--aliases` of networks, too). `--sample N` compiles N of the kernels of a template and a GPU whose texts differ in
+the same lines but for numbers. `--aliases` may be given with each part, in any order, and again after each change: what
+is there is added to.
+
 What a commit makes and its cubins are kept in the cache: from the second run on the base costs next to nothing, and so
 does this tree, where it is committed.
 """
@@ -77,6 +79,7 @@ LINES = 60
 """Of one of them."""
 _NUMBER = re.compile(r"\b[a-z]?[0-9a-f]{16}|[0-9]+")
 """Names that hold a hash, too."""
+_TEMPLATE = re.compile(r"\btemplate=\w+")
 OPTIONS = ("arch", "flags", "registers")
 """What a kernel for a GPU is compiled with."""
 LIBRARIES = ("torch", "numpy", "scipy", "cuda-bindings", "nvidia-cuda-nvrtc")
@@ -333,13 +336,16 @@ def machine_code_key(item: Item, codes: Mapping[str, Code]) -> tuple[tuple[str, 
 
 
 def sampled(work: Work, old: Mapping[str, Item], new: Mapping[str, Item], names: Iterable[str], most: int) -> list[str]:
-    """Of the names whose texts differ in the same lines but for numbers, and are of one group and schedule's kind."""
-    taken: Counter[str] = Counter()
+    """So many of the names of one template and architecture whose texts differ in the same lines but for numbers."""
+    taken: Counter[tuple[str, str, str]] = Counter()
+    known: dict[tuple[str, ...], str] = {}
     found = []
     for name in names:
-        texts = [work.text(items[name]["text"]) for items in (old, new) if "text" in items[name]]
-        told = change(*texts) if len(texts) == 2 else ""
-        form = f"{group_of(name)} {_NUMBER.sub('#', name.rpartition(' | ')[2])} {new[name].get('arch')} {told}"
+        texts = tuple(str(items[name].get("text", "")) for items in (old, new))
+        if texts not in known:
+            known[texts] = change(*(work.text(t) if t else "" for t in texts))
+        template = _TEMPLATE.search(name)
+        form = (template[0] if template else "", str(new[name].get("arch")), known[texts])
         taken[form] += 1
         if taken[form] <= most:
             found.append(name)
@@ -348,8 +354,9 @@ def sampled(work: Work, old: Mapping[str, Item], new: Mapping[str, Item], names:
 
 def change(old: str, new: str) -> str:
     """Which lines one text has and the other has not, without numbers and order."""
-    was, now = (Counter(_NUMBER.sub("#", text).split("\n")) for text in (old, new))
-    return json.dumps([sorted(was - now), sorted(now - was)])
+    was, now = (Counter(text.split("\n")) for text in (old, new))
+    sides = [sorted(_NUMBER.sub("#", line) for line in lines.elements()) for lines in (was - now, now - was)]
+    return hashlib.sha256(json.dumps(sides).encode()).hexdigest()
 
 
 def to_compile(

@@ -156,7 +156,9 @@ def test_of_those_that_changed_alike_a_few_are_compiled(tmp_path: Path) -> None:
     }
     old, new = ({n: item(keep(texts[k])) for n, texts in pairs.items()} for k in range(2))
     names = list(pairs)
-    assert replay.sampled(work, old, new, names, 1) == [n for k, n in enumerate(names) if k not in (1, 6)]
+    assert replay.sampled(work, old, new, names, 1) == [n for k, n in enumerate(names) if k not in (1, 3, 6)]
+    assert replay.sampled(work, old, new, names, 2) == [n for k, n in enumerate(names) if k != 3]
+    new[names[3]]["arch"] = "sm_90a"
     assert replay.sampled(work, old, new, names, 2) == names
 
 
