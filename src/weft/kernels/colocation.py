@@ -128,6 +128,8 @@ class FusedSource:
     """None for a persistent kernel, which has no LC role."""
     registers_asked: int
     """Registers of a CTA that warpgroups ask for; the launch must give as many, or they wait forever. 0: none move."""
+    co_resident: int = 1
+    """As in `Launch`: neighbouring CTAs of LC that spin on each other; fewer of the fused ones fit at once."""
     capability: int = 80
     exact_arch: bool = False
     flags: tuple[str, ...] = ()

@@ -18,7 +18,8 @@ from weft.generate.cuda.loops.choose import forms
 from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.loops.kernel import CudaText
 from weft.generate.cuda.loops.lanes import Oversized
-from weft.generate.cuda.role.assemble import role_header, solo
+from weft.generate.cuda.role.assemble import noted, role_header, solo
+from weft.generate.cuda.role.role import RoleSource
 from weft.generate.cuda.shipped import loops_place, promoted
 from weft.generate.loopnest.plan import live_nodes
 from weft.ir.declined import Declined
@@ -67,6 +68,16 @@ class CudaGenerator:
             made = pools.roles(problem, schedule, (machine_header(), runtime_header(), role_header()))
             return solo(made, _entry(problem, schedule))
         return _source(problem, schedule)
+
+    def roles(self, problem: Problem, schedule: Schedule) -> RoleSource | Declined:
+        """The roles of the kernel that `emit` gives, for who assembles them with others; or why there are none."""
+        with noted() as found:
+            _source.cache_clear()  # who finds a kernel there assembles nothing
+            made = self.emit(problem, schedule)
+        if isinstance(made, Declined):
+            return made
+        (source,) = found
+        return source
 
 
 @final

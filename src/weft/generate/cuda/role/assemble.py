@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import overload
@@ -17,6 +20,27 @@ def role_header() -> str:
     return Path(__file__).with_name("weft_cuda_role.h").read_text(encoding="utf-8")
 
 
+_NOTED: ContextVar[list[RoleSource | Declined] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noted() -> Iterator[list[RoleSource | Declined]]:
+    """The roles of each kernel that is assembled in this context: for who assembles them in another way."""
+    found: list[RoleSource | Declined] = []
+    token = _NOTED.set(found)
+    try:
+        yield found
+    finally:
+        _NOTED.reset(token)
+
+
+def note(source: RoleSource | Declined) -> None:
+    """Tell `noted` of a kernel's roles, or why its roles cannot be had."""
+    found = _NOTED.get()
+    if found is not None:
+        found.append(source)
+
+
 @overload
 def solo(source: RoleSource, entry: str) -> CudaSource: ...
 
@@ -29,6 +53,7 @@ def solo(source: RoleSource | Declined, entry: str) -> CudaSource | Declined:
     """Each role as a kernel of its own: `entry`, or `entry_NAME` for one with a name. A decline is handed on."""
     if isinstance(source, Declined):
         return source
+    note(source)
     written = (*source.pack, *source.roles) if source.pack_first else (*source.roles, *source.pack)
     kernels = [kernel(role, _entry(entry, role)) for role in written]
     return CudaSource(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from weft.generate.cuda.role.assemble import bounds, frame_of, kernel, launch, shared
+from weft.generate.cuda.role.assemble import bounds, frame_of, kernel, launch, note, shared
 from weft.generate.cuda.role.role import READ, WRITTEN, DeviceRole, Dim3, Parameter, RoleSource
 from weft.ir.declined import Declined
 from weft.kernels.source import (
@@ -130,10 +130,11 @@ def _whole(
     schedule: Schedule, entry: str, found: Sequence[Member], bodies: Sequence[_Body], cluster: int
 ) -> CudaSource | Declined:
     memory = _Memory()
-    texts, calls = [], []
+    texts, calls, functions = [], [], []
     begin = 0
     for number, body in enumerate(bodies):
-        texts.append(_function(body, number))
+        functions.append(_function(body, number))
+        texts.append(functions[-1])
         calls += _call(number, body, begin, entry, found, memory, cluster)
         # members of one text repack by one kernel, whichever weights they have
         texts += [_repacking(x, number, entry) for x in body.source.pack]
@@ -151,6 +152,7 @@ def _whole(
     if launched.parameter_bytes > MOST_PARAMETER_BYTES:
         return Declined(f"{launched.parameter_bytes} bytes of arguments; a kernel takes {MOST_PARAMETER_BYTES}")
     headers = dict.fromkeys(x for b in bodies for x in b.source.headers)
+    note(_as_role(schedule, whole, bodies, functions, tuple(headers)))
     return CudaSource(
         schedule=schedule,
         text="".join([*headers, *texts, kernel(whole, entry)]),
@@ -162,6 +164,30 @@ def _whole(
         replaces_weights=_replaced(found, bodies),
         capability=max(b.source.capability for b in bodies),
         exact_arch=any(b.source.exact_arch for b in bodies),
+    )
+
+
+def _as_role(
+    schedule: Schedule, whole: DeviceRole, bodies: Sequence[_Body], functions: Sequence[str], headers: tuple[str, ...]
+) -> RoleSource | Declined:
+    """The whole as one role, without what repacks for it."""
+    if len({b.role.registers for b in bodies}) > 1:
+        return Declined("products in one launch that move registers by different numbers")
+    role = replace(
+        whole,
+        globals="".join(functions),
+        shared_bytes=max(b.role.shared_bytes for b in bodies),
+        named_barriers=max(b.role.named_barriers for b in bodies),
+        registers=bodies[0].role.registers,
+        idle_threads=min(b.role.idle_threads for b in bodies),
+    )
+    sources = [b.source for b in bodies]
+    return RoleSource(
+        schedule,
+        headers,
+        (role,),
+        capability=max(x.capability for x in sources),
+        exact_arch=any(x.exact_arch for x in sources),
     )
 
 

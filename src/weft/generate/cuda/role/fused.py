@@ -13,7 +13,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 from weft.device.cuda.facts import GpuFacts
@@ -27,6 +26,7 @@ from weft.kernels.colocation import (
     FusedRole,
     FusedSource,
     FusionShape,
+    Place,
     RoleRegisters,
 )
 from weft.kernels.source import MOST_PARAMETER_BYTES, TensorMap
@@ -248,31 +248,35 @@ def shapes(lc: RoleSource, be: Sequence[RoleSource], facts: GpuFacts) -> list[Fu
     most = max(s.threads for s in stages)
     group = WARPGROUP if role.registers is not None else WARP
     found = []
-    for place, replicas in product(("idle", "extra"), (1, 2, 3, 4)):
-        if place == "idle":  # as many as there are
-            threads = min(most, max(least, role.idle_threads // replicas // WARP * WARP))
-        else:
-            threads = -(-most // group) * group
-        shape = FusionShape(
-            "idle" if place == "idle" else "extra",
-            threads,
-            first_barrier(role),
-            _shared_offset(role, stages),
-            replicas,
-        )
-        every = _with_registers(role, shape, facts)
-        found += [one for one in every if declined(role, stages, one, facts) is None]
-    return sorted(found, key=lambda s: (-(s.registers.consumer if s.registers else 0), s.threads * s.replicas))
+    for replicas in (1, 2, 3, 4):
+        # idle warps as many as there are; further ones in steps of two
+        idle = min(most, max(least, role.idle_threads // replicas // WARP * WARP))
+        sizes: list[tuple[Place, int]] = [("idle", idle)]
+        sizes += [("extra", n) for n in _halves(-(-most // group) * group, -(-least // group) * group, group)]
+        for place, threads in sizes:
+            shape = FusionShape(place, threads, first_barrier(role), _shared_offset(role, stages), replicas)
+            every = _with_registers(role, shape, facts)
+            found += [one for one in every if declined(role, stages, one, facts) is None]
+    return sorted(found, key=lambda s: (-(s.registers.consumer if s.registers else 0), -s.threads, s.replicas))
+
+
+def _halves(most: int, least: int, group: int) -> list[int]:
+    """`most`, and halves of it in whole groups, down to `least`."""
+    found = [most]
+    while (half := found[-1] // 2 // group * group) >= least and half > 0:
+        found.append(half)
+    return found
 
 
 def _with_registers(lc: DeviceRole, shape: FusionShape, facts: GpuFacts) -> list[FusionShape]:
-    """The shape with each number of CTAs of a multiprocessor and each split of registers that may be."""
+    """The shape with each split of registers that leaves LC's consumers at least half of theirs."""
     threads = threads_of(lc, shape)
     resident = lc.min_ctas_per_sm
     if resident > 1:  # as many as leave a thread of LC the registers that it had
         resident = max(1, resident * lc.threads // threads)
     if lc.registers is None:
-        return [_with(shape, None, resident)]
+        # without a bound the assembler is free, and sometimes spills for the sake of more CTAs than anybody asked for
+        return [_with(shape, None, resident), *([] if resident else [_with(shape, None, 1)])]
     pool = launch_registers(threads, resident, facts) * threads
     found = []
     consumers = lc.threads - WARPGROUP
@@ -280,7 +284,8 @@ def _with_registers(lc: DeviceRole, shape: FusionShape, facts: GpuFacts) -> list
         producer = registers if shape.place == "idle" else _LEAST_MOVED
         extra = registers * shape.threads * shape.replicas if shape.place == "extra" else 0
         consumer = (pool - WARPGROUP * producer - extra) // consumers // 8 * 8
-        found.append(_with(shape, RoleRegisters(producer, min(consumer, 240), registers), resident))
+        if 2 * consumer >= lc.registers.consumer:
+            found.append(_with(shape, RoleRegisters(producer, min(consumer, 240), registers), resident))
     return found
 
 
@@ -366,6 +371,7 @@ def fuse(
         stages=tuple(s.blocks for s in stages),
         shape=shape,
         registers_asked=_asked(role, shape),
+        co_resident=role.co_resident,
         capability=max(s.capability for s in (lc, *be)),
         exact_arch=any(s.exact_arch for s in (lc, *be)),
         flags=tuple(dict.fromkeys(f for s in (lc, *be) for f in s.flags)),
