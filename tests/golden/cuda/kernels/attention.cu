@@ -21,7 +21,7 @@ auto place = [&](int x, int& r, int& c) { r = x / 8; c = x % 8 * 8; };
 const u16* const l0 = (const u16*)in0 + (z * 64);
 const u16* const l1 = (const u16*)in1 + (z * 64);
 uint4 l0w[1];
-uint4 l1w = make_uint4(0, 0, 0, 0); if (true) l1w = *(const uint4*)(l1 + t % 8 * 8);
+uint4 l1w = make_uint4(0, 0, 0, 0); l1w = *(const uint4*)(l1 + t % 8 * 8);
 for (int x0 = t; x0 < 256; x0 += 256) {
 #pragma unroll
 for (int u = 0; u < 1; ++u) { const int x = x0 + u * 256; int r, c; place(x, r, c); const bool inside = x < 256 && first + r < 197;
@@ -59,7 +59,7 @@ auto place = [&](int x, int& r, int& c) { r = x / 8; c = x % 8 * 8; };
 const u16* const l0 = (const u16*)in0 + (z * 64 + 768);
 const u16* const l1 = (const u16*)in2 + (z * 64);
 uint4 l0w[8];
-uint4 l1w = make_uint4(0, 0, 0, 0); if (true) l1w = *(const uint4*)(l1 + t % 8 * 8);
+uint4 l1w = make_uint4(0, 0, 0, 0); l1w = *(const uint4*)(l1 + t % 8 * 8);
 for (int x0 = t; x0 < 2048; x0 += 2048) {
 #pragma unroll
 for (int u = 0; u < 8; ++u) { const int x = x0 + u * 256; int r, c; place(x, r, c); const bool inside = x < 2048 && first + r < 197;
@@ -97,7 +97,7 @@ auto place = [&](int x, int& r, int& c) { r = x / 8; c = x % 8 * 8; };
 const u16* const l0 = (const u16*)in0 + (z * 64 + 1536);
 const u16* const l1 = (const u16*)in3 + (z * 64);
 uint4 l0w[8];
-uint4 l1w = make_uint4(0, 0, 0, 0); if (true) l1w = *(const uint4*)(l1 + t % 8 * 8);
+uint4 l1w = make_uint4(0, 0, 0, 0); l1w = *(const uint4*)(l1 + t % 8 * 8);
 for (int x0 = t; x0 < 2048; x0 += 2048) {
 #pragma unroll
 for (int u = 0; u < 8; ++u) { const int x = x0 + u * 256; int r, c; place(x, r, c); const bool inside = x < 2048 && first + r < 197;
@@ -140,6 +140,7 @@ for (int e = 0; e < 4; ++e) o[a][j][e] = 0.0f;
 top[a][0] = top[a][1] = -__builtin_inff(); total[a][0] = total[a][1] = 0.0f;
 }
 role.pdl_wait(); role.pdl_trigger();
+// groups of copies: queries with the first keys, their values, the next keys, ...
 fill_q(m0, sb);
 fill_k(0, sb + 4608u); w_commit();
 fill_v(0, sb + 41472u); w_commit();
@@ -183,6 +184,7 @@ for (int a = 0; a < 1; ++a) {
 if (at >= 197) s[a][j][e] = -__builtin_inff();
 }
 }
+// online softmax: exponentials on the scale of a row's maximum so far; four lanes share a row
 #pragma unroll
 for (int a = 0; a < 1; ++a)
 #pragma unroll
@@ -206,12 +208,13 @@ total[a][h] += s[a][j][2 * h + e];
 if (i == 0) w_arrived<0>();
 role.sync();
 if (n0 < 197) {
+// sums of products are, rounded, the left operand of the next product as they stand
 #pragma unroll
 for (int q = 0; q < 4; ++q) { u32 w[1][4];
 #pragma unroll
 for (int a = 0; a < 1; ++a) {
-w[a][0] = w_narrow2_f16(s[a][2 * q + 0][0], s[a][2 * q + 0][1]);
-w[a][1] = w_narrow2_f16(s[a][2 * q + 0][2], s[a][2 * q + 0][3]);
+w[a][0] = w_narrow2_f16(s[a][2 * q][0], s[a][2 * q][1]);
+w[a][1] = w_narrow2_f16(s[a][2 * q][2], s[a][2 * q][3]);
 w[a][2] = w_narrow2_f16(s[a][2 * q + 1][0], s[a][2 * q + 1][1]);
 w[a][3] = w_narrow2_f16(s[a][2 * q + 1][2], s[a][2 * q + 1][3]);
 }
@@ -227,6 +230,7 @@ w_mma_f16(o[a][2 * j + 1], w[a], f[2], f[3]);
 }
 }
 }
+// warps that shared the keys of a row meet in shared memory
 w_arrived<0>(); role.sync();
 float* const sums = (float*)sm;
 float* const tops = sums + 9216, * const totals = tops + 128;

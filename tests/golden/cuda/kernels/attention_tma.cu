@@ -67,31 +67,35 @@ W_DYNAMIC(sm);
 enum { KEYS = 32768, VALUES = KEYS + 65536, BARS = VALUES + 65536, FULLK = BARS, EMPTYK = FULLK + 16, FULLV = EMPTYK + 16, EMPTYV = FULLV + 16, FULLQ = EMPTYV + 16, EMPTYQ = FULLQ + 8, TURN = EMPTYQ + 8, KNOWN = TURN + 24, READ = KNOWN + 8, MET = READ + 8, BAD = MET + 8, OTHERS = BAD + 96 };
 const u32 sb = w_shared(sm);
 const int t = role.thread(), lane = t & 31, warp = t >> 5;
+// rings of keys and values: full barriers count TMA's bytes, empty ones the warps that have read a tile
 if (t == 0) { for (int i = 0; i < 2; ++i) { w_bar_init(sb + FULLK + 8 * i, 1); w_bar_init(sb + EMPTYK + 8 * i, 8); w_bar_init(sb + FULLV + 8 * i, 1); w_bar_init(sb + EMPTYV + 8 * i, 8); } w_bar_init(sb + FULLQ, 1); w_bar_init(sb + EMPTYQ, 8); for (int i = 0; i < 2; ++i) w_bar_init(sb + TURN + 8 * i, 4); w_bar_init(sb + KNOWN, 3); w_bar_init(sb + READ, 8); w_bar_init(sb + MET, 4); w_bar_ready(); }
 role.sync();
 if (warp >= 8) {
+// producer warpgroup: one thread asks TMA for queries, keys and values
 role.dealloc_registers();
 if (warp == 8) {
 if (lane == 0) { w_map_prefetch(&mq); w_map_prefetch(&mk); w_map_prefetch(&mv); }
+// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
 __syncwarp(); role.pdl_wait(); role.pdl_trigger();
 if (lane == 0) { u32 it = 0, job = 0;
-for (int tile = role.block_x(), once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest / 1, copy = rest % 1, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
+for (int tile = role.block_x(), once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest, copy = 0, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
 w_bar_wait(sb + EMPTYQ, job & 1 ^ 1); ++job; w_bar_expect(sb + FULLQ, 32768u);
-{ const int m = m0 + 0; (void)m; w_tma(&mq, sb + 0, sb + FULLQ, 0, m, z); }
-{ const int m = m0 + 0; (void)m; w_tma(&mq, sb + 8192, sb + FULLQ, 64, m, z); }
+{ const int m = m0; (void)m; w_tma(&mq, sb, sb + FULLQ, 0, m, z); }
+{ const int m = m0; (void)m; w_tma(&mq, sb + 8192, sb + FULLQ, 64, m, z); }
 { const int m = m0 + 64; (void)m; w_tma(&mq, sb + 16384, sb + FULLQ, 0, m, z); }
 { const int m = m0 + 64; (void)m; w_tma(&mq, sb + 24576, sb + FULLQ, 64, m, z); }
 #pragma unroll 1
 for (int i = count - 1; i >= 0; --i, ++it) {
 const int n = i * 128; const u32 slot = it % 2, phase = it / 2 & 1; (void)n;
-{ const u32 bar = sb + FULLK + 8 * slot, to = sb + KEYS + slot * 32768; w_bar_wait(sb + EMPTYK + 8 * slot, phase ^ 1); w_bar_expect(bar, 32768u); w_tma(&mk, to + 0, bar, 0, n, z); w_tma(&mk, to + 16384, bar, 64, n, z); }
-{ const u32 bar = sb + FULLV + 8 * slot, to = sb + VALUES + slot * 32768; w_bar_wait(sb + EMPTYV + 8 * slot, phase ^ 1); w_bar_expect(bar, 32768u); w_tma(&mv, to + 0, bar, 0, n, z); w_tma(&mv, to + 16384, bar, 64, n, z); }
+{ const u32 bar = sb + FULLK + 8 * slot, to = sb + KEYS + slot * 32768; w_bar_wait(sb + EMPTYK + 8 * slot, phase ^ 1); w_bar_expect(bar, 32768u); w_tma(&mk, to, bar, 0, n, z); w_tma(&mk, to + 16384, bar, 64, n, z); }
+{ const u32 bar = sb + FULLV + 8 * slot, to = sb + VALUES + slot * 32768; w_bar_wait(sb + EMPTYV + 8 * slot, phase ^ 1); w_bar_expect(bar, 32768u); w_tma(&mv, to, bar, 0, n, z); w_tma(&mv, to + 16384, bar, 64, n, z); }
 }
 }
 }
 } else {
+// the values of keys that a mask hides: what is not finite there makes its column NaN
 role.pdl_wait(); role.pdl_trigger(); const int part = warp - 9; u32 job = 0;
-for (int tile = role.block_x(), once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest / 1, copy = rest % 1, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
+for (int tile = role.block_x(), once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest, copy = 0, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
 u32* const said = (u32*)st + z * 241;
 u32 bad[4];
 #pragma unroll
@@ -101,7 +105,7 @@ const int c = lane % 16, stop = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 :
 if (lane < 32) {
 #pragma unroll 4
 for (int n = ((tq - 1) == 15 || ((tq - 1) * 128 + 127) / 128 >= 16 ? 16 : (tq - 1) * 128 + 127 < 0 ? 1 : ((tq - 1) * 128 + 127) / 128 + 1) * 128 + part * 2 + lane / 16; n < stop; n += 6) {
-const uint4 x = *(const uint4*)((const u16*)vs + (c * 8 + z * 262144 + n * 128)); f[0] |= (x.x & 0x7c007c00u) + 0x4000400u; f[1] |= (x.y & 0x7c007c00u) + 0x4000400u; f[2] |= (x.z & 0x7c007c00u) + 0x4000400u; f[3] |= (x.w & 0x7c007c00u) + 0x4000400u; }
+const uint4 x = *(const uint4*)((const u16*)vs + ((c * 8) + z * 262144 + n * 128)); f[0] |= (x.x & 0x7c007c00u) + 0x4000400u; f[1] |= (x.y & 0x7c007c00u) + 0x4000400u; f[2] |= (x.z & 0x7c007c00u) + 0x4000400u; f[3] |= (x.w & 0x7c007c00u) + 0x4000400u; }
 }
 u32 bits = 0;
 #pragma unroll
@@ -143,19 +147,20 @@ if (last) for (int x = lane; x < 240; x += 32) said[1 + x] = 0;
 }
 }
 } else {
+// consumer warpgroups: scores and results by wgmma, softmax in registers between them
 role.alloc_registers();
 role.pdl_wait(); role.pdl_trigger();
 const int group = warp >> 2, row = group * 64 + (warp & 3) * 16 + (lane >> 2);
 const u64 dq = w_operand_at(sb + (u32)(group * 64 * 256), 16, 1024, 1);
 u32 it = 0, job = 0, turn = 0;
-for (int tile = role.block_x(), once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest / 1, copy = rest % 1, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
+for (int tile = role.block_x(), once = 1; once; once = 0) { const int band = tile / 256, in = tile % 256, tq = 15 - in / 16, rest = in % 16, z = band * 16 + rest, copy = 0, m0 = copy * 2048 + tq * 128; (void)z; (void)copy; (void)m0; const int count = (tq == 15 || (tq * 128 + 127) / 128 >= 16 ? 16 : tq * 128 + 127 < 0 ? 1 : (tq * 128 + 127) / 128 + 1); (void)count;
 float o[64], s[64], top[2], total[2]; u32 w[8][4];
 #pragma unroll
 for (int j = 0; j < 64; ++j) o[j] = 0.0f;
 top[0] = top[1] = -__builtin_inff(); total[0] = total[1] = 0.0f;
 int limit[2];
 #pragma unroll
-for (int h = 0; h < 2; ++h) { const int x = tq * 128 + row + 8 * h + 0; limit[h] = x < 2047 ? x : 2047; }
+for (int h = 0; h < 2; ++h) { const int x = tq * 128 + row + 8 * h; limit[h] = x < 2047 ? x : 2047; }
 const int seen = tq * 128 + group * 64 + 1, full = seen < 128 ? 0 : (seen < 2048 ? seen : 2048) / 128;
 w_bar_wait(sb + FULLQ, job & 1); ++job;
 { const int i = count - 1; (void)i;
@@ -168,6 +173,7 @@ for (int kk = 0; kk < 8; ++kk) w_product_f16_00(s, dq + (kk / 4 * 512 + kk % 4 *
 w_group_commit(); }
 w_group_wait<0>(); w_hold(s);
 if (lane == 0) w_bar_arrive(sb + EMPTYK + 8 * slot);
+// keys that a row does not see, or that do not exist
 if (i >= full) {
 #pragma unroll
 for (int j = 0; j < 16; ++j)
@@ -177,6 +183,7 @@ for (int h = 0; h < 2; ++h)
 for (int e = 0; e < 2; ++e) { const int at = i * 128 + j * 8 + (lane & 3) * 2 + e;
 if (at > limit[h]) s[4 * j + 2 * h + e] = -__builtin_inff(); }
 }
+// online softmax: exponentials on the scale of a row's maximum so far; four lanes share a row
 float most[2][2], sums[2][2];
 #pragma unroll
 for (int h = 0; h < 2; ++h)
@@ -206,6 +213,7 @@ for (int h = 0; h < 2; ++h)
 for (int e = 0; e < 2; ++e) { s[4 * j + 2 * h + e] = w_exp2(fmaf(s[4 * j + 2 * h + e], 0.127517431974411f, -base[h])); sums[h][e] += s[4 * j + 2 * h + e]; }
 #pragma unroll
 for (int h = 0; h < 2; ++h) total[h] = (sums[h][0] + sums[h][1]);
+// sums of products are, rounded, the left operand of the next product as they stand
 #pragma unroll
 for (int q = 0; q < 8; ++q)
 #pragma unroll
@@ -213,9 +221,11 @@ for (int e = 0; e < 4; ++e)
 w[q][e] = w_narrow2_f16(s[8 * q + 2 * e], s[8 * q + 2 * e + 1]);
 if (i >= 1) w_bar_wait(sb + FULLK + 8 * ((it + 1) % 2), (it + 1) / 2 & 1);
 }
+// the scores of a tile run beside the results of the one before, its softmax beside those
 #pragma unroll 1
 for (int i = count - 2; i >= 0; i -= 1, it += 1) {
 const u32 slot = it % 2, phase = it / 2 & 1, next = (it + 1) % 2;
+// ping-pong: warpgroups issue products in turn
 w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;
 { const u64 dk = w_operand_at(sb + KEYS + next * 32768, 16, 1024, 1);
 w_group_begin();
@@ -231,6 +241,7 @@ w_group_commit(); }
 if (lane == 0) w_bar_arrive(sb + TURN + 8 * (group + 1 == 2 ? 0 : group + 1));
 w_group_wait<1>(); w_hold(s);
 if (lane == 0) w_bar_arrive(sb + EMPTYK + 8 * next);
+// keys that a row does not see, or that do not exist
 if (i >= full) {
 #pragma unroll
 for (int j = 0; j < 16; ++j)
@@ -240,6 +251,7 @@ for (int h = 0; h < 2; ++h)
 for (int e = 0; e < 2; ++e) { const int at = i * 128 + j * 8 + (lane & 3) * 2 + e;
 if (at > limit[h]) s[4 * j + 2 * h + e] = -__builtin_inff(); }
 }
+// online softmax: exponentials on the scale of a row's maximum so far; four lanes share a row
 float most[2][2], sums[2][2];
 #pragma unroll
 for (int h = 0; h < 2; ++h)
@@ -278,6 +290,7 @@ w_group_wait<0>(); w_hold(o);
 if (lane == 0) w_bar_arrive(sb + EMPTYV + 8 * slot);
 #pragma unroll
 for (int j = 0; j < 64; ++j) o[j] *= old[j >> 1 & 1];
+// sums of products are, rounded, the left operand of the next product as they stand
 #pragma unroll
 for (int q = 0; q < 8; ++q)
 #pragma unroll
@@ -297,6 +310,7 @@ w_group_wait<0>(); w_hold(o);
 if (lane == 0) w_bar_arrive(sb + EMPTYV + 8 * slot);
 }
 w_bar_wait(sb + KNOWN, job - 1 & 1);
+// epilogue: four neighbouring lanes exchange, so that each stores 8 neighbours
 #pragma unroll
 for (int h = 0; h < 2; ++h) {
 float x = total[h];
@@ -306,11 +320,11 @@ const float all = 1.0f / x;
 const int m = m0 + row + 8 * h;
 #pragma unroll
 for (int j = 0; j < 4; ++j) { float v[8];
-v[0] = o[(4 * j + 0) * 4 + 2 * h + 0] * all; v[1] = o[(4 * j + 0) * 4 + 2 * h + 1] * all; v[2] = o[(4 * j + 1) * 4 + 2 * h + 0] * all; v[3] = o[(4 * j + 1) * 4 + 2 * h + 1] * all; v[4] = o[(4 * j + 2) * 4 + 2 * h + 0] * all; v[5] = o[(4 * j + 2) * 4 + 2 * h + 1] * all; v[6] = o[(4 * j + 3) * 4 + 2 * h + 0] * all; v[7] = o[(4 * j + 3) * 4 + 2 * h + 1] * all;
+v[0] = o[4 * j * 4 + 2 * h] * all; v[1] = o[4 * j * 4 + 2 * h + 1] * all; v[2] = o[(4 * j + 1) * 4 + 2 * h] * all; v[3] = o[(4 * j + 1) * 4 + 2 * h + 1] * all; v[4] = o[(4 * j + 2) * 4 + 2 * h] * all; v[5] = o[(4 * j + 2) * 4 + 2 * h + 1] * all; v[6] = o[(4 * j + 3) * 4 + 2 * h] * all; v[7] = o[(4 * j + 3) * 4 + 2 * h + 1] * all;
 w_quad(v, lane);
 const int c = j * 32 + (lane & 3) * 8;
 if (m < 2048) {
-const u32* const bad = (const u32*)(sm + BAD); const u32 flags = (bad[0 + (c >> 5)] | bad[4 + (c >> 5)] | bad[8 + (c >> 5)]) >> (c & 31) & 255u;
+const u32* const bad = (const u32*)(sm + BAD); const u32 flags = (bad[(c >> 5)] | bad[4 + (c >> 5)] | bad[8 + (c >> 5)]) >> (c & 31) & 255u;
 if (flags) {
 #pragma unroll
 for (int e = 0; e < 8; ++e) if (flags >> e & 1) v[e] = __builtin_nanf(""); }

@@ -5,7 +5,7 @@ const int i = role.block_x() * 64 + role.thread();
 const int cv = i % 8, tx = i / 8 % 14, ty = i / 112 % 14, img = i / 1568;
 const int n = cv * 4, g = 0, b = 0; (void)g; (void)b;
 const u16* const w = (const u16*)pk + n * 9;
-uint2 k0; w_read_if(k0, w + 0, i < 1568);
+uint2 k0; w_read_if(k0, w, i < 1568);
 uint2 k1; w_read_if(k1, w + 4, i < 1568);
 uint2 k2; w_read_if(k2, w + 8, i < 1568);
 uint2 k3; w_read_if(k3, w + 12, i < 1568);
@@ -16,19 +16,19 @@ uint2 k7; w_read_if(k7, w + 28, i < 1568);
 uint2 k8; w_read_if(k8, w + 32, i < 1568);
 role.pdl_wait(); role.pdl_trigger();
 const bool live = i < 1568;
-const int y0 = ty * 1 - 1, x0 = tx * 1 - 1;
-const u16* const A = (const u16*)in0 + 0 + img * 6272 + y0 * 448 + x0 * 32 + n * 1;
+const int y0 = ty - 1, x0 = tx - 1;
+const u16* const A = (const u16*)in0 + img * 6272 + y0 * 448 + x0 * 32 + n;
 float acc[1][4];
 #pragma unroll
 for (int q = 0; q < 1; ++q)
 #pragma unroll
 for (int e = 0; e < 4; ++e) acc[q][e] = 0.0f;
-const bool in_x0 = (u32)(x0 + 0) < 14u;
+const bool in_x0 = (u32)x0 < 14u;
 const bool in_x1 = (u32)(x0 + 1) < 14u;
 const bool in_x2 = (u32)(x0 + 2) < 14u;
 {
-const bool in_y0 = (u32)(y0 + 0) < 14u;
-uint2 h0_0; w_read_if(h0_0, A + 0, live && in_y0 && in_x0);
+const bool in_y0 = (u32)y0 < 14u;
+uint2 h0_0; w_read_if(h0_0, A, live && in_y0 && in_x0);
 uint2 h0_1; w_read_if(h0_1, A + 32, live && in_y0 && in_x1);
 uint2 h0_2; w_read_if(h0_2, A + 64, live && in_y0 && in_x2);
 const bool in_y1 = (u32)(y0 + 1) < 14u;
@@ -132,7 +132,7 @@ for (int e = 0; e < 4; ++e) acc[0][e] = fmaf(v[e], f[e], acc[0][e]);
 }
 }
 auto finish = [&](const float (&acc)[4], int m) {
-const u16* const x1p = (const u16*)in2 + (0 + n);
+const u16* const x1p = (const u16*)in2 + n;
 w_f32 x1[4];
 const uint2 x1w = *(const uint2*)(x1p);
 { const float2 h = w_unpack_f16(x1w.x); x1[0] = h.x; x1[1] = h.y; }
@@ -145,17 +145,16 @@ const w_f32 e3_0 = w_max_const(e2_0, 0.0f);
 const w_f32 e3_1 = w_max_const(e2_1, 0.0f);
 const w_f32 e3_2 = w_max_const(e2_2, 0.0f);
 const w_f32 e3_3 = w_max_const(e2_3, 0.0f);
-u16* const y0 = (u16*)out0 + ((m) * 32 + n);
+u16* const y0 = (u16*)out0 + (m * 32 + n);
 *(uint2*)(y0) = make_uint2(w_narrow2_f16(e3_0, e3_1), w_narrow2_f16(e3_2, e3_3));
 };
 if (!live) return;
-finish(acc[0], (img * 14 + ty * 1 + 0) * 14 + tx * 1 + 0);
+finish(acc[0], (img * 14 + ty) * 14 + tx);
 }
 extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restrict__ pk) {
 static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 288u) return;
   const int tap = i / 4 % 9, n = i / 36 * 4 + i % 4;
-  ((u16*)pk)[i] = ((const u16*)w)[0 + n * 9
-      + tap / 3 * 3 + tap % 3 * 1];
+  ((u16*)pk)[i] = ((const u16*)w)[n * 9 + tap / 3 * 3 + tap % 3];
 }

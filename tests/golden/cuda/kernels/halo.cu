@@ -18,18 +18,19 @@ const int t = role.thread(), lane = t & 31, warp = t >> 5;
 const int tile = role.block_x() / 2, n0 = role.block_x() % 2 * 32, g = role.block_z(), b = 0;
 const int img = tile / 4, y0 = tile / 2 % 2 * 7, x0 = tile % 2 * 7;
 (void)g; (void)b; (void)n0;
-const u16* const A = (const u16*)in0 + 0 + img * 12544;
+const u16* const A = (const u16*)in0 + img * 12544;
 const char* const W = (const char*)pk + ((long long)g * 2 + role.block_x() % 2) * 36864;
-const int first = role.block_y() * 2 / 1;
-const int last = (role.block_y() + 1) * 2 / 1;
+const int first = role.block_y() * 2;
+const int last = (role.block_y() + 1) * 2;
 auto fill_w = [&](int cb, u32 to) { const char* const from = W + cb * 18432; _Pragma("unroll")
 for (int i = 0; i < 9; ++i) { const int x = t + i * 128; { w_copy16(to + x * 16, from + x * 16); } } };
 _Pragma("unroll") for (int i = 0; i < 2; ++i) if (first + i < last) fill_w(first + i, sb + i * 24912 + 6480);
+// the halo tile: all pixels that a tile reads, once, whichever taps read them
 int ao[3], at[3];
 _Pragma("unroll")
-for (int i = 0; i < 3; ++i) { const int x = t + i * 128; if (x < 324) { const int pix = x / 4, iy = pix / 9, ix = pix % 9; at[i] = iy * 720 + ix * 80 + (x % 4) * 16; const int py = y0 * 1 + iy, px = x0 * 1 + ix; ao[i] = (u32)(py - 1) < 14u && (u32)(px - 1) < 14u ? (py - 1) * 896 + (px - 1) * 64 : -1; } }auto fill_a = [&](int cb, int to) { (void)cb; _Pragma("unroll")
+for (int i = 0; i < 3; ++i) { const int x = t + i * 128; if (x < 324) { const int pix = x / 4, iy = pix / 9, ix = pix % 9; at[i] = iy * 720 + ix * 80 + (x % 4) * 16; const int py = y0 + iy, px = x0 + ix; ao[i] = (u32)(py - 1) < 14u && (u32)(px - 1) < 14u ? (py - 1) * 896 + (px - 1) * 64 : -1; } }auto fill_a = [&](int cb, int to) { (void)cb; _Pragma("unroll")
 for (int i = 0; i < 3; ++i) { const int x = t + i * 128; if (x < 324) {  const int ch = cb * 32 + (x % 4) * 8; const bool ok = ao[i] >= 0; w_copy16(sb + to + at[i], (ok ? A + ao[i] + ch : A), (ok ? 16u : 0u)); } } };
-const int wk = warp / 2, row0 = warp / 1 % 2 * 32, col0 = warp % 1 * 32;
+const int wk = warp / 2, row0 = warp % 2 * 32, col0 = 0;
 (void)wk;
 int from[2][1];
 #pragma unroll
@@ -46,54 +47,55 @@ const u32 mine = sb + a + (lane >> 4) * 16 + wk * 32;
 const uint4* const fragments = (const uint4*)(sm + w) + (col0 >> 4) * 32 + lane;
 { const uint4* const part = fragments; const u32 here = mine;
 u32 fa0[2][4], fa1[2][4]; uint4 fw0[2], fw1[2];
-w_matrices(fa0[0], here + from[0][0] + 0);
-w_matrices(fa0[1], here + from[1][0] + 0);
-fw0[0] = part[(0 + wk * 1) * 64 + 0];
-fw0[1] = part[(0 + wk * 1) * 64 + 32];
+w_matrices(fa0[0], here + from[0][0]);
+w_matrices(fa0[1], here + from[1][0]);
+fw0[0] = part[wk * 64];
+fw0[1] = part[wk * 64 + 32];
 w_matrices(fa1[0], here + from[0][0] + 80);
 w_matrices(fa1[1], here + from[1][0] + 80);
-fw1[0] = part[(2 + wk * 1) * 64 + 0];
-fw1[1] = part[(2 + wk * 1) * 64 + 32];
+fw1[0] = part[(2 + wk) * 64];
+fw1[1] = part[(2 + wk) * 64 + 32];
 w_products_f16(acc, fa0, fw0);
 w_matrices(fa0[0], here + from[0][0] + 160);
 w_matrices(fa0[1], here + from[1][0] + 160);
-fw0[0] = part[(4 + wk * 1) * 64 + 0];
-fw0[1] = part[(4 + wk * 1) * 64 + 32];
+fw0[0] = part[(4 + wk) * 64];
+fw0[1] = part[(4 + wk) * 64 + 32];
 w_products_f16(acc, fa1, fw1);
 w_matrices(fa1[0], here + from[0][0] + 720);
 w_matrices(fa1[1], here + from[1][0] + 720);
-fw1[0] = part[(6 + wk * 1) * 64 + 0];
-fw1[1] = part[(6 + wk * 1) * 64 + 32];
+fw1[0] = part[(6 + wk) * 64];
+fw1[1] = part[(6 + wk) * 64 + 32];
 w_products_f16(acc, fa0, fw0);
 w_matrices(fa0[0], here + from[0][0] + 800);
 w_matrices(fa0[1], here + from[1][0] + 800);
-fw0[0] = part[(8 + wk * 1) * 64 + 0];
-fw0[1] = part[(8 + wk * 1) * 64 + 32];
+fw0[0] = part[(8 + wk) * 64];
+fw0[1] = part[(8 + wk) * 64 + 32];
 w_products_f16(acc, fa1, fw1);
 w_matrices(fa1[0], here + from[0][0] + 880);
 w_matrices(fa1[1], here + from[1][0] + 880);
-fw1[0] = part[(10 + wk * 1) * 64 + 0];
-fw1[1] = part[(10 + wk * 1) * 64 + 32];
+fw1[0] = part[(10 + wk) * 64];
+fw1[1] = part[(10 + wk) * 64 + 32];
 w_products_f16(acc, fa0, fw0);
 w_matrices(fa0[0], here + from[0][0] + 1440);
 w_matrices(fa0[1], here + from[1][0] + 1440);
-fw0[0] = part[(12 + wk * 1) * 64 + 0];
-fw0[1] = part[(12 + wk * 1) * 64 + 32];
+fw0[0] = part[(12 + wk) * 64];
+fw0[1] = part[(12 + wk) * 64 + 32];
 w_products_f16(acc, fa1, fw1);
 w_matrices(fa1[0], here + from[0][0] + 1520);
 w_matrices(fa1[1], here + from[1][0] + 1520);
-fw1[0] = part[(14 + wk * 1) * 64 + 0];
-fw1[1] = part[(14 + wk * 1) * 64 + 32];
+fw1[0] = part[(14 + wk) * 64];
+fw1[1] = part[(14 + wk) * 64 + 32];
 w_products_f16(acc, fa0, fw0);
 w_matrices(fa0[0], here + from[0][0] + 1600);
 w_matrices(fa0[1], here + from[1][0] + 1600);
-fw0[0] = part[(16 + wk * 1) * 64 + 0];
-fw0[1] = part[(16 + wk * 1) * 64 + 32];
+fw0[0] = part[(16 + wk) * 64];
+fw0[1] = part[(16 + wk) * 64 + 32];
 w_products_f16(acc, fa1, fw1);
 w_products_f16(acc, fa0, fw0);
 }
 };
-if (t < 2) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + 0 + g * 64 + (n < 64 ? n : 63)); }
+if (t < 2) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + g * 64 + (n < 64 ? n : 63)); }
+// the image waits for the kernels before; weights, which are constants, are on their way already
 role.pdl_wait(); role.pdl_trigger();
 _Pragma("unroll") for (int i = 0; i < 2; ++i) { if (first + i < last) fill_a(first + i, i * 24912); w_commit(); }
 #pragma unroll 1
@@ -121,7 +123,7 @@ for (int i = 0; i < 8; ++i) { acc[i] = sums[r * 40 + q + i];
 #pragma unroll
 for (int y = 1; y < 2; ++y) acc[i] += sums[(y * 64 + r) * 40 + q + i];
 }
-const u16* const x1p = (const u16*)in2 + (0 + n);
+const u16* const x1p = (const u16*)in2 + n;
 w_f32 x1[8];
 const uint4 x1w = *(const uint4*)(x1p);
 { const float2 h = w_unpack_f16(x1w.x); x1[0] = h.x; x1[1] = h.y; }
@@ -144,7 +146,7 @@ const w_f32 e3_4 = w_max_const(e2_4, 0.0f);
 const w_f32 e3_5 = w_max_const(e2_5, 0.0f);
 const w_f32 e3_6 = w_max_const(e2_6, 0.0f);
 const w_f32 e3_7 = w_max_const(e2_7, 0.0f);
-u16* const y0 = (u16*)out0 + ((m) * 64 + n);
+u16* const y0 = (u16*)out0 + (m * 64 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e3_0, e3_1), w_narrow2_f16(e3_2, e3_3), w_narrow2_f16(e3_4, e3_5), w_narrow2_f16(e3_6, e3_7));
 } }
 }
@@ -152,6 +154,7 @@ extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restri
 static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 36864u) return;
+  // lane and element of a fragment, as mma.sync holds them
   const int e = i % 8, lane = i / 8 % 32, pair = i / 256 % 2, step = i / 512 % 18;
   const int rest = i / 9216, cb = rest % 2, nt = rest / 2 % 2;
   const int g = rest / 4, q = lane & 3, high = e >> 1 & 1;
@@ -160,7 +163,6 @@ static constexpr w_solo role{};
   const int o = n, ky = tap / 3, kx = tap % 3;
   u16 v = 0;
   if (n < 64 && tap < 9 && ch < 64)
-    v = ((const u16*)w)[0 + g * 36864 + o * 576 + ky * 3
-                                  + kx * 1 + ch * 9];
+    v = ((const u16*)w)[g * 36864 + o * 576 + ky * 3 + kx + ch * 9];
   ((u16*)pk)[i] = v;
 }

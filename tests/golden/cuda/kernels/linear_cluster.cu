@@ -6,21 +6,21 @@ enum { TABLES = 20480, FLAG = 20480 };
 const u32 sb = w_shared(sm);
 const int t = role.thread(), lane = t & 31, warp = t >> 5;
 const int tn = role.block_x() % 4, m0 = role.block_x() / 4 * 16, n0 = tn * 16;
-const int g = role.block_z() / 1, b = role.block_z() % 1;
+const int g = role.block_z(), b = 0;
 (void)g; (void)b; (void)n0; (void)lane;
 const u16* const A = (const u16*)in0;
 const u16* const W = (const u16*)pk + ((long long)g * 4 + tn) * 16384;
 const int first = role.block_y() * 16 / 4, last = (role.block_y() + 1) * 16 / 4;
 int ao[2];
 _Pragma("unroll")
-for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { const int m = m0 + x / 8; ao[i] = 0 + (m) * 1024; } }
+for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { const int m = m0 + x / 8; ao[i] = m * 1024; } }
 auto fill_a = [&](int kb, u32 to) { const int k = kb * 64 + t % 8 * 8;_Pragma("unroll")
 for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { w_copy16(to + (x / 8 * 8 + ((t % 8) ^ ((x / 8) & 7))) * 16, A + ao[i] + k); } } };
 auto fill_w = [&](int kb, u32 to) { const char* const from = (const char*)(W + kb * 1024);_Pragma("unroll")
 for (int i = 0; i < 2; ++i) { const int x = t + i * 64; { w_copy16(to + x * 16, from + x * 16); } } };
 auto store_a = [&](u32 to) {  (void)to; };
 auto store_w = [&](u32 to) {  (void)to; };
-const int wk = warp / 1, row0 = warp / 1 % 1 * 16, col0 = warp % 1 * 16;
+const int wk = warp, row0 = 0, col0 = 0;
 (void)wk;
 float acc[1][2][4];
 #pragma unroll
@@ -48,9 +48,11 @@ w_mma_f16(acc[i][2 * j + 1], fa[i], fw[j][2], fw[j][3]);
 }
 };
 for (int i = 0; i < 4; ++i) if (first + i < last) fill_w(first + i, sb + (u32)((i % 5) * 4096) + 2048);
-if (t < 2) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + 0 + g * 0 + (n < 64 ? n : 63)); }
+if (t < 2) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + (n < 64 ? n : 63)); }
+// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
 role.pdl_wait(); role.pdl_trigger();
 for (int i = 0; i < 4; ++i) { if (first + i < last) {  fill_a(first + i, sb + (u32)((i % 5) * 4096)); store_a(sb + (u32)((i % 5) * 4096)); } w_commit(); }
+// multistage pipeline: copies run ahead of products, one barrier for each k-tile
 for (int i = 0; i < last - first; ++i) {
 w_arrived<3>();
 role.sync();
@@ -62,6 +64,7 @@ multiply(here, here + 2048);
 if (more) { store_a(to); store_w(to + 2048); }
 }
 w_arrived<0>(); role.sync();
+// sums go through shared memory, so that neighbouring threads finish neighbouring columns
 float* const sums = (float*)sm;
 float* const mine = sums + wk * 384;
 #pragma unroll
@@ -79,6 +82,7 @@ float4 a = *at;
 #pragma unroll
 for (int y = 1; y < 2; ++y) { const float4 h = at[y * 96]; a.x += h.x; a.y += h.y; a.z += h.z; a.w += h.w; }
 *at = a; }
+// split-K over a cluster: each CTA finishes its share of the tile, in order
 w_cluster_sync();
 for (int i = t; i < 16; i += 64) { const int x = i + (int)role.block_y() * 16; const int r = x / 4, q = x % 4 * 4; const int m = m0 + r, n = n0 + q;
 { float acc[4];
@@ -90,8 +94,8 @@ for (int rank = 0; rank < 4; ++rank)
 #pragma unroll
 for (int i = 0; i < 1; ++i) {
 const float4 h = w_read_cluster(sb + (u32)((r * 24 + q + 4 * i) * 4), (u32)rank);
-acc[4 * i + 0] += h.x; acc[4 * i + 1] += h.y; acc[4 * i + 2] += h.z; acc[4 * i + 3] += h.w; }
-const u16* const x0p = (const u16*)in2 + (0 + n);
+acc[4 * i] += h.x; acc[4 * i + 1] += h.y; acc[4 * i + 2] += h.z; acc[4 * i + 3] += h.w; }
+const u16* const x0p = (const u16*)in2 + n;
 w_f32 x0[4];
 const uint2 x0w = *(const uint2*)(x0p);
 { const float2 h = w_unpack_f16(x0w.x); x0[0] = h.x; x0[1] = h.y; }
@@ -100,7 +104,7 @@ const w_f32 e1_0 = (acc[0] + x0[0]);
 const w_f32 e1_1 = (acc[1] + x0[1]);
 const w_f32 e1_2 = (acc[2] + x0[2]);
 const w_f32 e1_3 = (acc[3] + x0[3]);
-u16* const y0 = (u16*)out0 + ((m) * 64 + n);
+u16* const y0 = (u16*)out0 + (m * 64 + n);
 *(uint2*)(y0) = make_uint2(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3));
 } }
 w_cluster_leave();
@@ -109,14 +113,14 @@ extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restri
 static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 65536u) return;
+  // which element of which swizzled tile this thread fills
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 16;
   const int tile = i / 1024, kt = tile % 16, nt = tile / 16 % 4;
   const int g = tile / 64;
-  const int k = kt * 64 + ((place) ^ ((row) & 7)) * 8 + e, n = nt * 16 + row;
-  const int c = k % 1024, tap = k / 1024, kh = tap / 1, kw = tap % 1;
+  const int k = kt * 64 + (place ^ (row & 7)) * 8 + e, n = nt * 16 + row;
+  const int c = k % 1024, tap = k / 1024, kh = tap, kw = 0;
   u16 v = 0;
   if (k < 1024 && n < 64)
-    v = ((const u16*)w)[0 + g * 0 + n * 1024 + kh * 0
-                                  + kw * 0 + c * 1];
+    v = ((const u16*)w)[n * 1024 + c];
   ((u16*)pk)[i] = v;
 }

@@ -20,21 +20,21 @@ enum { TABLES = 196608, FLAG = 196608 };
 const u32 sb = w_shared(sm);
 const int t = role.thread(), lane = t & 31, warp = t >> 5;
 const int tn = role.block_x() % 8, m0 = role.block_x() / 8 * 128, n0 = tn * 128;
-const int g = role.block_z() / 1, b = role.block_z() % 1;
+const int g = role.block_z(), b = 0;
 (void)g; (void)b; (void)n0; (void)lane;
 const u16* const A = (const u16*)in0;
 const u16* const W = (const u16*)pk + ((long long)g * 8 + tn) * 131072;
-const int first = role.block_y() * 16 / 1, last = (role.block_y() + 1) * 16 / 1;
+const int first = role.block_y() * 16, last = (role.block_y() + 1) * 16;
 int ao[4];
 _Pragma("unroll")
-for (int i = 0; i < 4; ++i) { const int x = t + i * 256; { const int m = m0 + x / 8; ao[i] = 0 + (m) * 1024; } }
+for (int i = 0; i < 4; ++i) { const int x = t + i * 256; { const int m = m0 + x / 8; ao[i] = m * 1024; } }
 auto fill_a = [&](int kb, u32 to) { const int k = kb * 64 + t % 8 * 8;_Pragma("unroll")
 for (int i = 0; i < 4; ++i) { const int x = t + i * 256; { w_copy16(to + (x / 8 * 8 + ((t % 8) ^ ((x / 8) & 7))) * 16, A + ao[i] + k); } } };
 auto fill_w = [&](int kb, u32 to) { const char* const from = (const char*)(W + kb * 8192);_Pragma("unroll")
 for (int i = 0; i < 4; ++i) { const int x = t + i * 256; { w_copy16(to + x * 16, from + x * 16); } } };
 auto store_a = [&](u32 to) {  (void)to; };
 auto store_w = [&](u32 to) {  (void)to; };
-const int wk = 0, row0 = (warp >> 2) / 1 * 64, col0 = (warp >> 2) % 1 * 128;
+const int wk = 0, row0 = (warp >> 2) * 64, col0 = 0;
 (void)wk;
 float acc[1][64];
 #pragma unroll
@@ -52,9 +52,11 @@ w_wgmma_f16(acc[i], w_descriptor(a + (u32)((row0 + i * 64) * 128 + q * 32)),
 w_group_commit();
 };
 for (int i = 0; i < 4; ++i) if (first + i < last) fill_w(first + i, sb + (u32)((i % 6) * 32768) + 16384);
-if (t < 3) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + 0 + g * 0 + (n < 1024 ? n : 1023)); }
+if (t < 3) { const int n = n0 + t * 64; w_prefetch((const u16*)in2 + (n < 1024 ? n : 1023)); }
+// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
 role.pdl_wait(); role.pdl_trigger();
 for (int i = 0; i < 4; ++i) { if (first + i < last) {  fill_a(first + i, sb + (u32)((i % 6) * 32768)); store_a(sb + (u32)((i % 6) * 32768)); } w_commit(); }
+// multistage pipeline: copies run ahead of products, one barrier for each k-tile
 #pragma unroll 1
 for (int i = 0; i < last - first; ++i) {
 w_arrived<3>();
@@ -69,6 +71,7 @@ if (more) { store_a(to); store_w(to + 16384); }
 }
 w_group_wait<0>();
 w_arrived<0>(); role.sync();
+// sums go through shared memory, so that neighbouring threads finish neighbouring columns
 float* const sums = (float*)sm;
 #pragma unroll
 for (int i = 0; i < 1; ++i)
@@ -86,7 +89,7 @@ for (int i = 0; i < 8; ++i) { acc[i] = sums[r * 136 + q + i];
 
 
 }
-const u16* const x0p = (const u16*)in2 + (0 + n);
+const u16* const x0p = (const u16*)in2 + n;
 w_f32 x0[8];
 const uint4 x0w = *(const uint4*)(x0p);
 { const float2 h = w_unpack_f16(x0w.x); x0[0] = h.x; x0[1] = h.y; }
@@ -101,7 +104,7 @@ const w_f32 e1_4 = (acc[4] + x0[4]);
 const w_f32 e1_5 = (acc[5] + x0[5]);
 const w_f32 e1_6 = (acc[6] + x0[6]);
 const w_f32 e1_7 = (acc[7] + x0[7]);
-u16* const y0 = (u16*)out0 + ((m) * 1024 + n);
+u16* const y0 = (u16*)out0 + (m * 1024 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5), w_narrow2_f16(e1_6, e1_7));
 } }
 }
@@ -109,14 +112,14 @@ extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restri
 static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 1048576u) return;
+  // which element of which swizzled tile this thread fills
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 128;
   const int tile = i / 8192, kt = tile % 16, nt = tile / 16 % 8;
   const int g = tile / 128;
-  const int k = kt * 64 + ((place) ^ ((row) & 7)) * 8 + e, n = nt * 128 + row;
-  const int c = k % 1024, tap = k / 1024, kh = tap / 1, kw = tap % 1;
+  const int k = kt * 64 + (place ^ (row & 7)) * 8 + e, n = nt * 128 + row;
+  const int c = k % 1024, tap = k / 1024, kh = tap, kw = 0;
   u16 v = 0;
   if (k < 1024 && n < 1024)
-    v = ((const u16*)w)[0 + g * 0 + n * 1024 + kh * 0
-                                  + kw * 0 + c * 1];
+    v = ((const u16*)w)[n * 1024 + c];
   ((u16*)pk)[i] = v;
 }

@@ -17,35 +17,46 @@ W_FN void w_product_s8s8_00(int (&d)[64], u64 a, u64 b, int add) {
 extern "C" __global__ void __launch_bounds__(288, 1) ENTRY(const __grid_constant__ w_map ma, const __grid_constant__ w_map mw, const void* __restrict__ in0, const void* __restrict__ in1, const void* __restrict__ in4, const void* __restrict__ in3, const void* __restrict__ in2, void* __restrict__ out0) {
 static constexpr w_solo role{};
 W_DYNAMIC(sm);
-enum { STAGE = 32768, RING = 0, FULL = RING + 98304, EMPTY = FULL + 24, TURN = EMPTY + 24, FIELD = 0, THERE = TURN + 16, READ = THERE + 0 };
+enum { STAGE = 32768, RING = 0, FULL = RING + 98304, EMPTY = FULL + 24, TURN = EMPTY + 24 };
 const u32 sb = w_shared(sm);
 const int t = role.thread(), lane = t & 31, warp = t >> 5;
-if (t == 0) { for (int i = 0; i < 3; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 8); } for (int i = 0; i < 0; ++i) { w_bar_init(sb + THERE + 8 * i, 1); w_bar_init(sb + READ + 8 * i, 8); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
+// full barriers count TMA's bytes, empty ones the consumer warps that have read a stage
+if (t == 0) { for (int i = 0; i < 3; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 8); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
 role.sync();
 const int first = 0, last = 4;
 if (warp >= 8) {
+// producer warp: one thread keeps the ring of stages full by TMA
 if (t == 256) { w_map_prefetch(&ma); w_map_prefetch(&mw);
 }
+// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
 __syncwarp(); role.pdl_wait(); role.pdl_trigger();
 if (t == 256) { u32 it = 0;
 #pragma unroll 1
-for (int tile = role.block_x(); tile < 16; tile += role.blocks_x()) { const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x(); tile < 16; tile += role.blocks_x()) { const int z = tile / 16, r = tile % 16; 
+// raster order: columns of 8 tiles, so that operands stay in the L2 cache
+const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z, b = 0, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = 0, i2 = tm / 4; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+// the parity of a slot's phase flips whenever the ring comes round
 u32 slot = it % 3, lap = it / 3 & 1;
 #pragma unroll 1
 for (int st = first; st < last; ++st, ++it, slot = slot == 2 ? 0 : slot + 1, lap ^= slot == 0) { const int kb = st; (void)kb;
 const u32 bar = sb + FULL + 8 * slot;
 {
 w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, 32768u);
-const u32 to = sb + RING + slot * STAGE + 16384; { const int c = kb * 128 + 0; w_tma(&mw, to + 0, bar, c, n0); } }
-const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 4 * 128 + 0; w_tma(&ma, to + 0, bar, c, i0); } }
+const u32 to = sb + RING + slot * STAGE + 16384; { const int c = kb * 128; w_tma(&mw, to, bar, c, n0); } }
+const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 4 * 128; w_tma(&ma, to, bar, c, i0); } }
 } }
 } else {
+// consumer warpgroups: wgmma from shared memory, sums in registers
+// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
 role.pdl_wait(); role.pdl_trigger();
 const int row0 = (warp >> 2) * 64; (void)row0;
 int acc[1][64];
 u32 it = 0;
 #pragma unroll 1
-for (int tile = role.block_x(); tile < 16; tile += role.blocks_x()) { const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x(); tile < 16; tile += role.blocks_x()) { const int z = tile / 16, r = tile % 16; 
+// raster order: columns of 8 tiles, so that operands stay in the L2 cache
+const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z, b = 0, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = 0, i2 = tm / 4; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+// the parity of a slot's phase flips whenever the ring comes round
 u32 slot = it % 3, lap = it / 3 & 1;
 #pragma unroll 1
 for (int st = first; st < last; ++st, ++it, slot = slot == 2 ? 0 : slot + 1, lap ^= slot == 0) {
@@ -61,21 +72,23 @@ for (int q = 0; q < 4; ++q)
 w_product_s8s8_00(acc[i], w_operand_at(at + (u32)((row0 + i * 64) * 128) + (u32)(q * 32), 16, 1024, 1),
   w_operand_at(at + 16384 + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
 w_group_commit();
+// the product before this one is complete: its stage is free
 w_group_wait<1>();
 if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 2 : slot - 1));
 }
 w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 2 : slot - 1));
+// epilogue: a thread has 8 columns of a row at a time
 #pragma unroll
 for (int o = 0; o < 8; ++o) {
-const int h = o % 2, i = o / 2 % 1, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
+const int h = o % 2, i = 0, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
 const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int m = i0 + r;
 float v[8];
 #pragma unroll
 for (int c = 0; c < 4; ++c) { v[2 * c] = __int_as_float(acc[i][(4 * j + c) * 4 + 2 * h]); v[2 * c + 1] = __int_as_float(acc[i][(4 * j + c) * 4 + 2 * h + 1]); }
 w_quad(v, lane);
-{ const int n = n8 + 0; { const float* const x4p = (const float*)in4 + (0 + n);
+{ const int n = n8; { const float* const x4p = (const float*)in4 + n;
 w_f32 x4[8];
-{ const float4 h = *(const float4*)(x4p + 0);
+{ const float4 h = *(const float4*)(x4p);
 x4[0] = h.x;
 x4[1] = h.y;
 x4[2] = h.z;
@@ -87,11 +100,11 @@ x4[5] = h.y;
 x4[6] = h.z;
 x4[7] = h.w;
 }
-const float* const x5p = (const float*)in3 + ((m));
+const float* const x5p = (const float*)in3 + m;
 const w_f32 x5 = *(x5p);
-const int* const x6p = (const int*)in2 + (0 + n);
+const int* const x6p = (const int*)in2 + n;
 w_i32 x6[8];
-{ const uint4 h = *(const uint4*)(x6p + 0); x6[0] = (int)h.x; x6[1] = (int)h.y; x6[2] = (int)h.z; x6[3] = (int)h.w; }
+{ const uint4 h = *(const uint4*)(x6p); x6[0] = (int)h.x; x6[1] = (int)h.y; x6[2] = (int)h.z; x6[3] = (int)h.w; }
 { const uint4 h = *(const uint4*)(x6p + 4); x6[4] = (int)h.x; x6[5] = (int)h.y; x6[6] = (int)h.z; x6[7] = (int)h.w; }
 const w_i32 e7_0 = w_add(__float_as_int(v[0]), x6[0]);
 const w_i32 e7_1 = w_add(__float_as_int(v[1]), x6[1]);
@@ -173,8 +186,8 @@ const w_i8 e16_4 = w_to_i8(e15_4);
 const w_i8 e16_5 = w_to_i8(e15_5);
 const w_i8 e16_6 = w_to_i8(e15_6);
 const w_i8 e16_7 = w_to_i8(e15_7);
-signed char* const y0 = (signed char*)out0 + ((m) * 512 + n);
-*(uint2*)(y0) = make_uint2((u32)(unsigned char)(e16_0) << 0 | (u32)(unsigned char)(e16_1) << 8 | (u32)(unsigned char)(e16_2) << 16 | (u32)(unsigned char)(e16_3) << 24, (u32)(unsigned char)(e16_4) << 0 | (u32)(unsigned char)(e16_5) << 8 | (u32)(unsigned char)(e16_6) << 16 | (u32)(unsigned char)(e16_7) << 24); } }
+signed char* const y0 = (signed char*)out0 + (m * 512 + n);
+*(uint2*)(y0) = make_uint2((u32)(unsigned char)(e16_0) | (u32)(unsigned char)(e16_1) << 8 | (u32)(unsigned char)(e16_2) << 16 | (u32)(unsigned char)(e16_3) << 24, (u32)(unsigned char)(e16_4) | (u32)(unsigned char)(e16_5) << 8 | (u32)(unsigned char)(e16_6) << 16 | (u32)(unsigned char)(e16_7) << 24); } }
 }
 }
 }

@@ -19,40 +19,49 @@ W_DYNAMIC(sm);
 enum { STAGE = 16384, RING = 40960, FULL = RING + 98304, EMPTY = FULL + 48, TURN = EMPTY + 48, FIELD = 20480, THERE = TURN + 16, READ = THERE + 16 };
 const u32 sb = w_shared(sm);
 const int t = role.thread(), lane = t & 31, warp = t >> 5;
+// full barriers count TMA's bytes, empty ones the consumer warps that have read a stage
 if (t == 0) { for (int i = 0; i < 6; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 8); } for (int i = 0; i < 2; ++i) { w_bar_init(sb + THERE + 8 * i, 1); w_bar_init(sb + READ + 8 * i, 8); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
 role.sync();
 const int first = 0, last = 18;
 if (warp >= 8) {
+// producer warp: one thread keeps the ring of stages full by TMA
 if (t == 256) { w_map_prefetch(&ma);
-const int tile = role.block_x(); const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 1 + tn) * 147456;
-for (u32 i = 0; i < (last - first < 6 ? (u32)(last - first) : 6u); ++i) { const u32 bar = sb + FULL + 8 * i; const u32 to = sb + RING + i * STAGE + 0; const int kb = first + (int)i; w_bar_expect(bar, 16384u); w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
+// weights are constants: a first round of stages, before what earlier kernels wrote is waited for
+const int tile = role.block_x(); const int z = tile / 128, r = tile % 128; const int tm = r, tn = 0; const int g = z, b = 0, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g + tn) * 147456;
+for (u32 i = 0; i < (last - first < 6 ? (u32)(last - first) : 6u); ++i) { const u32 bar = sb + FULL + 8 * i; const u32 to = sb + RING + i * STAGE; const int kb = first + (int)i; w_bar_expect(bar, 16384u); w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
 }
+// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
 __syncwarp(); role.pdl_wait(); role.pdl_trigger();
 if (t == 256) { u32 it = 0, cell = 0;
 #pragma unroll 1
-for (int tile = role.block_x(); tile < 128; tile += role.blocks_x()) { const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
-const u16* const pk_tile = (const u16*)pk + ((long long)g * 1 + tn) * 147456;
+for (int tile = role.block_x(); tile < 128; tile += role.blocks_x()) { const int z = tile / 128, r = tile % 128; const int tm = r, tn = 0; const int g = z, b = 0, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+const u16* const pk_tile = (const u16*)pk + ((long long)g + tn) * 147456;
+// the parity of a slot's phase flips whenever the ring comes round
 u32 slot = it % 6, lap = it / 6 & 1;
 #pragma unroll 1
 for (int st = first; st < last; ++st, ++it, slot = slot == 5 ? 0 : slot + 1, lap ^= slot == 0) { const int kb = st; (void)kb;
-if (st % 9 == 0) { const u32 slot = cell % 2, bar = sb + THERE + 8 * slot; const u32 to = sb + slot * FIELD; const int cb = st / 9; w_bar_wait(sb + READ + 8 * slot, cell / 2 & 1 ^ 1); w_bar_expect(bar, 20480u); w_tma(&ma, to, bar, cb * 64 + 0, i0 - 1, i1 - 1, i2); ++cell; }
+if (st % 9 == 0) { const u32 slot = cell % 2, bar = sb + THERE + 8 * slot; const u32 to = sb + slot * FIELD; const int cb = st / 9; w_bar_wait(sb + READ + 8 * slot, cell / 2 & 1 ^ 1); w_bar_expect(bar, 20480u); w_tma(&ma, to, bar, cb * 64, i0 - 1, i1 - 1, i2); ++cell; }
 const u32 bar = sb + FULL + 8 * slot;
 if (it >= (last - first < 6 ? (u32)(last - first) : 6u)) {
 w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, 16384u);
-const u32 to = sb + RING + slot * STAGE + 0; w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
+const u32 to = sb + RING + slot * STAGE; w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
 }
 } }
 } else {
+// consumer warpgroups: wgmma from shared memory, sums in registers
+// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
 role.pdl_wait(); role.pdl_trigger();
 const int row0 = (warp >> 2) * 64; (void)row0;
 float acc[1][64];
 u32 it = 0;
 u32 cell = 0;
 #pragma unroll 1
-for (int tile = role.block_x(); tile < 128; tile += role.blocks_x()) { const int z = tile / 128, r = tile % 128; const int tm = r / 1, tn = r % 1; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x(); tile < 128; tile += role.blocks_x()) { const int z = tile / 128, r = tile % 128; const int tm = r, tn = 0; const int g = z, b = 0, n0 = tn * 128; const int i0 = tm % 4 * 8, i1 = tm / 4 % 2 * 14, i2 = tm / 8; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+// vectors along the columns are read before the main loop
 uint4 column1[4];
 #pragma unroll
-for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 128 ? n8 : 0; column1[j] = *(const uint4*)((const u16*)in2 + (0 + n)); }
+for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 128 ? n8 : 0; column1[j] = *(const uint4*)((const u16*)in2 + n); }
+// the parity of a slot's phase flips whenever the ring comes round
 u32 slot = it % 6, lap = it / 6 & 1;
 #pragma unroll 1
 for (int st = first; st < last; ++st, ++it, slot = slot == 5 ? 0 : slot + 1, lap ^= slot == 0) {
@@ -66,23 +75,25 @@ for (int i = 0; i < 1; ++i)
 for (int u = 0; u < 1; ++u)
 #pragma unroll
 for (int q = 0; q < 4; ++q)
-w_product_f16_00(acc[i], w_operand_at(there + (u32)((((row0 + i * 64) / 8) * 10 + tap / 3 * 10 + tap % 3 * 1) * 128 + q * 32), 16, 1280, 1),
+w_product_f16_00(acc[i], w_operand_at(there + (u32)((((row0 + i * 64) / 8) * 10 + tap / 3 * 10 + tap % 3) * 128 + q * 32), 16, 1280, 1),
   w_operand_at(at + (u32)(u * 16384) + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
 w_group_commit();
+// the product before this one is complete: its stage is free
 w_group_wait<1>();
 if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 5 : slot - 1));
 if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % 2));
 }
 w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 5 : slot - 1));
 if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % 2));
+// epilogue: a thread has 8 columns of a row at a time
 #pragma unroll
 for (int o = 0; o < 8; ++o) {
-const int h = o % 2, i = o / 2 % 1, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
-const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int x0 = i0 + (r) % 8, x1 = i1 + (r) / 8 % 14, x2 = i2 + (r) / 112; const int m = (r) < 112 && x0 < 28 ? (x2 * 28 + x1) * 28 + x0 : -1;
+const int h = o % 2, i = 0, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
+const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int x0 = i0 + r % 8, x1 = i1 + r / 8 % 14, x2 = i2 + r / 112; const int m = r < 112 && x0 < 28 ? (x2 * 28 + x1) * 28 + x0 : -1;
 float v[8];
 #pragma unroll
 for (int c = 0; c < 4; ++c) { v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }
-{ const int n = n8 + 0; if (m >= 0) { const u16* const x1p = (const u16*)&column1[j];
+{ const int n = n8; if (m >= 0) { const u16* const x1p = (const u16*)&column1[j];
 w_f32 x1[8];
 const uint4 x1w = *(const uint4*)(x1p);
 { const float2 h = w_unpack_f16(x1w.x); x1[0] = h.x; x1[1] = h.y; }
@@ -105,7 +116,7 @@ const w_f32 e3_4 = w_max_const(e2_4, 0.0f);
 const w_f32 e3_5 = w_max_const(e2_5, 0.0f);
 const w_f32 e3_6 = w_max_const(e2_6, 0.0f);
 const w_f32 e3_7 = w_max_const(e2_7, 0.0f);
-u16* const y0 = (u16*)out0 + ((m) * 128 + n);
+u16* const y0 = (u16*)out0 + (m * 128 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e3_0, e3_1), w_narrow2_f16(e3_2, e3_3), w_narrow2_f16(e3_4, e3_5), w_narrow2_f16(e3_6, e3_7)); } }
 }
 }
@@ -115,14 +126,14 @@ extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restri
 static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 147456u) return;
+  // rows are columns of the weights: permuted so that a thread's fragments are neighbours, swizzled as TMA would
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 128;
   const int q = i / 8192 % 18, tile = i / 147456;
-  const int nt = tile % 1, g = tile / 1;
-  const int c = q / 9 * 64 + ((place) ^ ((row) & 7)) * 8 + e, tap = q % 9;
+  const int nt = 0, g = tile;
+  const int c = q / 9 * 64 + (place ^ (row & 7)) * 8 + e, tap = q % 9;
   const int n = nt * 128 + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
   u16 v = 0;
   if (q < 18 && c < 128 && n < 128)
-    v = ((const u16*)w)[0 + g * 147456 + n * 1152 + tap / 3 * 3
-                                  + tap % 3 * 1 + c * 9];
+    v = ((const u16*)w)[g * 147456 + n * 1152 + tap / 3 * 3 + tap % 3 + c * 9];
   ((u16*)pk)[i] = v;
 }

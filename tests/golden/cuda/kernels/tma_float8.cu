@@ -21,40 +21,53 @@ struct ENTRY_frame : w_solo {
 extern "C" __global__ void __launch_bounds__(384, 1) ENTRY(const __grid_constant__ w_map ma, const __grid_constant__ w_map mw, const void* __restrict__ in0, const void* __restrict__ in1, const void* __restrict__ in4, const void* __restrict__ in3, const void* __restrict__ in2, void* __restrict__ out0) {
 static constexpr ENTRY_frame role{};
 W_DYNAMIC(sm);
-enum { STAGE = 32768, RING = 0, FULL = RING + 98304, EMPTY = FULL + 24, TURN = EMPTY + 24, FIELD = 0, THERE = TURN + 16, READ = THERE + 0 };
+enum { STAGE = 32768, RING = 0, FULL = RING + 98304, EMPTY = FULL + 24, TURN = EMPTY + 24 };
 const u32 sb = w_shared(sm);
 const int t = role.thread(), lane = t & 31, warp = t >> 5;
-if (t == 0) { for (int i = 0; i < 3; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 8); } for (int i = 0; i < 0; ++i) { w_bar_init(sb + THERE + 8 * i, 1); w_bar_init(sb + READ + 8 * i, 8); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
+// full barriers count TMA's bytes, empty ones the consumer warps that have read a stage
+if (t == 0) { for (int i = 0; i < 3; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 8); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
 role.sync();
 const int first = 0, last = 4;
 if (warp >= 8) {
+// producer warp: one thread keeps the ring of stages full by TMA
+// register split: what the producer gives back, consumers take
 role.dealloc_registers();
 if (t == 256) { w_map_prefetch(&ma); w_map_prefetch(&mw);
 }
+// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
 __syncwarp(); role.pdl_wait(); role.pdl_trigger();
 if (t == 256) { u32 it = 0;
 #pragma unroll 1
-for (int tile = role.block_x(); tile < 16; tile += role.blocks_x()) { const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x(); tile < 16; tile += role.blocks_x()) { const int z = tile / 16, r = tile % 16; 
+// raster order: columns of 8 tiles, so that operands stay in the L2 cache
+const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z, b = 0, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = 0, i2 = tm / 4; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+// the parity of a slot's phase flips whenever the ring comes round
 u32 slot = it % 3, lap = it / 3 & 1;
 #pragma unroll 1
 for (int st = first; st < last; ++st, ++it, slot = slot == 2 ? 0 : slot + 1, lap ^= slot == 0) { const int kb = st; (void)kb;
 const u32 bar = sb + FULL + 8 * slot;
 {
 w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, 32768u);
-const u32 to = sb + RING + slot * STAGE + 16384; { const int c = kb * 128 + 0; w_tma(&mw, to + 0, bar, c, n0); } }
-const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 4 * 128 + 0; w_tma(&ma, to + 0, bar, c, i0); } }
+const u32 to = sb + RING + slot * STAGE + 16384; { const int c = kb * 128; w_tma(&mw, to, bar, c, n0); } }
+const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 4 * 128; w_tma(&ma, to, bar, c, i0); } }
 } }
 } else {
+// consumer warpgroups: wgmma from shared memory, sums in registers
 role.alloc_registers();
+// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
 role.pdl_wait(); role.pdl_trigger();
 const int row0 = (warp >> 2) * 64; (void)row0;
 float acc[1][64];
 u32 it = 0;
 #pragma unroll 1
-for (int tile = role.block_x(); tile < 16; tile += role.blocks_x()) { const int z = tile / 16, r = tile % 16; const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = tm / 4 % 1 * 1, i2 = tm / 4 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x(); tile < 16; tile += role.blocks_x()) { const int z = tile / 16, r = tile % 16; 
+// raster order: columns of 8 tiles, so that operands stay in the L2 cache
+const int band = r / 32, in = r % 32, high = (4 - band * 8 < 8 ? 4 % 8 : 8), tm = band * 8 + in % high, tn = in / high; const int g = z, b = 0, n0 = tn * 128; const int i0 = tm % 4 * 128, i1 = 0, i2 = tm / 4; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+// vectors along the columns are read before the main loop
 uint4 column0[4];
 #pragma unroll
-for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 512 ? n8 : 0; column0[j] = *(const uint4*)((const u16*)in4 + (0 + n)); }
+for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 512 ? n8 : 0; column0[j] = *(const uint4*)((const u16*)in4 + n); }
+// two-level accumulation: tensor cores sum one k-tile of 8-bit floats, f32 additions the k-tiles
 #pragma unroll
 for (int i = 0; i < 64; ++i) acc[i / 64][i % 64] = 0.0f;
 #pragma unroll 1
@@ -74,24 +87,25 @@ if (i == 0) { if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * slot); }
 for (int j = 0; j < 64; ++j) acc[i][j] += part[j];
 }
 }
+// epilogue: a thread has 8 columns of a row at a time
 #pragma unroll
 for (int o = 0; o < 8; ++o) {
-const int h = o % 2, i = o / 2 % 1, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
+const int h = o % 2, i = 0, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
 const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int m = i0 + r;
 float v[8];
 #pragma unroll
 for (int c = 0; c < 4; ++c) { v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }
 w_quad(v, lane);
-{ const int n = n8 + 0; { const u16* const x0p = (const u16*)&column0[j];
+{ const int n = n8; { const u16* const x0p = (const u16*)&column0[j];
 w_f32 x0[8];
 const uint4 x0w = *(const uint4*)(x0p);
 { const float2 h = w_unpack_bf16(x0w.x); x0[0] = h.x; x0[1] = h.y; }
 { const float2 h = w_unpack_bf16(x0w.y); x0[2] = h.x; x0[3] = h.y; }
 { const float2 h = w_unpack_bf16(x0w.z); x0[4] = h.x; x0[5] = h.y; }
 { const float2 h = w_unpack_bf16(x0w.w); x0[6] = h.x; x0[7] = h.y; }
-const float* const x2p = (const float*)in3 + (0 + n);
+const float* const x2p = (const float*)in3 + n;
 w_f32 x2[8];
-{ const float4 h = *(const float4*)(x2p + 0);
+{ const float4 h = *(const float4*)(x2p);
 x2[0] = h.x;
 x2[1] = h.y;
 x2[2] = h.z;
@@ -103,7 +117,7 @@ x2[5] = h.y;
 x2[6] = h.z;
 x2[7] = h.w;
 }
-const float* const x3p = (const float*)in2 + ((m));
+const float* const x3p = (const float*)in2 + m;
 const w_f32 x3 = *(x3p);
 const w_f32 e1_0 = x0[0];
 const w_f32 e1_1 = x0[1];
@@ -145,7 +159,7 @@ const w_f32 e7_4 = w_round_bf16(e6_4);
 const w_f32 e7_5 = w_round_bf16(e6_5);
 const w_f32 e7_6 = w_round_bf16(e6_6);
 const w_f32 e7_7 = w_round_bf16(e6_7);
-u16* const y0 = (u16*)out0 + ((m) * 512 + n);
+u16* const y0 = (u16*)out0 + (m * 512 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_bf16(e7_0, e7_1), w_narrow2_bf16(e7_2, e7_3), w_narrow2_bf16(e7_4, e7_5), w_narrow2_bf16(e7_6, e7_7)); } }
 }
 }

@@ -21,23 +21,33 @@ struct ENTRY_frame : w_solo {
 extern "C" __global__ void __launch_bounds__(384, 1) ENTRY(const __grid_constant__ w_map ma, const void* __restrict__ in0, const void* __restrict__ in2, const void* __restrict__ pk, void* __restrict__ out0) {
 static constexpr ENTRY_frame role{};
 W_DYNAMIC(sm);
-enum { STAGE = 32768, RING = 0, FULL = RING + 196608, EMPTY = FULL + 48, TURN = EMPTY + 48, FIELD = 0, THERE = TURN + 16, READ = THERE + 0 };
+enum { STAGE = 32768, RING = 0, FULL = RING + 196608, EMPTY = FULL + 48, TURN = EMPTY + 48 };
 const u32 sb = w_shared(sm);
 const int t = role.thread(), lane = t & 31, warp = t >> 5;
-if (t == 0) { for (int i = 0; i < 6; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 4); } for (int i = 0; i < 0; ++i) { w_bar_init(sb + THERE + 8 * i, 1); w_bar_init(sb + READ + 8 * i, 4); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
+// full barriers count TMA's bytes, empty ones the consumer warps that have read a stage
+if (t == 0) { for (int i = 0; i < 6; ++i) { w_bar_init(sb + FULL + 8 * i, 1); w_bar_init(sb + EMPTY + 8 * i, 4); } w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }
 role.sync();
 const int first = 0, last = 12;
 if (warp >= 8) {
+// producer warp: one thread keeps the ring of stages full by TMA
+// register split: what the producer gives back, consumers take
 role.dealloc_registers();
 if (t == 256) { w_map_prefetch(&ma);
-const int tile = role.block_x(); const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 24 + tn) * 98304;
+// weights are constants: a first round of stages, before what earlier kernels wrote is waited for
+const int tile = role.block_x(); const int z = tile / 384, r = tile % 384; 
+// raster order: columns of 8 tiles, so that operands stay in the L2 cache
+const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z, b = 0, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = 0, i2 = tm / 16; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2; const u16* const pk_tile = (const u16*)pk + ((long long)g * 24 + tn) * 98304;
 for (u32 i = 0; i < (last - first < 6 ? (u32)(last - first) : 6u); ++i) { const u32 bar = sb + FULL + 8 * i; const u32 to = sb + RING + i * STAGE + 16384; const int kb = first + (int)i; w_bar_expect(bar, 32768u); w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
 }
+// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
 __syncwarp(); role.pdl_wait(); role.pdl_trigger();
 if (t == 256) { u32 it = 0;
 #pragma unroll 1
-for (int tile = role.block_x(); tile < 384; tile += role.blocks_x()) { const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x(); tile < 384; tile += role.blocks_x()) { const int z = tile / 384, r = tile % 384; 
+// raster order: columns of 8 tiles, so that operands stay in the L2 cache
+const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z, b = 0, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = 0, i2 = tm / 16; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
 const u16* const pk_tile = (const u16*)pk + ((long long)g * 24 + tn) * 98304;
+// the parity of a slot's phase flips whenever the ring comes round
 u32 slot = it % 6, lap = it / 6 & 1;
 #pragma unroll 1
 for (int st = first; st < last; ++st, ++it, slot = slot == 5 ? 0 : slot + 1, lap ^= slot == 0) { const int kb = st; (void)kb;
@@ -45,20 +55,27 @@ const u32 bar = sb + FULL + 8 * slot;
 if (it >= (last - first < 6 ? (u32)(last - first) : 6u)) {
 w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, 32768u);
 const u32 to = sb + RING + slot * STAGE + 16384; w_bulk(to, pk_tile + (long long)kb * 8192, 16384u, bar); }
-const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 12 * 64 + 0; w_tma(&ma, to + 0, bar, c, i0); } }
+const u32 to = sb + slot * STAGE; { const int q = kb; (void)q;  const int c = q % 12 * 64; w_tma(&ma, to, bar, c, i0); } }
 } }
 } else {
+// consumer warpgroups: wgmma from shared memory, sums in registers
 role.alloc_registers();
+// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
 role.pdl_wait(); role.pdl_trigger();
 const int row0 = 0; (void)row0;
 float acc[2][64];
 u32 it = (warp >> 2) * (u32)(last - first), turn = 0;
 #pragma unroll 1
-for (int tile = role.block_x() + (warp >> 2) * role.blocks_x(); tile < 384; tile += 2 * role.blocks_x()) { const int z = tile / 384, r = tile % 384; const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z / 1, b = z % 1, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = tm / 16 % 1 * 1, i2 = tm / 16 * 1; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+for (int tile = role.block_x() + (warp >> 2) * role.blocks_x(); tile < 384; tile += 2 * role.blocks_x()) { const int z = tile / 384, r = tile % 384; 
+// raster order: columns of 8 tiles, so that operands stay in the L2 cache
+const int band = r / 192, in = r % 192, high = 8, tm = band * 8 + in % high, tn = in / high; const int g = z, b = 0, n0 = tn * 128; const int i0 = tm % 16 * 128, i1 = 0, i2 = tm / 16; (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+// vectors along the columns are read before the main loop
 uint4 column0[4];
 #pragma unroll
-for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 3072 ? n8 : 0; column0[j] = *(const uint4*)((const u16*)in2 + (0 + n)); }
+for (int j = 0; j < 4; ++j) { const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 3072 ? n8 : 0; column0[j] = *(const uint4*)((const u16*)in2 + n); }
+// ping-pong: the warpgroups' main loops take turns, the epilogue of one overlaps that of the other
 { const u32 before = warp < 4 ? turn : turn + 1; ++turn; if (before) w_bar_wait(sb + TURN + 8 * (warp >> 2), (before - 1) & 1); }
+// the parity of a slot's phase flips whenever the ring comes round
 u32 slot = it % 6, lap = it / 6 & 1;
 #pragma unroll 1
 for (int st = first; st < last; ++st, ++it, slot = slot == 5 ? 0 : slot + 1, lap ^= slot == 0) {
@@ -74,12 +91,14 @@ for (int q = 0; q < 4; ++q)
 w_product_f16_00(acc[i], w_operand_at(at + (u32)((row0 + i * 64) * 128) + (u32)(q * 32), 16, 1024, 1),
   w_operand_at(at + 16384 + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
 w_group_commit();
+// the product before this one is complete: its stage is free
 w_group_wait<1>();
 if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 5 : slot - 1));
 }
 if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));
 w_group_wait<0>(); if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 5 : slot - 1));
 it += last - first;
+// epilogue: a thread has 8 columns of a row at a time
 #pragma unroll
 for (int o = 0; o < 16; ++o) {
 const int h = o % 2, i = o / 2 % 2, j = o / 4, n8 = n0 + j * 32 + (lane & 3) * 8;
@@ -87,7 +106,7 @@ const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2); const int m
 float v[8];
 #pragma unroll
 for (int c = 0; c < 4; ++c) { v[2 * c] = acc[i][(4 * j + c) * 4 + 2 * h]; v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1]; }
-{ const int n = n8 + 0; { const u16* const x0p = (const u16*)&column0[j];
+{ const int n = n8; { const u16* const x0p = (const u16*)&column0[j];
 w_f32 x0[8];
 const uint4 x0w = *(const uint4*)(x0p);
 { const float2 h = w_unpack_f16(x0w.x); x0[0] = h.x; x0[1] = h.y; }
@@ -102,7 +121,7 @@ const w_f32 e1_4 = (v[4] + x0[4]);
 const w_f32 e1_5 = (v[5] + x0[5]);
 const w_f32 e1_6 = (v[6] + x0[6]);
 const w_f32 e1_7 = (v[7] + x0[7]);
-u16* const y0 = (u16*)out0 + ((m) * 3072 + n);
+u16* const y0 = (u16*)out0 + (m * 3072 + n);
 *(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5), w_narrow2_f16(e1_6, e1_7)); } }
 }
 }
@@ -112,14 +131,14 @@ extern "C" __global__ void ENTRY_pack(const void* __restrict__ w, void* __restri
 static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 2359296u) return;
+  // rows are columns of the weights: permuted so that a thread's fragments are neighbours, swizzled as TMA would
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 128;
   const int q = i / 8192 % 12, tile = i / 98304;
   const int nt = tile % 24, g = tile / 24;
-  const int c = q % 12 * 64 + ((place) ^ ((row) & 7)) * 8 + e, tap = q / 12;
+  const int c = q % 12 * 64 + (place ^ (row & 7)) * 8 + e, tap = q / 12;
   const int n = nt * 128 + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
   u16 v = 0;
   if (q < 12 && c < 768 && n < 3072)
-    v = ((const u16*)w)[0 + g * 0 + n * 1 + tap / 1 * 0
-                                  + tap % 1 * 0 + c * 3072];
+    v = ((const u16*)w)[n + c * 3072];
   ((u16*)pk)[i] = v;
 }

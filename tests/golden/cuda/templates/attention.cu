@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) k(const void* __restrict__ i
   const u32 sb = w_shared(sm);
   const int t = role.thread(), lane = t & 31, warp = t >> 5;
   const int z = role.block_x() / 24, m0 = role.block_x() % 24 * 16;
-  const int row0 = warp / 1 * 16, key0 = warp % 1 * 96;
+  const int row0 = warp * 16, key0 = 0;
   (void)z; (void)m0; (void)key0;
   auto fill_q = [&](int first, u32 to) {
     auto place = [&](int x, int& r, int& c) {
@@ -82,6 +82,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) k(const void* __restrict__ i
   }
   role.pdl_wait();
   role.pdl_trigger();
+  // groups of copies: queries with the first keys, their values, the next keys, ...
   fill_q(m0, sb);
   fill_k(0, sb + 2304u);
   w_commit();
@@ -122,6 +123,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) k(const void* __restrict__ i
           }
         }
       }
+      // online softmax: exponentials on the scale of a row's maximum so far; four lanes share a row
       #pragma unroll
       for (int a = 0; a < 1; ++a)
         #pragma unroll
@@ -148,13 +150,14 @@ extern "C" __global__ void __launch_bounds__(32, 1) k(const void* __restrict__ i
     if (i == 0) w_arrived<0>();
     role.sync();
     {
+      // sums of products are, rounded, the left operand of the next product as they stand
       #pragma unroll
       for (int q = 0; q < 6; ++q) {
         u32 w[1][4];
         #pragma unroll
         for (int a = 0; a < 1; ++a) {
-          w[a][0] = w_narrow2_f16(s[a][2 * q + 0][0], s[a][2 * q + 0][1]);
-          w[a][1] = w_narrow2_f16(s[a][2 * q + 0][2], s[a][2 * q + 0][3]);
+          w[a][0] = w_narrow2_f16(s[a][2 * q][0], s[a][2 * q][1]);
+          w[a][1] = w_narrow2_f16(s[a][2 * q][2], s[a][2 * q][3]);
           w[a][2] = w_narrow2_f16(s[a][2 * q + 1][0], s[a][2 * q + 1][1]);
           w[a][3] = w_narrow2_f16(s[a][2 * q + 1][2], s[a][2 * q + 1][3]);
         }
@@ -172,6 +175,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) k(const void* __restrict__ i
       }
     }
   }
+  // warps that shared the keys of a row meet in shared memory
   w_arrived<0>();
   role.sync();
   float* const sums = (float*)sm;
@@ -184,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) k(const void* __restrict__ i
       float x = total[a][h];
       x += __uint_as_float(w_shfl_word(__float_as_uint(x), 1));
       x += __uint_as_float(w_shfl_word(__float_as_uint(x), 2));
-      const int r = warp % 1 * 16 + row0 + a * 16 + (lane >> 2) + h * 8;
+      const int r = row0 + a * 16 + (lane >> 2) + h * 8;
       if ((lane & 3) == 0) {
         totals[r] = x;
         tops[r] = top[a][h];

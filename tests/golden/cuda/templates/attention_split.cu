@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
       r = x / 4;
       c = x % 4 * 8;
     };
-    const u16* const base = (const u16*)in0 + (0);
+    const u16* const base = (const u16*)in0;
     #pragma unroll
     for (int x = t; x < 64; x += 128) {
       int r, c;
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
       r = x / 4;
       c = x % 4 * 8;
     };
-    const u16* const base = (const u16*)in1 + (0);
+    const u16* const base = (const u16*)in1;
     #pragma unroll
     for (int x = t; x < 256; x += 128) {
       int r, c;
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
       r = x / 6;
       c = x % 6 * 8;
     };
-    const u16* const base = (const u16*)in2 + (0);
+    const u16* const base = (const u16*)in2;
     #pragma unroll
     for (int x = t; x < 384; x += 128) {
       int r, c;
@@ -82,10 +82,11 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
   }
   role.pdl_wait();
   role.pdl_trigger();
+  // groups of copies: queries with the first keys, their values, the next keys, ...
   fill_q(m0, sb);
-  fill_k(from + 0, sb + 1280u);
+  fill_k(from, sb + 1280u);
   w_commit();
-  fill_v(from + 0, sb + 6400u);
+  fill_v(from, sb + 6400u);
   w_commit();
   u32 fq[1][2][4];
   {
@@ -132,6 +133,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
             if (at >= 500) s[a][j][e] = -__builtin_inff();
           }
         }
+      // online softmax: exponentials on the scale of a row's maximum so far; four lanes share a row
       #pragma unroll
       for (int a = 0; a < 1; ++a)
         #pragma unroll
@@ -158,13 +160,14 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
     if (i == 0) w_arrived<0>();
     role.sync();
     if (n0 < 500) {
+      // sums of products are, rounded, the left operand of the next product as they stand
       #pragma unroll
       for (int q = 0; q < 1; ++q) {
         u32 w[1][4];
         #pragma unroll
         for (int a = 0; a < 1; ++a) {
-          w[a][0] = w_narrow2_bf16(s[a][2 * q + 0][0], s[a][2 * q + 0][1]);
-          w[a][1] = w_narrow2_bf16(s[a][2 * q + 0][2], s[a][2 * q + 0][3]);
+          w[a][0] = w_narrow2_bf16(s[a][2 * q][0], s[a][2 * q][1]);
+          w[a][1] = w_narrow2_bf16(s[a][2 * q][2], s[a][2 * q][3]);
           w[a][2] = w_narrow2_bf16(s[a][2 * q + 1][0], s[a][2 * q + 1][1]);
           w[a][3] = w_narrow2_bf16(s[a][2 * q + 1][2], s[a][2 * q + 1][3]);
         }
@@ -182,6 +185,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
       }
     }
   }
+  // warps that shared the keys of a row meet in shared memory
   w_arrived<0>();
   role.sync();
   float* const sums = (float*)sm;
@@ -227,6 +231,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
   }
   w_together();
   w_cluster_sync();
+  // keys split over a cluster: each CTA finishes its share, in order, through distributed shared memory
   for (int x = rank * 128 + t; x < 160; x += 1024) {
     const int r = x / 10, c = x % 10 * 4, m = m0 + r;
     if (m < 40) {

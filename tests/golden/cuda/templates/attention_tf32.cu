@@ -82,6 +82,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
   }
   role.pdl_wait();
   role.pdl_trigger();
+  // groups of copies: queries with the first keys, their values, the next keys, ...
   fill_q(m0, sb);
   fill_k(0, sb + 4608u);
   w_commit();
@@ -132,6 +133,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
             if (at >= 40) s[a][j][e] = -__builtin_inff();
           }
         }
+      // online softmax: exponentials on the scale of a row's maximum so far; four lanes share a row
       #pragma unroll
       for (int a = 0; a < 1; ++a)
         #pragma unroll
@@ -158,13 +160,14 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
     if (i == 0) w_arrived<0>();
     role.sync();
     if (n0 < 40) {
+      // sums of products are, rounded, the left operand of the next product as they stand
       #pragma unroll
       for (int q = 0; q < 2; ++q) {
         u32 w[1][4];
         #pragma unroll
         for (int a = 0; a < 1; ++a) {
-          w[a][0] = w_narrow2_bf16(s[a][2 * q + 0][0], s[a][2 * q + 0][1]);
-          w[a][1] = w_narrow2_bf16(s[a][2 * q + 0][2], s[a][2 * q + 0][3]);
+          w[a][0] = w_narrow2_bf16(s[a][2 * q][0], s[a][2 * q][1]);
+          w[a][1] = w_narrow2_bf16(s[a][2 * q][2], s[a][2 * q][3]);
           w[a][2] = w_narrow2_bf16(s[a][2 * q + 1][0], s[a][2 * q + 1][1]);
           w[a][3] = w_narrow2_bf16(s[a][2 * q + 1][2], s[a][2 * q + 1][3]);
         }
@@ -182,6 +185,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
       }
     }
   }
+  // warps that shared the keys of a row meet in shared memory
   w_arrived<0>();
   role.sync();
   float* const sums = (float*)sm;

@@ -56,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
       READ = KNOWN + 8, MET = READ + 8, BAD = MET + 8, OTHERS = BAD + 96 };
   const u32 sb = w_shared(sm);
   const int t = role.thread(), lane = t & 31, warp = t >> 5;
+  // rings of keys and values: full barriers count TMA's bytes, empty ones the warps that have read a tile
   if (t == 0) {
     for (int i = 0; i < 1; ++i) {
       w_bar_init(sb + FULLK + 8 * i, 1);
@@ -73,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
   }
   role.sync();
   if (warp >= 4) {
+    // producer warpgroup: one thread asks TMA for queries, keys and values
     role.dealloc_registers();
     if (warp == 4) {
       if (lane == 0) {
@@ -80,14 +82,14 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
         w_map_prefetch(&mk);
         w_map_prefetch(&mv);
       }
+      // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
       __syncwarp();
       role.pdl_wait();
       role.pdl_trigger();
       if (lane == 0) {
         u32 it = 0, job = 0;
         for (int tile = role.block_x(), once = 1; once; once = 0) {
-          const int band = tile / 1, in = tile % 1, tq = 0 - in / 1, rest = in % 1, z = band * 1 + rest / 1,
-              copy = rest % 1, m0 = copy * 24 + tq * 64;
+          const int band = tile, in = 0, tq = -in, rest = 0, z = band + rest, copy = 0, m0 = copy * 24 + tq * 64;
           (void)z; (void)copy; (void)m0;
           const int count = 1;
           (void)count;
@@ -95,26 +97,26 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
           ++job;
           w_bar_expect(sb + FULLQ, 8192u);
           {
-            const int m = m0 + 0;
+            const int m = m0;
             (void)m;
-            w_tma(&mq, sb + 0, sb + FULLQ, 0, m, z);
+            w_tma(&mq, sb, sb + FULLQ, 0, m, z);
           }
           #pragma unroll 1
           for (int i = count - 1; i >= 0; --i, ++it) {
             const int n = i * 32;
-            const u32 slot = it % 1, phase = it / 1 & 1;
+            const u32 slot = 0, phase = it & 1;
             (void)n;
             {
               const u32 bar = sb + FULLK + 8 * slot, to = sb + KEYS + slot * 4096;
               w_bar_wait(sb + EMPTYK + 8 * slot, phase ^ 1);
               w_bar_expect(bar, 4096u);
-              w_tma(&mk, to + 0, bar, 0, n, z);
+              w_tma(&mk, to, bar, 0, n, z);
             }
             {
               const u32 bar = sb + FULLV + 8 * slot, to = sb + VALUES + slot * 4096;
               w_bar_wait(sb + EMPTYV + 8 * slot, phase ^ 1);
               w_bar_expect(bar, 4096u);
-              w_tma(&mv, to + 0, bar, 0, n, z);
+              w_tma(&mv, to, bar, 0, n, z);
             }
           }
         }
@@ -124,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
       role.pdl_trigger();
     }
   } else {
+    // consumer warpgroups: scores and results by wgmma, softmax in registers between them
     role.alloc_registers();
     role.pdl_wait();
     role.pdl_trigger();
@@ -131,8 +134,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
     const u64 dq = w_operand_at(sb + (u32)(group * 64 * 128), 16, 1024, 1);
     u32 it = 0, job = 0;
     for (int tile = role.block_x(), once = 1; once; once = 0) {
-      const int band = tile / 1, in = tile % 1, tq = 0 - in / 1, rest = in % 1, z = band * 1 + rest / 1,
-          copy = rest % 1, m0 = copy * 24 + tq * 64;
+      const int band = tile, in = 0, tq = -in, rest = 0, z = band + rest, copy = 0, m0 = copy * 24 + tq * 64;
       (void)z; (void)copy; (void)m0;
       const int count = 1;
       (void)count;
@@ -148,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
       {
         const int i = count - 1;
         (void)i;
-        const u32 slot = it % 1, phase = it / 1 & 1;
+        const u32 slot = 0, phase = it & 1;
         w_bar_wait(sb + FULLK + 8 * slot, phase);
         {
           const u64 dk = w_operand_at(sb + KEYS + slot * 4096, 16, 1024, 1);
@@ -161,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
         w_group_wait<0>();
         w_hold(s);
         if (lane == 0) w_bar_arrive(sb + EMPTYK + 8 * slot);
+        // keys that a row does not see, or that do not exist
         if (i >= full) {
           #pragma unroll
           for (int j = 0; j < 4; ++j)
@@ -172,6 +175,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
                 if (at > limit[h]) s[4 * j + 2 * h + e] = -__builtin_inff();
               }
         }
+        // online softmax: exponentials on the scale of a row's maximum so far; four lanes share a row
         float most[2][2], sums[2][2];
         #pragma unroll
         for (int h = 0; h < 2; ++h)
@@ -207,15 +211,17 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
             }
         #pragma unroll
         for (int h = 0; h < 2; ++h) total[h] = (sums[h][0] + sums[h][1]);
+        // sums of products are, rounded, the left operand of the next product as they stand
         #pragma unroll
         for (int q = 0; q < 2; ++q)
           #pragma unroll
           for (int e = 0; e < 4; ++e) w[q][e] = w_narrow2_f16(s[8 * q + 2 * e], s[8 * q + 2 * e + 1]);
-        if (i >= 1) w_bar_wait(sb + FULLK + 8 * ((it + 1) % 1), (it + 1) / 1 & 1);
+        if (i >= 1) w_bar_wait(sb + FULLK, it + 1 & 1);
       }
+      // the scores of a tile run beside the results of the one before, its softmax beside those
       #pragma unroll 1
       for (int i = count - 2; i >= 0; i -= 1, it += 1) {
-        const u32 slot = it % 1, phase = it / 1 & 1, next = (it + 1) % 1;
+        const u32 slot = 0, phase = it & 1, next = 0;
         {
           const u64 dk = w_operand_at(sb + KEYS + next * 4096, 16, 1024, 1);
           w_group_begin();
@@ -235,6 +241,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
         w_group_wait<1>();
         w_hold(s);
         if (lane == 0) w_bar_arrive(sb + EMPTYK + 8 * next);
+        // keys that a row does not see, or that do not exist
         if (i >= full) {
           #pragma unroll
           for (int j = 0; j < 4; ++j)
@@ -246,6 +253,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
                 if (at > limit[h]) s[4 * j + 2 * h + e] = -__builtin_inff();
               }
         }
+        // online softmax: exponentials on the scale of a row's maximum so far; four lanes share a row
         float most[2][2], sums[2][2];
         #pragma unroll
         for (int h = 0; h < 2; ++h)
@@ -285,12 +293,13 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
         #pragma unroll
         for (int h = 0; h < 2; ++h) total[h] = total[h] * old[h] + (sums[h][0] + sums[h][1]);
         w_hold(s);
-        if (i >= 1) w_bar_wait(sb + FULLK + 8 * ((it + 2) % 1), (it + 2) / 1 & 1);
+        if (i >= 1) w_bar_wait(sb + FULLK, it + 2 & 1);
         w_group_wait<0>();
         w_hold(o);
         if (lane == 0) w_bar_arrive(sb + EMPTYV + 8 * slot);
         #pragma unroll
         for (int j = 0; j < 8; ++j) o[j] *= old[j >> 1 & 1];
+        // sums of products are, rounded, the left operand of the next product as they stand
         #pragma unroll
         for (int q = 0; q < 2; ++q)
           #pragma unroll
@@ -298,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
       }
       if (lane == 0) w_bar_arrive(sb + EMPTYQ);
       {
-        const u32 slot = it % 1, phase = it / 1 & 1;
+        const u32 slot = 0, phase = it & 1;
         ++it;
         w_group_begin();
         {
@@ -313,6 +322,7 @@ extern "C" __global__ void __launch_bounds__(256, 3) k(const __grid_constant__ w
         w_hold(o);
         if (lane == 0) w_bar_arrive(sb + EMPTYV + 8 * slot);
       }
+      // epilogue: four neighbouring lanes exchange, so that each stores 8 neighbours
       #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float x = total[h];

@@ -13,11 +13,11 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   static constexpr w_solo role{};
   const int i = role.block_x() * 64 + role.thread();
   const int tx = i % 10, ty = i / 10 % 9, cv = i / 90 % 10, img = i / 900;
-  const int n = cv * 1, g = 0, b = 0;
+  const int n = cv, g = 0, b = 0;
   (void)g; (void)b;
   const u16* const w = (const u16*)pk + n * 9;
   u16 k0;
-  w_read_if(k0, w + 0, i < 900);
+  w_read_if(k0, w, i < 900);
   u16 k1;
   w_read_if(k1, w + 1, i < 900);
   u16 k2;
@@ -37,20 +37,20 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   role.pdl_wait();
   role.pdl_trigger();
   const bool live = i < 900;
-  const int y0 = ty * 1 - 1, x0 = tx * 1 - 1;
-  const u16* const A = (const u16*)in0 + 0 + img * 900 + y0 * 10 + x0 * 1 + n * 90;
+  const int y0 = ty - 1, x0 = tx - 1;
+  const u16* const A = (const u16*)in0 + img * 900 + y0 * 10 + x0 + n * 90;
   float acc[1][1];
   #pragma unroll
   for (int q = 0; q < 1; ++q)
     #pragma unroll
     for (int e = 0; e < 1; ++e) acc[q][e] = 0.0f;
-  const bool in_x0 = (u32)(x0 + 0) < 10u;
+  const bool in_x0 = (u32)x0 < 10u;
   const bool in_x1 = (u32)(x0 + 1) < 10u;
   const bool in_x2 = (u32)(x0 + 2) < 10u;
   {
-    const bool in_y0 = (u32)(y0 + 0) < 9u;
+    const bool in_y0 = (u32)y0 < 9u;
     u16 h0_0;
-    w_read_if(h0_0, A + 0, live && in_y0 && in_x0);
+    w_read_if(h0_0, A, live && in_y0 && in_x0);
     u16 h0_1;
     w_read_if(h0_1, A + 1, live && in_y0 && in_x1);
     u16 h0_2;
@@ -162,20 +162,20 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
     }
   }
   auto finish = [&](const float (&acc)[1], int m) {
-    const u16* const x1p = (const u16*)in2 + (0 + n);
+    const u16* const x1p = (const u16*)in2 + n;
     const w_f32 x1 = w_unpack_f16(*(x1p)).x;
     const w_f32 e2_0 = (acc[0] + x1);
     const w_f32 e3_0 = w_max_const(e2_0, 0.0f);
-    u16* const y0 = (u16*)out0 + ((m) + n * 90);
-    *(y0 + 0) = (u16)w_narrow2_f16(e3_0, 0.0f);
+    u16* const y0 = (u16*)out0 + (m + n * 90);
+    *(y0) = (u16)w_narrow2_f16(e3_0, 0.0f);
   };
   if (!live) return;
-  finish(acc[0], (img * 9 + ty * 1 + 0) * 10 + tx * 1 + 0);
+  finish(acc[0], (img * 9 + ty) * 10 + tx);
 }
 extern "C" __global__ void k_pack(const void* __restrict__ w, void* __restrict__ pk) {
   static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 90u) return;
-  const int tap = i / 1 % 9, n = i / 9 * 1 + i % 1;
-  ((u16*)pk)[i] = ((const u16*)w)[0 + n * 9 + tap / 3 * 3 + tap % 3 * 1];
+  const int tap = i % 9, n = i / 9;
+  ((u16*)pk)[i] = ((const u16*)w)[n * 9 + tap / 3 * 3 + tap % 3];
 }

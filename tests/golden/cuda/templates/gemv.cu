@@ -28,23 +28,23 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
     const void* __restrict__ in2, void* __restrict__ out0) {
   static constexpr w_solo role{};
   __shared__ float sums[1][1][8];
-  const int t = role.thread(), lane = t & 31, slice = (t >> 5) % 1, group = (t >> 5) / 1;
+  const int t = role.thread(), lane = t & 31, slice = 0, group = (t >> 5);
   const int g = role.block_y() / 2, b = role.block_y() % 2;
   (void)g; (void)b;
   const int n0 = role.block_x() * 8;
-  const float* const A = (const float*)in0 + (b) * 64 + 0;
+  const float* const A = (const float*)in0 + b * 64;
   const uint4* w[2];
   #pragma unroll
   for (int j = 0; j < 2; ++j) {
     int n = n0 + group * 2 + j;
     n = n < 10 ? n : 9;
-    w[j] = (const uint4*)((const float*)in1 + 0 + g * 0 + (b) * 640 + n * 64);
+    w[j] = (const uint4*)((const float*)in1 + b * 640 + n * 64);
   }
   const uint4* x[1];
   {
     const int m = 0;
     (void)m;
-    x[0] = (const uint4*)(A + 0);
+    x[0] = (const uint4*)(A);
   }
   float acc[1][2];
   uint4 h[1][2];
@@ -60,10 +60,11 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
       for (int j = 0; j < 2; ++j) h[u][j] = k < 16 ? w[j][k] : make_uint4(0, 0, 0, 0);
     }
   };
+  // a warp reads columns of weights 16 bytes at a time, the next ones while these are multiplied
   const int start = slice * 32 + lane;
   if (t < 2) {
     const int n = n0 + t * 32;
-    w_prefetch((const float*)in2 + 0 + g * 0 + (n < 10 ? n : 9));
+    w_prefetch((const float*)in2 + (n < 10 ? n : 9));
   }
   role.pdl_wait();
   role.pdl_trigger();
@@ -91,16 +92,17 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
       for (int d = 16; d; d >>= 1) acc[i][j] += w_shfl(acc[i][j], d);
       if (lane == 0) sums[slice][i][group * 2 + j] = acc[i][j];
     }
+  // epilogue
   role.sync();
   for (int e = t; e < 8; e += 128) {
     const int m = e / 8, n = n0 + e % 8;
     if (n < 10) {
       float acc[1] = {sums[0][m][n - n0]};
-      const float* const x0p = (const float*)in2 + (0 + n);
+      const float* const x0p = (const float*)in2 + n;
       const w_f32 x0 = *(x0p);
       const w_f32 e1_0 = (acc[0] + x0);
-      float* const y0 = (float*)out0 + ((b) * 10 + n);
-      *(y0 + 0) = e1_0;
+      float* const y0 = (float*)out0 + (b * 10 + n);
+      *(y0) = e1_0;
     }
   }
 }

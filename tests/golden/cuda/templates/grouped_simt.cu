@@ -19,18 +19,18 @@ namespace m0 {
     const u32 sb = w_shared(sm);
     const int t = role.thread(), lane = t & 31, warp = t >> 5;
     const int tn = role.block_x() % 2, m0 = role.block_x() / 2 * 32, n0 = tn * 32;
-    const int g = role.block_z() / 1, b = role.block_z() % 1;
+    const int g = role.block_z(), b = 0;
     (void)g; (void)b; (void)n0; (void)lane;
     const u16* const A = (const u16*)in0;
     const u16* const W = (const u16*)pk + ((long long)g * 2 + tn) * 2048;
-    const int first = role.block_y() * 2 / 1, last = (role.block_y() + 1) * 2 / 1;
+    const int first = role.block_y() * 2, last = (role.block_y() + 1) * 2;
     int ao[1];
     _Pragma("unroll")
     for (int i = 0; i < 1; ++i) {
       const int x = t + i * 128;
       {
         const int m = m0 + x / 4;
-        ao[i] = m < 40 ? 0 + (m) * 40 : -1;
+        ao[i] = m < 40 ? m * 40 : -1;
       }
     }
     auto fill_a = [&](int kb, u32 to) {
@@ -40,8 +40,8 @@ namespace m0 {
       for (int i = 0; i < 1; ++i) {
         const int x = t + i * 128;
         {
-          w_copy16(to + (x / 4 * 4 + ((t % 4) ^ (((x / 4) >> 1) & 3))) * 16,
-              (ao[i] >= 0 && n16 != 0 ? A + ao[i] + k : A), (ao[i] >= 0 ? n16 : 0u));
+          w_copy16(to + (x / 4 * 4 + ((t % 4) ^ ((x / 4) >> 1 & 3))) * 16, (ao[i] >= 0 && n16 != 0 ? A + ao[i] + k : A),
+              (ao[i] >= 0 ? n16 : 0u));
         }
       }
     };
@@ -74,11 +74,11 @@ namespace m0 {
         #pragma unroll
         for (int i = 0; i < 1; ++i)
           w_matrices(fa[i], a + ((row0 + i * 16 + (lane & 15)) * 4
-              + ((kk * 2 + (lane >> 4)) ^ (((row0 + i * 16 + (lane & 15)) >> 1) & 3))) * 16);
+              + ((kk * 2 + (lane >> 4)) ^ ((row0 + i * 16 + (lane & 15)) >> 1 & 3))) * 16);
         #pragma unroll
         for (int j = 0; j < 1; ++j)
           w_matrices(fw[j], w + ((col0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)) * 4
-              + ((kk * 2 + ((lane >> 3) & 1)) ^ (((col0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)) >> 1) & 3))) * 16);
+              + ((kk * 2 + ((lane >> 3) & 1)) ^ ((col0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)) >> 1 & 3))) * 16);
         #pragma unroll
         for (int i = 0; i < 1; ++i)
           #pragma unroll
@@ -92,8 +92,9 @@ namespace m0 {
       if (first + i < last) fill_w(first + i, sb + (u32)((i % 3) * 4096) + 2048);
     if (t < 2) {
       const int n = n0 + t * 64;
-      w_prefetch((const u16*)in2 + 0 + g * 16 + (n < 48 ? n : 47));
+      w_prefetch((const u16*)in2 + g * 16 + (n < 48 ? n : 47));
     }
+    // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
     role.pdl_wait();
     role.pdl_trigger();
     for (int i = 0; i < 2; ++i) {
@@ -103,6 +104,7 @@ namespace m0 {
       }
       w_commit();
     }
+    // multistage pipeline: copies run ahead of products, one barrier for each k-tile
     for (int i = 0; i < last - first; ++i) {
       w_arrived<1>();
       role.sync();
@@ -121,6 +123,7 @@ namespace m0 {
     }
     w_arrived<0>();
     role.sync();
+    // sums go through shared memory, so that neighbouring threads finish neighbouring columns
     float* const sums = (float*)sm;
     float* const mine = sums + wk * 1280;
     #pragma unroll
@@ -139,7 +142,7 @@ namespace m0 {
         float acc[8];
         #pragma unroll
         for (int i = 0; i < 8; ++i) { acc[i] = sums[r * 40 + q + i]; }
-        const u16* const x0p = (const u16*)in2 + (0 + n);
+        const u16* const x0p = (const u16*)in2 + n;
         w_f32 x0[8];
         const uint4 x0w = *(const uint4*)(x0p);
         {
@@ -170,7 +173,7 @@ namespace m0 {
         const w_f32 e1_5 = (acc[5] + x0[5]);
         const w_f32 e1_6 = (acc[6] + x0[6]);
         const w_f32 e1_7 = (acc[7] + x0[7]);
-        u16* const y0 = (u16*)out0 + ((m % 20) * 16 + (m / 20) * 960 + n / 16 * 320 + n % 16);
+        u16* const y0 = (u16*)out0 + (m % 20 * 16 + m / 20 * 960 + n / 16 * 320 + n % 16);
         *(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5),
             w_narrow2_f16(e1_6, e1_7));
       }
@@ -182,13 +185,14 @@ extern "C" __global__ void k_0_pack(const void* __restrict__ w, void* __restrict
   using namespace m0;
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 4096u) return;
+  // which element of which swizzled tile this thread fills
   const int e = i % 8, place = i / 8 % 4, row = i / 32 % 32;
   const int tile = i / 1024, kt = tile % 2, nt = tile / 2 % 2;
   const int g = tile / 4;
-  const int k = kt * 32 + ((place) ^ (((row) >> 1) & 3)) * 8 + e, n = nt * 32 + row;
-  const int c = k % 40, tap = k / 40, kh = tap / 1, kw = tap % 1;
+  const int k = kt * 32 + (place ^ (row >> 1 & 3)) * 8 + e, n = nt * 32 + row;
+  const int c = k % 40, tap = k / 40, kh = tap, kw = 0;
   u16 v = 0;
-  if (k < 40 && n < 48) v = ((const u16*)w)[0 + g * 0 + n * 1 + kh * 0 + kw * 0 + c * 48];
+  if (k < 40 && n < 48) v = ((const u16*)w)[n + c * 48];
   ((u16*)pk)[i] = v;
 }
 extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0, const void* __restrict__ in2,
@@ -198,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
   static constexpr w_solo role{};
   const u32 block = role.block_x();
   if (block < 12u) {
-    const u32 at = block - 0u, which = at / 4u, tile = at % 4u;
+    const u32 at = block, which = at / 4u, tile = at % 4u;
     (void)which; (void)tile;
     m0::member(m0::frame(tile % 4u, 0u, 0u), in0, (which == 0u ? in2 : which == 1u ? in4 : in6),
         (which == 0u ? pk0 : which == 1u ? pk1 : pk2), (which == 0u ? out0 : which == 1u ? out1 : out2));

@@ -27,13 +27,13 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
   const u32 sb = w_shared(sm);
   (void)sb;
   const int t = role.thread(), lane = t & 31, warp = t >> 5;
-  const int tile = role.block_x() / 1, n0 = role.block_x() % 1 * 16, g = role.block_z(), b = 0;
+  const int tile = role.block_x(), n0 = 0, g = role.block_z(), b = 0;
   const int img = tile / 6, y0 = tile / 2 % 3 * 3, x0 = tile % 2 * 5;
   (void)g; (void)b; (void)n0;
-  const u16* const A = (const u16*)in0 + 0 + img * 972 + g * 4;
-  const char* const W = (const char*)pk + ((long long)g * 1 + role.block_x() % 1) * 2048;
-  const int first = role.block_y() * 1 / 1;
-  const int last = (role.block_y() + 1) * 1 / 1;
+  const u16* const A = (const u16*)in0 + img * 972 + g * 4;
+  const char* const W = (const char*)pk + ((long long)g) * 2048;
+  const int first = role.block_y();
+  const int last = role.block_y() + 1;
   auto fill_w = [&](int cb, u32 to) {
     const char* const from = W + cb * 2048;
     _Pragma("unroll")
@@ -48,6 +48,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
   for (int i = 0; i < 1; ++i)
     if (first + i < last) fill_w(first + i, sb + i * 2336 + 288);
   for (int i = t; i < 16; i += 128) ((int*)(sm + TAPS))[i] = w_taps[i];
+  // the halo tile: all pixels that a tile reads, once, whichever taps read them
   int ao[1], at[1];
   _Pragma("unroll")
   for (int i = 0; i < 1; ++i) {
@@ -55,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
     if (x < 35) {
       const int pix = x % 35, iy = pix / 7, ix = pix % 7;
       at[i] = iy * 56 + ix * 8 + (x / 35) * 16;
-      const int py = y0 * 1 + iy, px = x0 * 1 + ix;
+      const int py = y0 + iy, px = x0 + ix;
       ao[i] = (u32)(py - 1) < 9u && (u32)(px - 1) < 9u ? (py - 1) * 108 + (px - 1) * 12 : -1;
     }
   }
@@ -73,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
           const bool ok = x < 35 && ao[i] >= 0;
           to_[j] = at[i];
           _Pragma("unroll")
-          for (int e = 0; e < 1; ++e) w_read_if(v[j][e], A + ao[i] + (ch + e * 4) * 1, ok);
+          for (int e = 0; e < 1; ++e) w_read_if(v[j][e], A + ao[i] + ch + e * 4, ok);
         }
       }
       w_together();
@@ -84,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
       }
     }
   };
-  const int wk = warp / 1, row0 = warp / 1 % 1 * 16, col0 = warp % 1 * 16;
+  const int wk = warp, row0 = 0, col0 = 0;
   (void)wk;
   int from[1][2];
   #pragma unroll
@@ -123,21 +124,22 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
           fa0[0][2] = lo.y;
           fa0[0][3] = hi.y;
         }
-        if (0 + wk * 4 + (lane & 3) >= 9) {
+        if (wk * 4 + (lane & 3) >= 9) {
           fa0[0][0] = 0;
           fa0[0][1] = 0;
           fa0[0][2] = 0;
           fa0[0][3] = 0;
         }
       }
-      fw0[0] = part[(0 + wk) * 32 + 0];
+      fw0[0] = part[wk * 32];
       w_products_f16(acc, fa0, fw0);
     }
   };
   if (t < 2) {
     const int n = n0 + t * 64;
-    w_prefetch((const u16*)in2 + 0 + g * 3 + (n < 3 ? n : 2));
+    w_prefetch((const u16*)in2 + g * 3 + (n < 3 ? n : 2));
   }
+  // the image waits for the kernels before; weights, which are constants, are on their way already
   role.pdl_wait();
   role.pdl_trigger();
   _Pragma("unroll")
@@ -165,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
     }
   role.sync();
   for (int x = t; x < 256; x += 128) {
-    const int r = x / 16, q = x % 16 * 1;
+    const int r = x / 16, q = x % 16;
     const int m = (img * 9 + y0 + r / 5) * 9 + x0 + r % 5, n = n0 + q;
     if (r < 15 && x0 + r % 5 < 9 && n < 3) {
       float acc[1];
@@ -179,8 +181,8 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
       const w_f32 x1 = w_unpack_f16(*(x1p)).x;
       const w_f32 e2_0 = (acc[0] + x1);
       const w_f32 e3_0 = w_max_const(e2_0, 0.0f);
-      u16* const y0 = (u16*)out0 + ((m) * 9 + g * 3 + n);
-      *(y0 + 0) = (u16)w_narrow2_f16(e3_0, 0.0f);
+      u16* const y0 = (u16*)out0 + (m * 9 + g * 3 + n);
+      *(y0) = (u16)w_narrow2_f16(e3_0, 0.0f);
     }
   }
 }
@@ -188,13 +190,14 @@ extern "C" __global__ void k_pack(const void* __restrict__ w, void* __restrict__
   static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 3072u) return;
-  const int e = i % 8, lane = i / 8 % 32, pair = i / 256 % 1, step = i / 256 % 4;
-  const int rest = i / 1024, cb = rest % 1, nt = rest / 1 % 1;
-  const int g = rest / 1, q = lane & 3, high = e >> 1 & 1;
+  // lane and element of a fragment, as mma.sync holds them
+  const int e = i % 8, lane = i / 8 % 32, pair = 0, step = i / 256 % 4;
+  const int rest = i / 1024, cb = 0, nt = 0;
+  const int g = rest, q = lane & 3, high = e >> 1 & 1;
   const int n = nt * 16 + pair * 16 + (e >> 2) * 8 + (lane >> 2);
   const int tap = step * 4 + q, ch = high * 2 + (e & 1);
   const int o = n, ky = tap / 3, kx = tap % 3;
   u16 v = 0;
-  if (n < 3 && tap < 9 && ch < 4) v = ((const u16*)w)[0 + g * 108 + o * 36 + ky * 3 + kx * 1 + ch * 9];
+  if (n < 3 && tap < 9 && ch < 4) v = ((const u16*)w)[g * 108 + o * 36 + ky * 3 + kx + ch * 9];
   ((u16*)pk)[i] = v;
 }

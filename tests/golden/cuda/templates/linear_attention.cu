@@ -19,13 +19,13 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
       u16 raw[3];
       #pragma unroll
       for (int u = 0; u < 3; ++u) {
-        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52 * 1;
+        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52;
         const bool inside = x < 364 && n < 49;
-        if (inside) raw[u] = *(const u16*)((const u16*)in0 + ((z % 3) * 1029 + 686 + r * 49 + n));
+        if (inside) raw[u] = *(const u16*)((const u16*)in0 + (z % 3 * 1029 + 686 + r * 49 + n));
       }
       #pragma unroll
       for (int u = 0; u < 3; ++u) {
-        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52 * 1;
+        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52;
         const bool inside = x < 364 && n < 49;
         if (x < 364) {
           float v[1];
@@ -51,13 +51,13 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
       u16 raw[3];
       #pragma unroll
       for (int u = 0; u < 3; ++u) {
-        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52 * 1;
+        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52;
         const bool inside = x < 364 && n < 49;
-        if (inside) raw[u] = *(const u16*)((const u16*)in0 + ((z % 3) * 1029 + 343 + r * 49 + n));
+        if (inside) raw[u] = *(const u16*)((const u16*)in0 + (z % 3 * 1029 + 343 + r * 49 + n));
       }
       #pragma unroll
       for (int u = 0; u < 3; ++u) {
-        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52 * 1;
+        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52;
         const bool inside = x < 364 && n < 49;
         if (x < 364) {
           float v[1];
@@ -83,13 +83,13 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
       u16 raw[3];
       #pragma unroll
       for (int u = 0; u < 3; ++u) {
-        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52 * 1;
+        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52;
         const bool inside = x < 364 && n < 49;
-        if (inside) raw[u] = *(const u16*)((const u16*)in0 + ((z % 3) * 1029 + r * 49 + n));
+        if (inside) raw[u] = *(const u16*)((const u16*)in0 + (z % 3 * 1029 + r * 49 + n));
       }
       #pragma unroll
       for (int u = 0; u < 3; ++u) {
-        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52 * 1;
+        const int x = x0 + u * 128, r = x / 52, n = n0 + x % 52;
         const bool inside = x < 364 && n < 49;
         if (x < 364) {
           float v[1];
@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
           const w_f32 e0 = (y1 + 0.0010000000474974513f);
           const w_f32 e1 = (y0 / e0);
           const w_f32 e2 = w_round_f16(e1);
-          u16* const to = (u16*)out0 + ((z % 3) * 343 + r * 49 + n);
+          u16* const to = (u16*)out0 + (z % 3 * 343 + r * 49 + n);
           *(to) = (u16)w_narrow2_f16(e2, 0.0f);
         }
       }

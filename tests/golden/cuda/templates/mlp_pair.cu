@@ -52,39 +52,39 @@ extern "C" __global__ void k_pack(const void* __restrict__ in1, const void* __re
     const void* __restrict__ in3, const void* __restrict__ in4, void* __restrict__ pk) {
   static constexpr w_solo role{};
   u32 i = role.block_x() * 256u + role.thread();
+  // panels of 64 of the sum, rows of 128 bytes, swizzled as wgmma reads them
   if (i < 8192u) {
-    const u32 pn = (i % 8192) / 64, pk_ = i / 8192 * 64 + (((i % 8192) / 8 % 8) ^ ((i % 8192) / 64 % 8)) * 8 + i % 8;
-    const u32 n = (pn);
-    const u32 k = (pk_);
+    const u32 pn = i % 8192 / 64, pk_ = i / 8192 * 64 + ((i % 8192 / 8 % 8) ^ (i % 8192 / 64 % 8)) * 8 + i % 8;
+    const u32 n = pn;
+    const u32 k = pk_;
     u16 v = 0;
-    if (n < 128 && k < 3) v = ((const u16*)in1)[k * 128 + n * 1 + 0];
-    ((u16*)((char*)pk + 0))[i] = v;
+    if (n < 128 && k < 3) v = ((const u16*)in1)[k * 128 + n];
+    ((u16*)((char*)pk))[i] = v;
     return;
   }
   i -= 8192u;
+  // panels of 64 of the sum, rows of 128 bytes, swizzled as wgmma reads them
   if (i < 32768u) {
-    const u32 pn = (i % 16384) / 64, pk_ = i / 16384 * 64 + (((i % 16384) / 8 % 8) ^ ((i % 16384) / 64 % 8)) * 8
-        + i % 8;
-    const u32 n = ((pn) / 32 * 32 + (pn) % 8 / 2 * 8 + (pn) % 32 / 8 * 2 + (pn) % 2);
-    const u32 k = (pk_ - 0u < 128u ? pk_ - 0u + 0u : 128u);
+    const u32 pn = i % 16384 / 64, pk_ = i / 16384 * 64 + ((i % 16384 / 8 % 8) ^ (i % 16384 / 64 % 8)) * 8 + i % 8;
+    const u32 n = (pn / 32 * 32 + pn % 8 / 2 * 8 + pn % 32 / 8 * 2 + pn % 2);
+    const u32 k = (pk_ < 128u ? pk_ : 128u);
     u16 v = 0;
-    if (n < 256 && k < 128) v = ((const u16*)in3)[k * 256 + n * 1 + 0];
+    if (n < 256 && k < 128) v = ((const u16*)in3)[k * 256 + n];
     ((u16*)((char*)pk + 16384))[i] = v;
     return;
   }
   i -= 32768u;
   if (i < 128u) {
     float v = 0.0f;
-    if ((i) < 128) v = (float)w_unpack_f16(*((const u16*)in2 + ((i) * 1 + 0))).x;
+    if (i < 128) v = (float)w_unpack_f16(*((const u16*)in2 + i)).x;
     ((float*)((char*)pk + 81920))[i] = v;
     return;
   }
   i -= 128u;
   if (i < 256u) {
     float v = 0.0f;
-    if (((i) / 32 * 32 + (i) % 8 / 2 * 8 + (i) % 32 / 8 * 2 + (i) % 2) < 256)
-      v = (float)w_unpack_f16(*((const u16*)in4 + (((i) / 32 * 32 + (i) % 8 / 2 * 8 + (i) % 32 / 8 * 2 + (i) % 2) * 1
-          + 0))).x;
+    if ((i / 32 * 32 + i % 8 / 2 * 8 + i % 32 / 8 * 2 + i % 2) < 256)
+      v = (float)w_unpack_f16(*((const u16*)in4 + (i / 32 * 32 + i % 8 / 2 * 8 + i % 32 / 8 * 2 + i % 2))).x;
     ((float*)((char*)pk + 82432))[i] = v;
     return;
   }
@@ -138,6 +138,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
   role.sync();
   __syncwarp();
   w_cluster_sync();
+  // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
   role.pdl_wait();
   role.pdl_trigger();
   auto load = [&](int row, u32 (&to)[1][1][4]) {
@@ -151,15 +152,15 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
         for (int c = 0; c < 2; ++c) {
           float v[2];
           v[0] = 0.0f;
-          if (c * 8 + 2 * q + 0 < 3) v[0] = from[c * 8 + 2 * q + 0];
+          if ((c * 8) + (2 * q) < 3) v[0] = from[(c * 8) + (2 * q)];
           v[1] = 0.0f;
-          if (c * 8 + 2 * q + 1 < 3) v[1] = from[c * 8 + 2 * q + 1];
+          if ((c * 8) + (2 * q) + 1 < 3) v[1] = from[(c * 8) + (2 * q) + 1];
           {
-            const int j = c * 1 + 0;
+            const int j = c;
             const w_f32 e1_0 = w_round_f16(v[0]);
             const w_f32 e1_1 = w_round_f16(v[1]);
-            to[m][j / 2][j % 2 * 2 + half] = w_narrow2_f16((j * 8 + 7 < 3 || j * 8 + 2 * q + 0 < 3 ? e1_0 : 0.0f),
-                (j * 8 + 7 < 3 || j * 8 + 2 * q + 1 < 3 ? e1_1 : 0.0f));
+            to[m][j / 2][j % 2 * 2 + half] = w_narrow2_f16((j * 8 + 7 < 3 || (j * 8) + (2 * q) < 3 ? e1_0 : 0.0f),
+                (j * 8 + 7 < 3 || (j * 8) + (2 * q) + 1 < 3 ? e1_1 : 0.0f));
           }
         }
       }
@@ -176,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
       const float2 b = *(const float2*)(sm + 65536 + (j * 8 + 2 * q + side * 64) * 4);
       #pragma unroll
       for (int m = 0; m < 1; ++m) {
-        d1[m][4 * j + 0] = b.x;
+        d1[m][4 * j] = b.x;
         d1[m][4 * j + 1] = b.y;
         d1[m][4 * j + 2] = b.x;
         d1[m][4 * j + 3] = b.y;
@@ -215,8 +216,8 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
       for (int j = 0; j < 8; ++j) {
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const w_f32 e7_0 = d1[m][4 * j + 2 * half + 0];
-          const w_f32 e7_1 = d1[m][4 * j + 2 * half + 1];
+          const w_f32 e7_0 = d1[m][4 * j + (2 * half)];
+          const w_f32 e7_1 = d1[m][4 * j + (2 * half + 1)];
           const w_f32 e8_0 = (-e7_0);
           const w_f32 e8_1 = (-e7_1);
           const w_f32 e9_0 = w_rough_exp(e8_0);
@@ -229,6 +230,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
         }
       }
     }
+    // to the other CTA of the cluster, by distributed shared memory; its barrier counts the bytes
     {
       const u32 to = box + (mails & 1) * 8192u + t * 16u, bar = mail + 8 * (mails & 1);
       #pragma unroll
@@ -241,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
       const float2 b = *(const float2*)(sm + 66048 + (j * 8 + 2 * q + side * 128) * 4);
       #pragma unroll
       for (int m = 0; m < 1; ++m) {
-        d2[m][4 * j + 0] = b.x;
+        d2[m][4 * j] = b.x;
         d2[m][4 * j + 1] = b.y;
         d2[m][4 * j + 2] = b.x;
         d2[m][4 * j + 3] = b.y;
@@ -316,8 +318,8 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
           const int j = c * 4 + i;
           #pragma unroll
           for (int half = 0; half < 2; ++half) {
-            const w_f32 e20_0 = d2[m][4 * j + 2 * half + 0];
-            const w_f32 e20_1 = d2[m][4 * j + 2 * half + 1];
+            const w_f32 e20_0 = d2[m][4 * j + (2 * half)];
+            const w_f32 e20_1 = d2[m][4 * j + (2 * half + 1)];
             const w_f32 e21_0 = (-e20_0);
             const w_f32 e21_1 = (-e20_1);
             const w_f32 e22_0 = w_exp(e21_0);
@@ -330,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
             const w_f32 e26_1 = w_round_f16(e25_1);
             const w_f32 e27_0 = e26_0;
             const w_f32 e27_1 = e26_1;
-            y[half][2 * i + 0] = e27_0;
+            y[half][2 * i] = e27_0;
             y[half][2 * i + 1] = e27_1;
           }
         }
@@ -340,8 +342,8 @@ extern "C" __global__ void __launch_bounds__(128, 1) k(const void* __restrict__ 
           if (r < 64) {
             float* const to = out + (u64)r * 256 + side * 128 + c * 32;
             {
-              *(float4*)(to + q * 8 + 0) = make_float4(y[half][0], y[half][1], y[half][2], y[half][3]);
-              *(float4*)(to + q * 8 + 4) = make_float4(y[half][4], y[half][5], y[half][6], y[half][7]);
+              *(float4*)(to + q * 8) = make_float4(y[half][0], y[half][1], y[half][2], y[half][3]);
+              *(float4*)((to + q * 8) + 4) = make_float4(y[half][4], y[half][5], y[half][6], y[half][7]);
             }
           }
         }

@@ -19,14 +19,14 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   (void)g; (void)b; (void)n0; (void)lane;
   const u16* const A = (const u16*)in0;
   const u16* const W = (const u16*)in1;
-  const int first = role.block_y() * 1 / 1, last = (role.block_y() + 1) * 1 / 1;
+  const int first = role.block_y(), last = role.block_y() + 1;
   int ao[2];
   _Pragma("unroll")
   for (int i = 0; i < 2; ++i) {
     const int x = t + i * 64;
     {
       const int m = m0 + x / 8;
-      ao[i] = m < 50 ? (b) * 2000 + (m) * 40 : -1;
+      ao[i] = m < 50 ? b * 2000 + m * 40 : -1;
     }
   }
   auto fill_a = [&](int kb, u32 to) {
@@ -48,14 +48,14 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
       {
         const int k = kb * 64 + x / 4, n = n0 + t % 4 * 8;
         const bool ok = n < 72 && k < 40;
-        w_copy16(to + (x / 4 * 4 + ((t % 4) ^ (((x / 4) >> 1) & 3))) * 16,
-            (ok ? W + 0 + g * 0 + (b) * 2880 + n + k * 72 : W), (ok ? 16u : 0u));
+        w_copy16(to + (x / 4 * 4 + ((t % 4) ^ ((x / 4) >> 1 & 3))) * 16, (ok ? W + b * 2880 + n + k * 72 : W),
+            (ok ? 16u : 0u));
       }
     }
   };
   auto store_a = [&](u32 to) { (void)to; };
   auto store_w = [&](u32 to) { (void)to; };
-  const int wk = warp / 2, row0 = warp / 2 % 1 * 16, col0 = warp % 2 * 16;
+  const int wk = warp / 2, row0 = 0, col0 = warp % 2 * 16;
   (void)wk;
   float acc[1][2][4];
   #pragma unroll
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
       #pragma unroll
       for (int j = 0; j < 1; ++j)
         w_matrices_transposed(fw[j], w + ((kk * 16 + (lane & 15)) * 4
-            + (((col0 >> 3) + j * 2 + (lane >> 4)) ^ (((kk * 16 + (lane & 15)) >> 1) & 3))) * 16);
+            + (((col0 >> 3) + j * 2 + (lane >> 4)) ^ ((kk * 16 + (lane & 15)) >> 1 & 3))) * 16);
       #pragma unroll
       for (int i = 0; i < 1; ++i)
         #pragma unroll
@@ -86,6 +86,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
         }
     }
   };
+  // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
   role.pdl_wait();
   role.pdl_trigger();
   for (int i = 0; i < 3; ++i) {
@@ -97,6 +98,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
     }
     w_commit();
   }
+  // multistage pipeline: copies run ahead of products, one barrier for each k-tile
   for (int i = 0; i < last - first; ++i) {
     w_arrived<2>();
     role.sync();
@@ -115,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   }
   w_arrived<0>();
   role.sync();
+  // sums go through shared memory, so that neighbouring threads finish neighbouring columns
   float* const sums = (float*)sm;
   float* const mine = sums + wk * 640;
   #pragma unroll
@@ -133,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
       float acc[8];
       #pragma unroll
       for (int i = 0; i < 8; ++i) { acc[i] = sums[r * 40 + q + i]; }
-      u16* const y0 = (u16*)out0 + ((m) * 72 + (b) * 3600 + n);
+      u16* const y0 = (u16*)out0 + (m * 72 + b * 3600 + n);
       *(uint4*)(y0) = make_uint4(w_narrow2_f16(acc[0], acc[1]), w_narrow2_f16(acc[2], acc[3]),
           w_narrow2_f16(acc[4], acc[5]), w_narrow2_f16(acc[6], acc[7]));
     }

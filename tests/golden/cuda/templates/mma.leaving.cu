@@ -23,18 +23,18 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   const u32 sb = w_shared(sm);
   const int t = role.thread(), lane = t & 31, warp = t >> 5;
   const int tn = role.block_x() % 3, m0 = role.block_x() / 3 * 16, n0 = tn * 32;
-  const int g = role.block_z() / 1, b = role.block_z() % 1;
+  const int g = role.block_z(), b = 0;
   (void)g; (void)b; (void)n0; (void)lane;
   const u16* const A = (const u16*)in0;
   const u16* const W = (const u16*)pk + ((long long)g * 3 + tn) * 4096;
-  const int first = role.block_y() * 2 / 1, last = (role.block_y() + 1) * 2 / 1;
+  const int first = role.block_y() * 2, last = (role.block_y() + 1) * 2;
   int ao[2];
   _Pragma("unroll")
   for (int i = 0; i < 2; ++i) {
     const int x = t + i * 64;
     {
       const int m = m0 + x / 8;
-      ao[i] = m < 70 ? 0 + (m) * 96 : -1;
+      ao[i] = m < 70 ? m * 96 : -1;
     }
   }
   auto fill_a = [&](int kb, u32 to) {
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   };
   auto store_a = [&](u32 to) { (void)to; };
   auto store_w = [&](u32 to) { (void)to; };
-  const int wk = warp / 2, row0 = warp / 2 % 1 * 16, col0 = warp % 2 * 16;
+  const int wk = warp / 2, row0 = 0, col0 = warp % 2 * 16;
   (void)wk;
   float acc[1][2][4];
   #pragma unroll
@@ -96,8 +96,9 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
     if (first + i < last) fill_w(first + i, sb + (u32)((i % 4) * 6144) + 2048);
   if (t < 2) {
     const int n = n0 + t * 64;
-    w_prefetch((const u16*)in2 + 0 + g * 0 + (n < 96 ? n : 95));
+    w_prefetch((const u16*)in2 + (n < 96 ? n : 95));
   }
+  // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
   role.pdl_wait();
   role.pdl_trigger();
   for (int i = 0; i < 3; ++i) {
@@ -107,6 +108,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
     }
     w_commit();
   }
+  // multistage pipeline: copies run ahead of products, one barrier for each k-tile
   for (int i = 0; i < last - first; ++i) {
     w_arrived<2>();
     role.sync();
@@ -125,6 +127,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   }
   w_arrived<0>();
   role.sync();
+  // sums go through shared memory, so that neighbouring threads finish neighbouring columns
   float* const sums = (float*)sm;
   float* const mine = sums + wk * 640;
   #pragma unroll
@@ -143,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
       float acc[8];
       #pragma unroll
       for (int i = 0; i < 8; ++i) { acc[i] = sums[r * 40 + q + i]; }
-      const u16* const x0p = (const u16*)in2 + (0 + n);
+      const u16* const x0p = (const u16*)in2 + n;
       w_f32 x0[8];
       const uint4 x0w = *(const uint4*)(x0p);
       {
@@ -174,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
       const w_f32 e1_5 = (acc[5] + x0[5]);
       const w_f32 e1_6 = (acc[6] + x0[6]);
       const w_f32 e1_7 = (acc[7] + x0[7]);
-      u16* const y0 = (u16*)out0 + ((m) * 96 + n);
+      u16* const y0 = (u16*)out0 + (m * 96 + n);
       *(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5),
           w_narrow2_f16(e1_6, e1_7));
       float p_[8];
@@ -232,12 +235,13 @@ extern "C" __global__ void k_pack(const void* __restrict__ w, void* __restrict__
   static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 12288u) return;
+  // which element of which swizzled tile this thread fills
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 32;
   const int tile = i / 2048, kt = tile % 2, nt = tile / 2 % 3;
   const int g = tile / 6;
-  const int k = kt * 64 + ((place) ^ ((row) & 7)) * 8 + e, n = nt * 32 + row;
-  const int c = k % 96, tap = k / 96, kh = tap / 1, kw = tap % 1;
+  const int k = kt * 64 + (place ^ (row & 7)) * 8 + e, n = nt * 32 + row;
+  const int c = k % 96, tap = k / 96, kh = tap, kw = 0;
   u16 v = 0;
-  if (k < 96 && n < 96) v = ((const u16*)w)[0 + g * 0 + n * 1 + kh * 0 + kw * 0 + c * 96];
+  if (k < 96 && n < 96) v = ((const u16*)w)[n + c * 96];
   ((u16*)pk)[i] = v;
 }

@@ -23,20 +23,20 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
   const u32 sb = w_shared(sm);
   const int t = role.thread(), lane = t & 31, warp = t >> 5;
   const int tn = role.block_x() % 2, m0 = role.block_x() / 2 * 32, n0 = tn * 32;
-  const int g = role.block_z() / 1, b = role.block_z() % 1;
+  const int g = role.block_z(), b = 0;
   (void)g; (void)b; (void)n0; (void)lane;
   const u16* const A = (const u16*)in0;
   const u16* const W = (const u16*)pk + ((long long)g * 2 + tn) * 4096;
-  const int first = role.block_y() * 2 / 1, last = (role.block_y() + 1) * 2 / 1;
+  const int first = role.block_y() * 2, last = (role.block_y() + 1) * 2;
   for (int i = t; i < 128; i += 128)
-    ((float*)(sm + TABLES))[0 + i] = i < 72 ? w_unpack_f16(*((const u16*)in1 + i)).x : 0.0f;
+    ((float*)(sm + TABLES))[i] = i < 72 ? w_unpack_f16(*((const u16*)in1 + i)).x : 0.0f;
   int ao[2];
   _Pragma("unroll")
   for (int i = 0; i < 2; ++i) {
     const int x = t + i * 128;
     {
       const int m = m0 + x / 8;
-      ao[i] = m < 45 ? 0 + (m) * 72 : -1;
+      ao[i] = m < 45 ? m * 72 : -1;
     }
   }
   float row0_[2];
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
     const int k = kb * 64 + t % 8 * 8;
     float c0_[8];
     {
-      const float4 h_ = *(const float4*)((float*)(sm + TABLES) + 0 + k);
+      const float4 h_ = *(const float4*)((float*)(sm + TABLES) + k);
       c0_[0] = h_.x;
       c0_[1] = h_.y;
       c0_[2] = h_.z;
@@ -172,8 +172,9 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
   role.sync();
   if (t < 2) {
     const int n = n0 + t * 64;
-    w_prefetch((const u16*)in3 + 0 + g * 0 + (n < 40 ? n : 39));
+    w_prefetch((const u16*)in3 + (n < 40 ? n : 39));
   }
+  // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
   role.pdl_wait();
   role.pdl_trigger();
   for (int i = 0; i < 2; ++i) {
@@ -277,6 +278,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
   }
   w_arrived<0>();
   role.sync();
+  // sums go through shared memory, so that neighbouring threads finish neighbouring columns
   float* const sums = (float*)sm;
   float* const mine = sums + wk * 1280;
   #pragma unroll
@@ -295,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
       float acc[8];
       #pragma unroll
       for (int i = 0; i < 8; ++i) { acc[i] = sums[r * 40 + q + i]; }
-      const u16* const x0p = (const u16*)in3 + (0 + n);
+      const u16* const x0p = (const u16*)in3 + n;
       w_f32 x0[8];
       const uint4 x0w = *(const uint4*)(x0p);
       {
@@ -326,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
       const w_f32 e1_5 = (acc[5] + x0[5]);
       const w_f32 e1_6 = (acc[6] + x0[6]);
       const w_f32 e1_7 = (acc[7] + x0[7]);
-      u16* const y0 = (u16*)out0 + ((m) * 40 + n);
+      u16* const y0 = (u16*)out0 + (m * 40 + n);
       *(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5),
           w_narrow2_f16(e1_6, e1_7));
     }
@@ -336,12 +338,13 @@ extern "C" __global__ void k_pack(const void* __restrict__ w, void* __restrict__
   static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 8192u) return;
+  // which element of which swizzled tile this thread fills
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 32;
   const int tile = i / 2048, kt = tile % 2, nt = tile / 2 % 2;
   const int g = tile / 4;
-  const int k = kt * 64 + ((place) ^ ((row) & 7)) * 8 + e, n = nt * 32 + row;
-  const int c = k % 72, tap = k / 72, kh = tap / 1, kw = tap % 1;
+  const int k = kt * 64 + (place ^ (row & 7)) * 8 + e, n = nt * 32 + row;
+  const int c = k % 72, tap = k / 72, kh = tap, kw = 0;
   u16 v = 0;
-  if (k < 72 && n < 40) v = ((const u16*)w)[0 + g * 0 + n * 1 + kh * 0 + kw * 0 + c * 40];
+  if (k < 72 && n < 40) v = ((const u16*)w)[n + c * 40];
   ((u16*)pk)[i] = v;
 }

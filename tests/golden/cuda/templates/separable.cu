@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
   (void)g; (void)b; (void)n0;
   const int cb = role.block_y(), c0 = cb * 48;
   {
-    const char* const from = (const char*)pk + ((role.block_x() % 2) * 1 + cb) * 1536;
+    const char* const from = (const char*)pk + (role.block_x() % 2 + cb) * 1536;
     _Pragma("unroll")
     for (int i = 0; i < 1; ++i) {
       const int x = t + i * 128;
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
     }
   }
   w_commit();
-  const int wk = warp / 4, row0 = warp / 1 % 4 * 16, col0 = warp % 1 * 16;
+  const int wk = warp / 4, row0 = warp % 4 * 16, col0 = 0;
   (void)wk;
   int from[1][1];
   #pragma unroll
@@ -71,37 +71,38 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
       const u32 here = mine;
       u32 fa0[1][4], fa1[1][4];
       uint4 fw0[1], fw1[1];
-      w_matrices(fa0[0], here + from[0][0] + 0);
-      fw0[0] = part[(0 + wk * 3) * 32 + 0];
+      w_matrices(fa0[0], here + from[0][0]);
+      fw0[0] = part[wk * 3 * 32];
       w_matrices(fa1[0], here + from[0][0] + 32);
-      fw1[0] = part[(1 + wk * 3) * 32 + 0];
+      fw1[0] = part[(1 + wk * 3) * 32];
       w_products_f16(acc, fa0, fw0);
       w_matrices(fa0[0], here + from[0][0] + 64);
-      fw0[0] = part[(2 + wk * 3) * 32 + 0];
+      fw0[0] = part[(2 + wk * 3) * 32];
       w_products_f16(acc, fa1, fw1);
       w_products_f16(acc, fa0, fw0);
     }
   };
   if (t < 2) {
     const int n = c0 + t * 64;
-    w_prefetch((const u16*)in2 + 0 + g * 0 + (n < 48 ? n : 47));
+    w_prefetch((const u16*)in2 + (n < 48 ? n : 47));
   }
   if (t < 2) {
     const int n = n0 + t * 64;
-    w_prefetch((const u16*)in4 + 0 + g * 24 + (n < 24 ? n : 23));
+    w_prefetch((const u16*)in4 + g * 24 + (n < 24 ? n : 23));
   }
   role.pdl_wait();
   role.pdl_trigger();
   w_arrived<0>();
   role.sync();
+  // the depthwise convolution, rounded, into shared memory: the left operand of the product
   for (int x = t; x < 384; x += 128) {
     const int r = x / 6, n = c0 + x % 6 * 8, m = m0 + r;
     u16* const out0 = (u16*)(sm + r * 112) - c0;
     const bool live = m < 36;
     const int img = m / 36;
-    const int y0 = m / 6 % 6 * 1 - 1;
-    const int x0 = m % 6 * 1 - 1;
-    const int place = 0 + img * 1728 + y0 * 288 + x0 * 48 + n;
+    const int y0 = m / 6 % 6 - 1;
+    const int x0 = m % 6 - 1;
+    const int place = img * 1728 + y0 * 288 + x0 * 48 + n;
     const u16* const A = (const u16*)in0 + place;
     const uint4* const k = (const uint4*)(sm + VECTORS) + x % 6 * 9;
     float acc[8];
@@ -109,19 +110,19 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
     for (int e = 0; e < 8; ++e) acc[e] = 0.0f;
     {
       uint4 h0_0;
-      w_read_if(h0_0, A + 0, live && (u32)(y0 + 0) < 6u && (u32)(x0 + 0) < 6u);
+      w_read_if(h0_0, A, live && (u32)y0 < 6u && (u32)x0 < 6u);
       uint4 h0_1;
-      w_read_if(h0_1, A + 48, live && (u32)(y0 + 0) < 6u && (u32)(x0 + 1) < 6u);
+      w_read_if(h0_1, A + 48, live && (u32)y0 < 6u && (u32)(x0 + 1) < 6u);
       uint4 h0_2;
-      w_read_if(h0_2, A + 96, live && (u32)(y0 + 0) < 6u && (u32)(x0 + 2) < 6u);
+      w_read_if(h0_2, A + 96, live && (u32)y0 < 6u && (u32)(x0 + 2) < 6u);
       uint4 h1_0;
-      w_read_if(h1_0, A + 288, live && (u32)(y0 + 1) < 6u && (u32)(x0 + 0) < 6u);
+      w_read_if(h1_0, A + 288, live && (u32)(y0 + 1) < 6u && (u32)x0 < 6u);
       uint4 h1_1;
       w_read_if(h1_1, A + 336, live && (u32)(y0 + 1) < 6u && (u32)(x0 + 1) < 6u);
       uint4 h1_2;
       w_read_if(h1_2, A + 384, live && (u32)(y0 + 1) < 6u && (u32)(x0 + 2) < 6u);
       uint4 h2_0;
-      w_read_if(h2_0, A + 576, live && (u32)(y0 + 2) < 6u && (u32)(x0 + 0) < 6u);
+      w_read_if(h2_0, A + 576, live && (u32)(y0 + 2) < 6u && (u32)x0 < 6u);
       uint4 h2_1;
       w_read_if(h2_1, A + 624, live && (u32)(y0 + 2) < 6u && (u32)(x0 + 1) < 6u);
       uint4 h2_2;
@@ -336,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
       }
     }
     if (live) {
-      const u16* const dx1p = (const u16*)in2 + (0 + n);
+      const u16* const dx1p = (const u16*)in2 + n;
       w_f32 dx1[8];
       const uint4 dx1w = *(const uint4*)(dx1p);
       {
@@ -375,7 +376,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
       const w_f32 de3_5 = w_max_const(de2_5, 0.0f);
       const w_f32 de3_6 = w_max_const(de2_6, 0.0f);
       const w_f32 de3_7 = w_max_const(de2_7, 0.0f);
-      u16* const dy0 = (u16*)out0 + (0 + n);
+      u16* const dy0 = (u16*)out0 + n;
       *(uint4*)(dy0) = make_uint4(w_narrow2_f16(de3_0, de3_1), w_narrow2_f16(de3_2, de3_3), w_narrow2_f16(de3_4, de3_5),
           w_narrow2_f16(de3_6, de3_7));
     } else *(uint4*)(out0 + n) = make_uint4(0, 0, 0, 0);
@@ -395,18 +396,18 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
     }
   role.sync();
   for (int x = t; x < 1024; x += 128) {
-    const int r = x % 64, q = x / 64 * 1;
+    const int r = x % 64, q = x / 64;
     const int m = m0 + r, n = n0 + q;
     if (m < 36 && n < 24) {
       float acc[1];
       #pragma unroll
       for (int i = 0; i < 1; ++i) { acc[i] = sums[r * 24 + q + i]; }
-      const u16* const x1p = (const u16*)in4 + (0 + n);
+      const u16* const x1p = (const u16*)in4 + n;
       const w_f32 x1 = w_unpack_f16(*(x1p)).x;
       const w_f32 e2_0 = (acc[0] + x1);
       const w_f32 e3_0 = w_max_const(e2_0, 0.0f);
-      u16* const y0 = (u16*)out0 + ((m) + n * 36);
-      *(y0 + 0) = (u16)w_narrow2_f16(e3_0, 0.0f);
+      u16* const y0 = (u16*)out0 + (m + n * 36);
+      *(y0) = (u16)w_narrow2_f16(e3_0, 0.0f);
     }
   }
 }
@@ -414,14 +415,15 @@ extern "C" __global__ void k_pack(const void* __restrict__ w, void* __restrict__
   static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 1536u) return;
-  const int e = i % 8, lane = i / 8 % 32, pair = i / 256 % 1, step = i / 256 % 3;
-  const int rest = i / 768, cb = rest % 1, nt = rest / 1 % 2;
+  // lane and element of a fragment, as mma.sync holds them
+  const int e = i % 8, lane = i / 8 % 32, pair = 0, step = i / 256 % 3;
+  const int rest = i / 768, cb = 0, nt = rest % 2;
   const int g = rest / 2, q = lane & 3, high = e >> 1 & 1;
   const int n = nt * 16 + pair * 16 + (e >> 2) * 8 + (lane >> 2);
   const int tap = step / 3, ch = cb * 48 + step % 3 * 16 + high * 8 + 2 * q + (e & 1);
-  const int o = n, ky = tap / 1, kx = tap % 1;
+  const int o = n, ky = tap, kx = 0;
   u16 v = 0;
-  if (n < 24 && tap < 1 && ch < 48) v = ((const u16*)w)[0 + g * 1152 + o * 48 + ky * 1 + kx * 1 + ch * 1];
+  if (n < 24 && tap < 1 && ch < 48) v = ((const u16*)w)[g * 1152 + o * 48 + ky + kx + ch];
   ((u16*)pk)[i] = v;
 }
 extern "C" __global__ void k_vectors(const void* __restrict__ w, void* __restrict__ pk) {
@@ -429,5 +431,5 @@ extern "C" __global__ void k_vectors(const void* __restrict__ w, void* __restric
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 432u) return;
   const int tap = i / 8 % 9, n = i / 72 * 8 + i % 8;
-  ((u16*)pk)[i] = ((const u16*)w)[0 + n * 9 + tap / 3 * 3 + tap % 3 * 1];
+  ((u16*)pk)[i] = ((const u16*)w)[n * 9 + tap / 3 * 3 + tap % 3];
 }

@@ -15,16 +15,16 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   const u32 sb = w_shared(sm);
   const int t = role.thread(), lane = t & 31, warp = t >> 5;
   const int tn = role.block_x() % 16, m0 = role.block_x() / 16 * 16, n0 = tn * 16;
-  const int g = role.block_z() / 1, b = role.block_z() % 1;
+  const int g = role.block_z(), b = 0;
   (void)g; (void)b; (void)n0; (void)lane;
   const float* const A = (const float*)in0;
   const float* const W = (const float*)in1;
-  const int first = role.block_y() * 1 / 1, last = (role.block_y() + 1) * 1 / 1;
+  const int first = role.block_y(), last = role.block_y() + 1;
   const int a_at = m0 + t % 4 * 4;
   const float* a_first;
   {
     const int at = a_at;
-    a_first = A + 0 + (at) + t / 4 * 128;
+    a_first = A + at + t / 4 * 128;
   }
 
   auto fill_a = [&](int kb, u32 to) {
@@ -44,13 +44,13 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
       const int x = t + i * 64;
       {
         const int n = n0 + x / 8;
-        w_copy16(to + (x / 8 * 8 + ((t % 8) ^ ((x / 8) & 7))) * 16, W + 0 + g * 0 + 0 + n * 32 + k);
+        w_copy16(to + (x / 8 * 8 + ((t % 8) ^ ((x / 8) & 7))) * 16, W + n * 32 + k);
       }
     }
   };
   auto store_a = [&](u32 to) { (void)to; };
   auto store_w = [&](u32 to) { (void)to; };
-  const int wk = warp / 1, row0 = warp / 1 % 1 * 16, col0 = warp % 1 * 16;
+  const int wk = warp, row0 = 0, col0 = 0;
   (void)wk;
   float acc[4][2];
   #pragma unroll
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   const u32 at_x = (u32)((row0 + (lane >> 3) * 4) * 4 + wk * 1024);
   u32 at_y[4];
   #pragma unroll
-  for (int q = 0; q < 4; ++q) at_y[q] = (u32)((col0 + (lane & 7)) * 128 + ((wk * 4 + q) ^ ((lane & 7))) * 16);
+  for (int q = 0; q < 4; ++q) at_y[q] = (u32)((col0 + (lane & 7)) * 128 + ((wk * 4 + q) ^ (lane & 7)) * 16);
   auto multiply = [&](u32 a, u32 w) {
     const unsigned char* const fa = sm + (a - sb);
     const unsigned char* const fw = sm + (w - sb);
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
         #pragma unroll
         for (int i = 0; i < 1; ++i) {
           const float4 r = *(const float4*)(fa + at_x + (q * 4 + e) * 64 + i * 64);
-          x[e][4 * i + 0] = r.x;
+          x[e][4 * i] = r.x;
           x[e][4 * i + 1] = r.y;
           x[e][4 * i + 2] = r.z;
           x[e][4 * i + 3] = r.w;
@@ -100,8 +100,9 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   };
   if (t < 2) {
     const int n = n0 + t * 32;
-    w_prefetch((const float*)in2 + 0 + g * 0 + (n < 256 ? n : 255));
+    w_prefetch((const float*)in2 + (n < 256 ? n : 255));
   }
+  // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
   role.pdl_wait();
   role.pdl_trigger();
   for (int i = 0; i < 4; ++i) {
@@ -113,6 +114,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
     }
     w_commit();
   }
+  // multistage pipeline: copies run ahead of products, one barrier for each k-tile
   for (int i = 0; i < last - first; ++i) {
     w_arrived<3>();
     role.sync();
@@ -131,6 +133,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   }
   w_arrived<0>();
   role.sync();
+  // sums go through shared memory, so that neighbouring threads finish neighbouring columns
   float* const sums = (float*)sm;
   float* const mine = sums + wk * 384;
   #pragma unroll
@@ -150,10 +153,10 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
         #pragma unroll
         for (int y = 1; y < 2; ++y) acc[i] += sums[(y * 16 + r) * 24 + q + i];
       }
-      const float* const x0p = (const float*)in2 + (0 + n);
+      const float* const x0p = (const float*)in2 + n;
       w_f32 x0[4];
       {
-        const float4 h = *(const float4*)(x0p + 0);
+        const float4 h = *(const float4*)(x0p);
         x0[0] = h.x;
         x0[1] = h.y;
         x0[2] = h.z;
@@ -163,8 +166,8 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
       const w_f32 e1_1 = (acc[1] + x0[1]);
       const w_f32 e1_2 = (acc[2] + x0[2]);
       const w_f32 e1_3 = (acc[3] + x0[3]);
-      float* const y0 = (float*)out0 + ((m) * 256 + n);
-      *(float4*)(y0 + 0) = make_float4(e1_0, e1_1, e1_2, e1_3);
+      float* const y0 = (float*)out0 + (m * 256 + n);
+      *(float4*)(y0) = make_float4(e1_0, e1_1, e1_2, e1_3);
     }
   }
 }

@@ -28,9 +28,9 @@ extern "C" __global__ void __launch_bounds__(160, 1) k(const __grid_constant__ w
   enum { STAGE = 10240, FULL = 51200, EMPTY = FULL + 40 };
   const u32 sb = w_shared(sm);
   const int t = role.thread(), lane = t & 31, warp = t >> 5;
-  const int rank = role.block_x() % 1, tile = role.block_x() / 1;
-  const int first = rank * 5 / 1, last = (rank + 1) * 5 / 1;
-  const int z = tile / 2, tn = tile % 2 / 1, n0 = tn * 64, i0 = tile % 1 * 16;
+  const int rank = 0, tile = role.block_x();
+  const int first = rank * 5, last = (rank + 1) * 5;
+  const int z = tile / 2, tn = tile % 2, n0 = tn * 64, i0 = 0;
   const int g = z / 3, b = z % 3;
   (void)g; (void)b;
   if (t == 0) {
@@ -42,10 +42,12 @@ extern "C" __global__ void __launch_bounds__(160, 1) k(const __grid_constant__ w
   }
   role.sync();
   if (warp >= 4) {
+    // producer warp: one thread keeps the ring of stages full by TMA
     if (t == 128) {
       w_map_prefetch(&ma);
       w_map_prefetch(&mw);
     }
+    // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
     __syncwarp();
     role.pdl_wait();
     role.pdl_trigger();
@@ -59,20 +61,23 @@ extern "C" __global__ void __launch_bounds__(160, 1) k(const __grid_constant__ w
           w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1);
           w_bar_expect(bar, 10240u);
           const u32 to = at;
-          w_tma(&mw, to + 0, bar, n0 + 0 + 0, kb * 64, b % 3);
+          w_tma(&mw, to, bar, n0, kb * 64, b % 3);
         }
         const u32 to = at + 8192;
         {
           const int q = kb;
           (void)q;
-          const int c = q % 5 * 64 + 0;
-          w_tma(&ma, to + 0, bar, c, i0, b % 3);
+          const int c = q % 5 * 64;
+          w_tma(&ma, to, bar, c, i0, b % 3);
         }
       }
     }
   } else {
+    // swap-AB: the 64 rows of wgmma are columns of the result, so that few rows of it fill an instruction
+    // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
     role.pdl_wait();
     role.pdl_trigger();
+    // the parity of a slot's phase flips whenever the ring comes round
     float acc[8];
     #pragma unroll 1
     for (u32 it = 0, slot = 0, lap = 0; it < (u32)(last - first); ++it, slot = slot == 4 ? 0 : slot + 1,
@@ -86,9 +91,11 @@ extern "C" __global__ void __launch_bounds__(160, 1) k(const __grid_constant__ w
             it | q);
       w_group_commit();
       w_group_wait<1>();
+      // the products before these are complete: their stage is free
       if (it > 0 && lane == 0) w_bar_arrive(sb + EMPTY + 8 * (slot == 0 ? 4 : slot - 1));
     }
     w_group_wait<0>();
+    // the accumulators are transposed through the shared memory of the stages
     role.named_barrier(0, 128);
     #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -116,9 +123,9 @@ extern "C" __global__ void __launch_bounds__(160, 1) k(const __grid_constant__ w
           v[e + 3] = more ? v[e + 3] + x.w : x.w;
         }
       {
-        const int n = n0 + c * 8 + 0;
+        const int n = n0 + c * 8;
         if (n < 72) {
-          u16* const y0 = (u16*)out0 + ((m) * 72 + (b) * 720 + n);
+          u16* const y0 = (u16*)out0 + (m * 72 + b * 720 + n);
           *(uint4*)(y0) = make_uint4(w_narrow2_f16(v[0], v[1]), w_narrow2_f16(v[2], v[3]), w_narrow2_f16(v[4], v[5]),
               w_narrow2_f16(v[6], v[7]));
         }

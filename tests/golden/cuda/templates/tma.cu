@@ -26,18 +26,14 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
     void* __restrict__ out0) {
   static constexpr w_solo role{};
   W_DYNAMIC(sm);
-  enum { STAGE = 12288, RING = 0, FULL = RING + 24576, EMPTY = FULL + 16, TURN = EMPTY + 16, FIELD = 0,
-      THERE = TURN + 16, READ = THERE + 0 };
+  enum { STAGE = 12288, RING = 0, FULL = RING + 24576, EMPTY = FULL + 16, TURN = EMPTY + 16 };
   const u32 sb = w_shared(sm);
   const int t = role.thread(), lane = t & 31, warp = t >> 5;
+  // full barriers count TMA's bytes, empty ones the consumer warps that have read a stage
   if (t == 0) {
     for (int i = 0; i < 2; ++i) {
       w_bar_init(sb + FULL + 8 * i, 1);
       w_bar_init(sb + EMPTY + 8 * i, 4);
-    }
-    for (int i = 0; i < 0; ++i) {
-      w_bar_init(sb + THERE + 8 * i, 1);
-      w_bar_init(sb + READ + 8 * i, 4);
     }
     w_bar_init(sb + TURN, 4);
     w_bar_init(sb + TURN + 8, 4);
@@ -46,10 +42,12 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
   role.sync();
   const int first = 0, last = 1;
   if (warp >= 4) {
+    // producer warp: one thread keeps the ring of stages full by TMA
     if (t == 128) {
       w_map_prefetch(&ma);
       w_map_prefetch(&mw);
     }
+    // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
     __syncwarp();
     role.pdl_wait();
     role.pdl_trigger();
@@ -60,8 +58,9 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
         const int z = tile / 3, r = tile % 3;
         const int tm = r / 3, tn = r % 3;
         const int g = z / 3, b = z % 3, n0 = tn * 32;
-        const int i0 = tm % 1 * 64, i1 = tm / 1 % 1 * 1, i2 = tm / 1 * 1;
+        const int i0 = 0, i1 = 0, i2 = tm;
         (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+        // the parity of a slot's phase flips whenever the ring comes round
         #pragma unroll 1
         for (int st = first; st < last; ++st, ++it) {
           const int kb = st;
@@ -72,8 +71,8 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
             w_bar_expect(bar, 12288u);
             const u32 to = sb + RING + slot * STAGE + 8192;
             {
-              const int c = kb * 64 + 0;
-              w_tma(&mw, to + 0, bar, c, n0, b % 3);
+              const int c = kb * 64;
+              w_tma(&mw, to, bar, c, n0, b % 3);
             }
           }
           const u32 to = sb + slot * STAGE;
@@ -81,12 +80,14 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
             const int q = kb;
             (void)q;
             const int c = 0;
-            w_tma(&ma, to + 0, bar, c, i0, b % 3);
+            w_tma(&ma, to, bar, c, i0, b % 3);
           }
         }
       }
     }
   } else {
+    // consumer warpgroup: wgmma from shared memory, sums in registers
+    // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
     role.pdl_wait();
     role.pdl_trigger();
     const int row0 = 0;
@@ -98,8 +99,9 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
       const int z = tile / 3, r = tile % 3;
       const int tm = r / 3, tn = r % 3;
       const int g = z / 3, b = z % 3, n0 = tn * 32;
-      const int i0 = tm % 1 * 64, i1 = tm / 1 % 1 * 1, i2 = tm / 1 * 1;
+      const int i0 = 0, i1 = 0, i2 = tm;
       (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+      // the parity of a slot's phase flips whenever the ring comes round
       #pragma unroll 1
       for (int st = first; st < last; ++st, ++it) {
         const u32 slot = it % 2, at = sb + RING + slot * STAGE;
@@ -114,20 +116,23 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
               w_product_f16_00(acc[i], w_operand_at(at + (u32)((row0 + i * 64) * 128) + (u32)(q * 32), 16, 1024, 1),
                   w_operand_at(at + 8192 + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
         w_group_commit();
+        // the product before this one is complete: its stage is free
         w_group_wait<1>();
         if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
       }
       w_group_wait<0>();
       if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
+      // epilogue: a thread has 8 columns of a row at a time
       #pragma unroll
       for (int o = 0; o < 2; ++o) {
-        const int h = o % 2, i = o / 2 % 1, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
+        const int h = o % 2, i = 0, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
         const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);
         const int m = i0 + r < 50 ? i0 + r : -1;
         u32 x[4];
         #pragma unroll
         for (int c = 0; c < 4; ++c)
           x[c] = w_narrow2_f16(acc[i][(4 * j + c) * 4 + 2 * h], acc[i][(4 * j + c) * 4 + 2 * h + 1]);
+        // each of four neighbouring lanes has a word of every 8 columns; behind this, lane q has all of the q-th 8
         #pragma unroll
         for (int bit = 1; bit <= 2; bit *= 2)
           #pragma unroll
@@ -139,9 +144,9 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
               else x[c + bit] = got;
             }
         {
-          const int n = n8 + 0;
+          const int n = n8;
           if (m >= 0 && n < 72) {
-            u16* const y0 = (u16*)out0 + ((m) * 72 + (b) * 3600 + n);
+            u16* const y0 = (u16*)out0 + (m * 72 + b * 3600 + n);
             *(uint4*)(y0) = make_uint4(x[0], x[1], x[2], x[3]);
           }
         }

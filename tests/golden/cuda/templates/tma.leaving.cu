@@ -34,18 +34,14 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
     void* __restrict__ spreads) {
   static constexpr w_solo role{};
   W_DYNAMIC(sm);
-  enum { STAGE = 12288, RING = 0, FULL = RING + 24576, EMPTY = FULL + 16, TURN = EMPTY + 16, FIELD = 0,
-      THERE = TURN + 16, READ = THERE + 0 };
+  enum { STAGE = 12288, RING = 0, FULL = RING + 24576, EMPTY = FULL + 16, TURN = EMPTY + 16 };
   const u32 sb = w_shared(sm);
   const int t = role.thread(), lane = t & 31, warp = t >> 5;
+  // full barriers count TMA's bytes, empty ones the consumer warps that have read a stage
   if (t == 0) {
     for (int i = 0; i < 2; ++i) {
       w_bar_init(sb + FULL + 8 * i, 1);
       w_bar_init(sb + EMPTY + 8 * i, 4);
-    }
-    for (int i = 0; i < 0; ++i) {
-      w_bar_init(sb + THERE + 8 * i, 1);
-      w_bar_init(sb + READ + 8 * i, 4);
     }
     w_bar_init(sb + TURN, 4);
     w_bar_init(sb + TURN + 8, 4);
@@ -54,14 +50,17 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
   role.sync();
   const int first = 0, last = 2;
   if (warp >= 4) {
+    // producer warp: one thread keeps the ring of stages full by TMA
     if (t == 128) {
       w_map_prefetch(&ma);
+      // weights are constants: a first round of stages, before what earlier kernels wrote is waited for
       const int tile = role.block_x();
       const int z = tile / 6, r = tile % 6;
+      // raster order: columns of 8 tiles, so that operands stay in the L2 cache
       const int band = r / 24, in = r % 24, high = (2 - band * 8 < 8 ? 2 % 8 : 8), tm = band * 8 + in % high,
           tn = in / high;
-      const int g = z / 1, b = z % 1, n0 = tn * 32;
-      const int i0 = tm % 2 * 64, i1 = tm / 2 % 1 * 1, i2 = tm / 2 * 1;
+      const int g = z, b = 0, n0 = tn * 32;
+      const int i0 = tm % 2 * 64, i1 = 0, i2 = tm / 2;
       (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
       const u16* const pk_tile = (const u16*)pk + ((long long)g * 3 + tn) * 4096;
       for (u32 i = 0; i < (last - first < 2 ? (u32)(last - first) : 2u); ++i) {
@@ -72,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
         w_bulk(to, pk_tile + (long long)kb * 2048, 4096u, bar);
       }
     }
+    // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
     __syncwarp();
     role.pdl_wait();
     role.pdl_trigger();
@@ -80,12 +80,14 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
       #pragma unroll 1
       for (int tile = role.block_x(); tile < 6; tile += role.blocks_x()) {
         const int z = tile / 6, r = tile % 6;
+        // raster order: columns of 8 tiles, so that operands stay in the L2 cache
         const int band = r / 24, in = r % 24, high = (2 - band * 8 < 8 ? 2 % 8 : 8), tm = band * 8 + in % high,
             tn = in / high;
-        const int g = z / 1, b = z % 1, n0 = tn * 32;
-        const int i0 = tm % 2 * 64, i1 = tm / 2 % 1 * 1, i2 = tm / 2 * 1;
+        const int g = z, b = 0, n0 = tn * 32;
+        const int i0 = tm % 2 * 64, i1 = 0, i2 = tm / 2;
         (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
         const u16* const pk_tile = (const u16*)pk + ((long long)g * 3 + tn) * 4096;
+        // the parity of a slot's phase flips whenever the ring comes round
         #pragma unroll 1
         for (int st = first; st < last; ++st, ++it) {
           const int kb = st;
@@ -101,13 +103,15 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
           {
             const int q = kb;
             (void)q;
-            const int c = q % 2 * 64 + 0;
-            w_tma(&ma, to + 0, bar, c, i0);
+            const int c = q % 2 * 64;
+            w_tma(&ma, to, bar, c, i0);
           }
         }
       }
     }
   } else {
+    // consumer warpgroup: wgmma from shared memory, sums in registers
+    // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
     role.pdl_wait();
     role.pdl_trigger();
     const int row0 = 0;
@@ -117,17 +121,20 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
     #pragma unroll 1
     for (int tile = role.block_x(); tile < 6; tile += role.blocks_x()) {
       const int z = tile / 6, r = tile % 6;
+      // raster order: columns of 8 tiles, so that operands stay in the L2 cache
       const int band = r / 24, in = r % 24, high = (2 - band * 8 < 8 ? 2 % 8 : 8), tm = band * 8 + in % high,
           tn = in / high;
-      const int g = z / 1, b = z % 1, n0 = tn * 32;
-      const int i0 = tm % 2 * 64, i1 = tm / 2 % 1 * 1, i2 = tm / 2 * 1;
+      const int g = z, b = 0, n0 = tn * 32;
+      const int i0 = tm % 2 * 64, i1 = 0, i2 = tm / 2;
       (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+      // vectors along the columns are read before the main loop
       uint4 column0[1];
       #pragma unroll
       for (int j = 0; j < 1; ++j) {
         const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 96 ? n8 : 0;
-        column0[j] = *(const uint4*)((const u16*)in2 + (0 + n));
+        column0[j] = *(const uint4*)((const u16*)in2 + n);
       }
+      // the parity of a slot's phase flips whenever the ring comes round
       #pragma unroll 1
       for (int st = first; st < last; ++st, ++it) {
         const u32 slot = it % 2, at = sb + RING + slot * STAGE;
@@ -142,6 +149,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
               w_product_f16_00(acc[i], w_operand_at(at + (u32)((row0 + i * 64) * 128) + (u32)(q * 32), 16, 1024, 1),
                   w_operand_at(at + 8192 + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
         w_group_commit();
+        // the product before this one is complete: its stage is free
         w_group_wait<1>();
         if (st > first && lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
       }
@@ -150,9 +158,10 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
       float mean_[2], spread_[2];
       #pragma unroll
       for (int o = 0; o < 2; ++o) mean_[o] = spread_[o] = 0.0f;
+      // epilogue: a thread has 8 columns of a row at a time
       #pragma unroll
       for (int o = 0; o < 2; ++o) {
-        const int h = o % 2, i = o / 2 % 1, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
+        const int h = o % 2, i = 0, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
         const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);
         const int m = i0 + r < 70 ? i0 + r : -1;
         float v[8];
@@ -162,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
           v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1];
         }
         {
-          const int n = n8 + 0;
+          const int n = n8;
           if (m >= 0) {
             const u16* const x0p = (const u16*)&column0[j];
             w_f32 x0[8];
@@ -195,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
             const w_f32 e1_5 = (v[5] + x0[5]);
             const w_f32 e1_6 = (v[6] + x0[6]);
             const w_f32 e1_7 = (v[7] + x0[7]);
-            u16* const y0 = (u16*)out0 + ((m) * 96 + n);
+            u16* const y0 = (u16*)out0 + (m * 96 + n);
             *(uint4*)(y0) = make_uint4(w_narrow2_f16(e1_0, e1_1), w_narrow2_f16(e1_2, e1_3), w_narrow2_f16(e1_4, e1_5),
                 w_narrow2_f16(e1_6, e1_7));
             float p_[8];
@@ -235,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
       }
       #pragma unroll
       for (int o = 0; o < 2; ++o) {
-        const int h = o % 2, i = o / 2 % 1, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
+        const int h = o % 2, i = 0, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
         const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);
         const int m = i0 + r < 70 ? i0 + r : -1;
         const int n = n8;
@@ -263,12 +272,13 @@ extern "C" __global__ void k_pack(const void* __restrict__ w, void* __restrict__
   static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 12288u) return;
+  // rows are columns of the weights: permuted so that a thread's fragments are neighbours, swizzled as TMA would
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 32;
   const int q = i / 2048 % 2, tile = i / 4096;
   const int nt = tile % 3, g = tile / 3;
-  const int c = q % 2 * 64 + ((place) ^ ((row) & 7)) * 8 + e, tap = q / 2;
+  const int c = q % 2 * 64 + (place ^ (row & 7)) * 8 + e, tap = q / 2;
   const int n = nt * 32 + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
   u16 v = 0;
-  if (q < 2 && c < 96 && n < 96) v = ((const u16*)w)[0 + g * 0 + n * 1 + tap / 1 * 0 + tap % 1 * 0 + c * 96];
+  if (q < 2 && c < 96 && n < 96) v = ((const u16*)w)[n + c * 96];
   ((u16*)pk)[i] = v;
 }

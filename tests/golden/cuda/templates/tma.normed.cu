@@ -28,18 +28,15 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
     void* __restrict__ normed) {
   static constexpr w_solo role{};
   W_DYNAMIC(sm);
-  enum { STAGE = 12288, RING = 0, FULL = RING + 24576, EMPTY = FULL + 16, TURN = EMPTY + 16, FIELD = 0,
-      THERE = TURN + 16, READ = THERE + 0, COLUMNS = (READ + 0 + 15) / 16 * 16 };
+  enum { STAGE = 12288, RING = 0, FULL = RING + 24576, EMPTY = FULL + 16, TURN = EMPTY + 16,
+      COLUMNS = (TURN + 16 + 15) / 16 * 16 };
   const u32 sb = w_shared(sm);
   const int t = role.thread(), lane = t & 31, warp = t >> 5;
+  // full barriers count TMA's bytes, empty ones the consumer warps that have read a stage
   if (t == 0) {
     for (int i = 0; i < 2; ++i) {
       w_bar_init(sb + FULL + 8 * i, 1);
       w_bar_init(sb + EMPTY + 8 * i, 4);
-    }
-    for (int i = 0; i < 0; ++i) {
-      w_bar_init(sb + THERE + 8 * i, 1);
-      w_bar_init(sb + READ + 8 * i, 4);
     }
     w_bar_init(sb + TURN, 4);
     w_bar_init(sb + TURN + 8, 4);
@@ -48,13 +45,15 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
   role.sync();
   const int first = 0, last = 2;
   if (warp >= 4) {
+    // producer warp: one thread keeps the ring of stages full by TMA
     if (t == 128) {
       w_map_prefetch(&ma);
+      // weights are constants: a first round of stages, before what earlier kernels wrote is waited for
       const int tile = role.block_x();
       const int z = tile / 3, r = tile % 3;
       const int tm = r / 3, tn = r % 3;
-      const int g = z / 1, b = z % 1, n0 = tn * 32;
-      const int i0 = tm % 1 * 64, i1 = tm / 1 % 1 * 1, i2 = tm / 1 * 1;
+      const int g = z, b = 0, n0 = tn * 32;
+      const int i0 = 0, i1 = 0, i2 = tm;
       (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
       const u16* const pk_tile = (const u16*)pk + ((long long)g * 3 + tn) * 4096;
       for (u32 i = 0; i < (last - first < 2 ? (u32)(last - first) : 2u); ++i) {
@@ -65,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
         w_bulk(to, pk_tile + (long long)kb * 2048, 4096u, bar);
       }
     }
+    // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
     __syncwarp();
     role.pdl_wait();
     role.pdl_trigger();
@@ -74,10 +74,11 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
       for (int tile = role.block_x(); tile < 3; tile += role.blocks_x()) {
         const int z = tile / 3, r = tile % 3;
         const int tm = r / 3, tn = r % 3;
-        const int g = z / 1, b = z % 1, n0 = tn * 32;
-        const int i0 = tm % 1 * 64, i1 = tm / 1 % 1 * 1, i2 = tm / 1 * 1;
+        const int g = z, b = 0, n0 = tn * 32;
+        const int i0 = 0, i1 = 0, i2 = tm;
         (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
         const u16* const pk_tile = (const u16*)pk + ((long long)g * 3 + tn) * 4096;
+        // the parity of a slot's phase flips whenever the ring comes round
         #pragma unroll 1
         for (int st = first; st < last; ++st, ++it) {
           const int kb = st;
@@ -93,18 +94,20 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
           {
             const int q = kb;
             (void)q;
-            const int c = q % 2 * 64 + 0;
-            w_tma(&ma, to + 0, bar, c, i0);
+            const int c = q % 2 * 64;
+            w_tma(&ma, to, bar, c, i0);
           }
         }
       }
     }
   } else {
+    // consumer warpgroup: wgmma from shared memory, sums in registers
     for (int i = t; i < 128; i += 128)
-      ((float*)(sm + COLUMNS))[0 + i] = i < 96 ? w_unpack_bf16(*((const u16*)in1 + i)).x : 0.0f;
+      ((float*)(sm + COLUMNS))[i] = i < 96 ? w_unpack_bf16(*((const u16*)in1 + i)).x : 0.0f;
     for (int i = t; i < 128; i += 128)
       ((float*)(sm + COLUMNS))[128 + i] = i < 96 ? w_unpack_bf16(*((const u16*)in2 + i)).x : 0.0f;
     role.named_barrier(2, 128);
+    // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
     role.pdl_wait();
     role.pdl_trigger();
     const int row0 = 0;
@@ -115,14 +118,15 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
     for (int tile = role.block_x(); tile < 3; tile += role.blocks_x()) {
       const int z = tile / 3, r = tile % 3;
       const int tm = r / 3, tn = r % 3;
-      const int g = z / 1, b = z % 1, n0 = tn * 32;
-      const int i0 = tm % 1 * 64, i1 = tm / 1 % 1 * 1, i2 = tm / 1 * 1;
+      const int g = z, b = 0, n0 = tn * 32;
+      const int i0 = 0, i1 = 0, i2 = tm;
       (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;
+      // vectors along the columns are read before the main loop
       uint4 column0[1];
       #pragma unroll
       for (int j = 0; j < 1; ++j) {
         const int n8 = n0 + j * 32 + (lane & 3) * 8, n = n8 < 72 ? n8 : 0;
-        column0[j] = *(const uint4*)((const u16*)in6 + (0 + n));
+        column0[j] = *(const uint4*)((const u16*)in6 + n);
       }
       float row0_[2];
       float row1_[2];
@@ -155,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
             #pragma unroll
             for (int u = 0; u < 2; ++u) {
               const int k = st * 64 + q * 16 + u * 8 + (lane & 3) * 2;
-              const float2 c0_ = *(const float2*)((const float*)(sm + COLUMNS) + 0 + k);
+              const float2 c0_ = *(const float2*)((const float*)(sm + COLUMNS) + k);
               const float2 c1_ = *(const float2*)((const float*)(sm + COLUMNS) + 128 + k);
               #pragma unroll
               for (int i = 0; i < 1; ++i)
@@ -222,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
             #pragma unroll
             for (int u = 0; u < 2; ++u) {
               const int k = st * 64 + q * 16 + u * 8 + (lane & 3) * 2;
-              const float2 c0_ = *(const float2*)((const float*)(sm + COLUMNS) + 0 + k);
+              const float2 c0_ = *(const float2*)((const float*)(sm + COLUMNS) + k);
               const float2 c1_ = *(const float2*)((const float*)(sm + COLUMNS) + 128 + k);
               #pragma unroll
               for (int i = 0; i < 1; ++i)
@@ -277,9 +281,10 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
       }
       w_group_wait<0>();
       if (lane == 0) w_bar_arrive(sb + EMPTY + 8 * ((it - 1) % 2));
+      // epilogue: a thread has 8 columns of a row at a time
       #pragma unroll
       for (int o = 0; o < 2; ++o) {
-        const int h = o % 2, i = o / 2 % 1, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
+        const int h = o % 2, i = 0, j = o / 2, n8 = n0 + j * 32 + (lane & 3) * 8;
         const int r = row0 + i * 64 + (warp & 3) * 16 + h * 8 + (lane >> 2);
         const int m = i0 + r < 50 ? i0 + r : -1;
         float v[8];
@@ -289,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
           v[2 * c + 1] = acc[i][(4 * j + c) * 4 + 2 * h + 1];
         }
         {
-          const int n = n8 + 0;
+          const int n = n8;
           if (m >= 0 && n < 72) {
             const u16* const x0p = (const u16*)&column0[j];
             w_f32 x0[8];
@@ -322,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
             const w_f32 e1_5 = (v[5] + x0[5]);
             const w_f32 e1_6 = (v[6] + x0[6]);
             const w_f32 e1_7 = (v[7] + x0[7]);
-            u16* const y0 = (u16*)out0 + ((m) * 72 + n);
+            u16* const y0 = (u16*)out0 + (m * 72 + n);
             *(uint4*)(y0) = make_uint4(w_narrow2_bf16(e1_0, e1_1), w_narrow2_bf16(e1_2, e1_3),
                 w_narrow2_bf16(e1_4, e1_5), w_narrow2_bf16(e1_6, e1_7));
           }
@@ -335,12 +340,13 @@ extern "C" __global__ void k_pack(const void* __restrict__ w, void* __restrict__
   static constexpr w_solo role{};
   const u32 i = role.block_x() * 256u + role.thread();
   if (i >= 12288u) return;
+  // rows are columns of the weights: permuted so that a thread's fragments are neighbours, swizzled as TMA would
   const int e = i % 8, place = i / 8 % 8, row = i / 64 % 32;
   const int q = i / 2048 % 2, tile = i / 4096;
   const int nt = tile % 3, g = tile / 3;
-  const int c = q % 2 * 64 + ((place) ^ ((row) & 7)) * 8 + e, tap = q / 2;
+  const int c = q % 2 * 64 + (place ^ (row & 7)) * 8 + e, tap = q / 2;
   const int n = nt * 32 + row / 32 * 32 + row % 8 / 2 * 8 + row / 8 % 4 * 2 + row % 2;
   u16 v = 0;
-  if (q < 2 && c < 96 && n < 72) v = ((const u16*)w)[0 + g * 0 + n * 1 + tap / 1 * 0 + tap % 1 * 0 + c * 72];
+  if (q < 2 && c < 96 && n < 72) v = ((const u16*)w)[n + c * 72];
   ((u16*)pk)[i] = v;
 }

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256) k_pack(const void* p0, const v
     const u32 k = block / 4 * 16 + block % 2 * 8 + i % 8;
     u16 v = 0;
     if (n < 16 && k < 16) v = ((const u16*)p0)[n * 16 + k];
-    ((u16*)(image + 0))[i] = v;
+    ((u16*)(image))[i] = v;
     return;
   }
   i -= 256u;
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(384, 2) k_chain(const void* x_, con
   const w_rows rows = (w_rows)(u64)rows_, tiles = (rows + 15) / 16;
   const w_rows turns = tiles;
   (void)turns;
-  for (int i = t; i < 36; i += 384) w_copy16(base + 0 + 16 * i, image + 0 + 16 * i);
+  for (int i = t; i < 36; i += 384) w_copy16(base + (16 * i), image + (16 * i));
   w_commit();
   w_arrived<0>();
   role.sync();
@@ -70,17 +70,17 @@ extern "C" __global__ void __launch_bounds__(384, 2) k_chain(const void* x_, con
     const bool live = true;
     const w_rows row0 = tile * 16;
     const w_rows record = 1024;
-    char* const kept = (char*)kept_ + tile * 1 * record;
+    char* const kept = (char*)kept_ + tile * record;
     u32 h0[1][1][4];
     w_read_rows<16, 16, true>(h0, x, row0, rows, lane);
-    w_keep_all<1, 1>(kept + 0, h0, record, lane, live);
+    w_keep_all<1, 1>(kept, h0, record, lane, live);
     u32 g0[1][1][4];
     w_read_rows<16, 16, true>(g0, dy, row0, rows, lane);
     w_keep_all<1, 1>(kept + 512, g0, record, lane, live);
     {
       float d[1][2][4];
       w_zero<2, 1>(d);
-      w_down<1, 1, 1, 0, 1>(d, g0, base + 0u, lane);
+      w_down<1, 1, 1, 0, 1>(d, g0, base, lane);
       w_input<16, 16, true, 1, u16, 1>((u16*)dx_, d, row0, rows, lane);
     }
   }
@@ -119,9 +119,9 @@ extern "C" __global__ void __launch_bounds__(256) k_finish(const void* partial_,
   int to = -1;
   if (i >= 0 && i < 384) {
     const int item = i / 384, at = i % 384, lane = at % 32, r = at / 32;
-    from = (const float*)partial_ + 0ll * shares + (long long)item * shares * 384 + at;
+    from = (const float*)partial_ + (long long)item * shares * 384 + at;
     step = 384;
-    const int* const of = k_finish_at + (0 + item) * 6;
+    const int* const of = k_finish_at + item * 6;
     const int g = lane >> 2, q = lane & 3;
     if (r < 8) {
       const int row = of[4] + r / 8 * 16 + r % 4 / 2 * 8 + g;

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256) k_pack(const void* p0, const v
   int b = role.block_x();
   const int t = role.thread();
   if (b < 1) {
-    w_images<24, 16, 24, 16, 16, 16>(role, (const u16*)p0 + 0, (u16*)(image + 0), (u16*)(image + 768), b, held, t);
+    w_images<24, 16, 24, 16, 16, 16>(role, (const u16*)p0, (u16*)(image), (u16*)(image + 768), b, held, t);
     return;
   }
   b -= 1;
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256) k_pack(const void* p0, const v
   }
   --b;
   if (b < 1) {
-    w_images<8, 24, 8, 24, 24, 24>(role, (const u16*)p2 + 0, (u16*)(image + 1664), (u16*)(image + 2048), b, held, t);
+    w_images<8, 24, 8, 24, 24, 24>(role, (const u16*)p2, (u16*)(image + 1664), (u16*)(image + 2048), b, held, t);
     return;
   }
   b -= 1;
@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(256) k_total(const void* partial_, 
   const float* from = 0;
   if (b >= 0 && b < 1) {
     step = 24;
-    from = (const float*)partial_ + (w_rows)shares * 0 + b * 32 + lane;
+    from = (const float*)partial_ + b * 32 + lane;
     if (b * 32 + lane < 24) to = 384 + b * 32 + lane;
   }
   b -= 1;

@@ -27,18 +27,18 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
   const u32 sb = w_shared(sm);
   const int t = role.thread(), lane = t & 31, warp = t >> 5;
   const int tn = role.block_x() % 6, m0 = role.block_x() / 6 * 64, n0 = tn * 16;
-  const int g = role.block_z() / 1, b = role.block_z() % 1;
+  const int g = role.block_z(), b = 0;
   (void)g; (void)b; (void)n0; (void)lane;
   const u16* const A = (const u16*)in0;
   const u16* const W = (const u16*)in1;
-  const int first = role.block_y() * 3 / 1, last = (role.block_y() + 1) * 3 / 1;
+  const int first = role.block_y() * 3, last = (role.block_y() + 1) * 3;
   int ao[4];
   _Pragma("unroll")
   for (int i = 0; i < 4; ++i) {
     const int x = t + i * 128;
     {
       const int m = m0 + x / 8;
-      ao[i] = m < 300 ? 0 + (m) * 136 : -1;
+      ao[i] = m < 300 ? m * 136 : -1;
     }
   }
   auto fill_a = [&](int kb, u32 to) {
@@ -62,14 +62,13 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
       {
         const int n = n0 + x / 8;
         const bool ok = n16 != 0;
-        w_copy16(to + (x / 8 * 8 + ((t % 8) ^ ((x / 8) & 7))) * 16, (ok ? W + 0 + g * 0 + 0 + n * 136 + k : W),
-            (ok ? n16 : 0u));
+        w_copy16(to + (x / 8 * 8 + ((t % 8) ^ ((x / 8) & 7))) * 16, (ok ? W + n * 136 + k : W), (ok ? n16 : 0u));
       }
     }
   };
   auto store_a = [&](u32 to) { (void)to; };
   auto store_w = [&](u32 to) { (void)to; };
-  const int wk = 0, row0 = (warp >> 2) / 1 * 64, col0 = (warp >> 2) % 1 * 16;
+  const int wk = 0, row0 = (warp >> 2) * 64, col0 = 0;
   (void)wk;
   float acc[1][8];
   #pragma unroll
@@ -86,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
             w_descriptor(w + (u32)(col0 * 128 + q * 32)), add | q);
     w_group_commit();
   };
+  // PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start
   role.pdl_wait();
   role.pdl_trigger();
   for (int i = 0; i < 4; ++i) {
@@ -97,6 +97,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
     }
     w_commit();
   }
+  // multistage pipeline: copies run ahead of products, one barrier for each k-tile
   #pragma unroll 1
   for (int i = 0; i < last - first; ++i) {
     w_arrived<3>();
@@ -119,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
   w_group_wait<0>();
   w_arrived<0>();
   role.sync();
+  // sums go through shared memory, so that neighbouring threads finish neighbouring columns
   float* const sums = (float*)sm;
   #pragma unroll
   for (int i = 0; i < 1; ++i)
@@ -136,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
       float acc[8];
       #pragma unroll
       for (int i = 0; i < 8; ++i) { acc[i] = sums[r * 24 + q + i]; }
-      u16* const y0 = (u16*)out0 + ((m) * 96 + n);
+      u16* const y0 = (u16*)out0 + (m * 96 + n);
       *(uint4*)(y0) = make_uint4(w_narrow2_f16(acc[0], acc[1]), w_narrow2_f16(acc[2], acc[3]),
           w_narrow2_f16(acc[4], acc[5]), w_narrow2_f16(acc[6], acc[7]));
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from weft.generate.cuda.attention.load import Operand, each
 from weft.generate.cuda.attention.match import Attention
 from weft.generate.cuda.attention.shapes import WEIGHTS_PAD, AttentionConfig, padded
+from weft.generate.expr.integer import Int
 
 
 def products(p: Attention, s: AttentionConfig, q: Operand, k: Operand) -> list[str]:
@@ -33,8 +34,8 @@ def weighted(p: Attention, s: AttentionConfig, at: int, k: Operand, v: Operand) 
     pitch = s.nb + WEIGHTS_PAD
     rows = "(a * 16 + (lane >> 2) + h * 8)"
     add = " ".join(
-        f"o[a][2 * j + {i // 2}][2 * h + {i % 2}] = fmaf(w, y.{f}, o[a][2 * j + {i // 2}][2 * h + {i % 2}]);"
-        for i, f in enumerate("xyzw")
+        f"{to} = fmaf(w, y.{f}, {to});"
+        for to, f in ((f"o[a][{2 * Int('j') + i // 2}][{2 * Int('h') + i % 2}]", f) for i, f in enumerate("xyzw"))
     )
     field = "n == 0 ? x[a][h].x : n == 1 ? x[a][h].y : n == 2 ? x[a][h].z : x[a][h].w"
     return [

@@ -18,11 +18,12 @@ from typing import cast
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.contraction.values import Expr, NotStridedError, Reader, View
-from weft.generate.cuda.attention.load import added, each, expression, times
+from weft.generate.cuda.attention.load import each, expression
 from weft.generate.cuda.intrinsics.prelude import prelude, storage, store
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.expr.ctype import literal
 from weft.generate.expr.elementwise import Value
+from weft.generate.expr.integer import Int, behind, summed
 from weft.generate.parameters import Parameters
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -253,7 +254,8 @@ def _body(p: Linear, threads: int) -> list[str]:
     once = max(p.summed, p.tokens) <= tile
     cells = "float4 x[4], y[4];"
     for name, base, at, step, rows in (("x", "sa", "tp", tp, p.p), ("y", "sb", "te", te, p.e)):
-        row = f"const int r = {at} + i * {step} < {rows} ? {at} + i * {step} : {rows - 1};"
+        own = at + Int("i") * step
+        row = f"const int r = {own} < {rows} ? {own} : {rows - 1};"
         cells += f"\n{each('i', 4)} {{ {row} {name}[i] = *(const float4*)({base} + r * {pitch} + q * 4); }}"
     dots = "".join(f"acc[i][j] = fmaf(x[i].{f}, y[j].{f}, acc[i][j]);\n" for f in "xyzw")
     lines = [
@@ -262,7 +264,7 @@ def _body(p: Linear, threads: int) -> list[str]:
         f"float* const sa = (float*)sm, * const sb = sa + {p.p * pitch}, * const sc = sa + {joint};",
         f"float* const ss = sc + {second};",
         *(line for o in p.operands for line in _fill(p, o, threads)),
-        f"const int slice = t / {tp * te}, tp = t % {tp * te} / {te}, te = t % {te};",
+        f"const int slice = {Int('t') / (tp * te)}, tp = {Int('t') % (tp * te) / te}, te = {Int('t') % te};",
         f"float acc[4][4];\n{each('i', 4)}\n{each('j', 4)} acc[i][j] = 0.0f;",
         "role.pdl_wait(); role.pdl_trigger();",
     ]
@@ -280,7 +282,7 @@ def _body(p: Linear, threads: int) -> list[str]:
         "}\nrole.sync();\n}",
         # partial sums take the place of A and B
         f"if (slice < {slices})\n{each('i', 4)}\n{each('j', 4)}",
-        f"sa[slice * {tp * te * 16} + (tp + i * {tp}) * {te * 4} + te + j * {te}] = acc[i][j];",
+        f"sa[slice * {tp * te * 16} + (tp + {Int('i') * tp}) * {te * 4} + te + {Int('j') * te}] = acc[i][j];",
         "role.sync();",
         f"for (int x = t; x < {p.p * te * 4}; x += {threads}) {{ float sum = sa[x];",
         f"for (int y = 1; y < {slices}; ++y) sum += sa[y * {tp * te * 16} + x];",
@@ -318,34 +320,32 @@ def _rows(p: Linear, threads: int, *, once: bool) -> list[str]:
         row = leaf.view.offset // p.tokens
         known[id(leaf)] = Value(f"y{i}", DType.F32)
         if leaf.view.strides[-2] and p.rows > 1:
-            varying.append(f"const float y{i} = product({added('r', str(row))});")
+            varying.append(f"const float y{i} = product({Int('r') + row});")
         else:
             lines.append(f"const float y{i} = product({row});")
     text, value = expression(p.result, known)
     dtype = p.problem.graph.type_of(p.problem.graph.outputs[0]).dtype
     *_, row_step, step = p.out.strides
-    place = added(_heads(p, p.out), times("r", row_step), times("n", step))
+    place = summed(_heads(p, p.out), Int("r") * row_step, Int("n") * step)
     lines += [
         f"for (int r = x / {tile}; r < {p.rows}; r += {groups}) {{",
         *varying,
         *text,
-        f"{storage(dtype)}* const to = ({storage(dtype)}*)out0 + ({place});",
+        f"{storage(dtype)}* const to = {behind(f'({storage(dtype)}*)out0', place)};",
         store(dtype, "to", value.name),
         "}\n}\n}\n}",
     ]
     return lines
 
 
-def _heads(p: Linear, view: View) -> str:
+def _heads(p: Linear, view: View) -> Int:
     """Offset of the block's head."""
-    terms = []
+    place = Int("0")
     inner = 1
     for n, step in reversed(list(zip(p.batch, view.strides, strict=False))):
-        if n > 1 and step:
-            part = "z" if inner == 1 else f"z / {inner}"
-            terms.append(times(f"({part} % {n})", step))
+        place += Int("z") / inner % n * step
         inner *= n
-    return added(*terms, str(view.offset))
+    return place + view.offset
 
 
 def _sources(leaf: Expr) -> tuple[Expr, ...]:
@@ -387,12 +387,12 @@ def _fill(p: Linear, o: Operand, threads: int) -> list[str]:
     tokens = p.tokens if o.name == "c" else p.summed
     along, width = _vector(p, o, tokens)
     inner = tile // width if along else o.rows // width
-    total = o.rows * tile // width
+    total, x = o.rows * tile // width, Int("x")
     unroll = min(_IN_FLIGHT, -(-total // threads))
     where = (
-        f"r = x / {inner}, n = n0 + x % {inner} * {width}"
+        f"r = {x / inner}, n = {'n0' + x % inner * width}"
         if along
-        else f"r = x % {inner} * {width}, n = n0 + x / {inner}"
+        else f"r = {x % inner * width}, n = {'n0' + x / inner}"
     )
     kind, word = storage(o.leaf.dtype), _WORDS[width * o.leaf.dtype.itemsize]
     at = f"const int x = x0 + u * {threads}, {where}; const bool inside = x < {total} && n < {tokens};"
@@ -421,11 +421,11 @@ def _fill(p: Linear, o: Operand, threads: int) -> list[str]:
 def _address(p: Linear, leaf: Expr, kind: str) -> str:
     """Where element (r, n) of the block's head lies."""
 
-    def place(view: View | None) -> str:
+    def place(view: View | None) -> Int:
         assert view is not None
-        return added(_heads(p, view), times("r", view.strides[-2]), times("n", view.strides[-1]))
+        return summed(_heads(p, view), Int("r") * view.strides[-2], Int("n") * view.strides[-1])
 
-    *others, last = (f"(const {kind}*)in{x.index} + ({place(x.view)})" for x in _sources(leaf))
+    *others, last = (behind(f"(const {kind}*)in{x.index}", place(x.view)) for x in _sources(leaf))
     text = last
     for limit, other in reversed(list(zip(leaf.limits, others, strict=False))):
         text = f"{place(leaf.args[0].view)} < {limit} ? {other} : ({text})"

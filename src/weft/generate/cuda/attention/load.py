@@ -18,6 +18,7 @@ from weft.generate.cuda.gemm.common.product import index_parts
 from weft.generate.cuda.intrinsics.prelude import load, storage
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
+from weft.generate.expr.integer import Int, behind, summed
 from weft.ir.types import DType
 
 _RAW = 8
@@ -29,26 +30,15 @@ def each(name: str, count: int) -> str:
     return f"#pragma unroll\nfor (int {name} = 0; {name} < {count}; ++{name})"
 
 
-def added(*terms: str) -> str:
-    """A sum without its zeros."""
-    return " + ".join(t for t in terms if t != "0") or "0"
-
-
-def times(index: str, step: int) -> str:
-    """index * step."""
-    return "0" if not step else index if step == 1 else f"{index} * {step}"
-
-
-def dims_offset(p: Attention, view: View, positions: Sequence[int], index: str) -> str:
+def dims_offset(p: Attention, view: View, positions: Sequence[int], index: str) -> Int:
     """The part of an offset that some dimensions of rows make, from their joint `index`."""
-    parts = index_parts(p.dims, view.strides, positions, index)
-    return added(*(times(part if part == index else f"({part})", step) for part, step in parts))
+    return summed(*(part * step for part, step in index_parts(p.dims, view.strides, positions, index)))
 
 
-def block_offset(p: Attention, leaf: Expr) -> str:
+def block_offset(p: Attention, leaf: Expr) -> Int:
     """Offset of a leaf in the block's part z of it."""
     assert leaf.view is not None
-    return added(dims_offset(p, leaf.view, p.z, "z"), str(leaf.view.offset))
+    return dims_offset(p, leaf.view, p.z, "z") + leaf.view.offset
 
 
 def source_of(leaf: Expr) -> str:
@@ -56,11 +46,11 @@ def source_of(leaf: Expr) -> str:
     return f"in{leaf.index}" if leaf.kind == "input" else f"kc{leaf.index}"
 
 
-def value_at(leaf: Expr, base: str, place: str) -> str:
+def value_at(leaf: Expr, base: Int | str, place: Int) -> str:
     """C expression of one element; `base` is a typed pointer, or an offset for what only counts."""
     if leaf.kind == "iota":
-        return f"({c_type(leaf.dtype)})({added(base, place)})"
-    return load(leaf.dtype, added(base, place))
+        return f"({c_type(leaf.dtype)})({base + place})"
+    return load(leaf.dtype, str(base + place))
 
 
 def expression(x: Expr, known: Mapping[int, Value]) -> tuple[list[str], Value]:
@@ -154,14 +144,15 @@ def fill(p: Attention, x: Operand, threads: int) -> str:
     total = x.rows * x.chunks
     copied = x.expr.kind == "input" and x.expr.dtype is p.dtype and x.in_chunks(x.expr)
     body = _copied(p, x, total, threads) if copied else _computed(p, x, total, threads)
-    place = f"[&](int x, int& r, int& c) {{ r = x / {x.chunks}; c = x % {x.chunks} * {x.chunk}; }}"
+    at = Int("x")
+    place = f"[&](int x, int& r, int& c) {{ r = {at / x.chunks}; c = {at % x.chunks * x.chunk}; }}"
     return f"auto fill_{x.name} = [&](int first, u32 to) {{\nauto place = {place};\n{body}\n}};"
 
 
-def _row(p: Attention, x: Operand, leaf: Expr) -> str:
+def _row(p: Attention, x: Operand, leaf: Expr) -> Int:
     assert leaf.view is not None
     if x.keyed:
-        return times("(first + r)", leaf.view.strides[-2])
+        return Int("(first + r)") * leaf.view.strides[-2]
     return dims_offset(p, leaf.view, p.rows, "(first + r)")
 
 
@@ -172,10 +163,10 @@ def _inside(x: Operand) -> str:
 def _copied(p: Attention, x: Operand, total: int, threads: int) -> str:
     leaf, kind = x.expr, storage(x.dtype)
     return (
-        f"const {kind}* const base = (const {kind}*){source_of(leaf)} + ({block_offset(p, leaf)});\n"
+        f"const {kind}* const base = {behind(f'(const {kind}*){source_of(leaf)}', block_offset(p, leaf))};\n"
         f"#pragma unroll\nfor (int x = t; x < {total}; x += {threads}) {{ int r, c; place(x, r, c);\n"
         f"const bool inside = {_inside(x)};\n"
-        f"const {kind}* const from = base + (inside ? {added(_row(p, x, leaf), 'c')} : 0);\n"
+        f"const {kind}* const from = base + (inside ? {_row(p, x, leaf) + 'c'} : 0);\n"
         f"w_copy16(to + (u32)(r * {x.pitch} + c * {x.dtype.itemsize}), from, inside ? 16u : 0u);\n}}"
     )
 
@@ -185,20 +176,21 @@ def _computed(p: Attention, x: Operand, total: int, threads: int) -> str:
     wide = [y for y in leaves if x.in_chunks(y)]
     same = _same_chunk(p, x, wide, threads)
     unroll = max(1, min(-(-total // threads), _RAW // max(1, len(wide) - len(same))))
-    base: dict[int, str] = {}
+    base: dict[int, Int] = {}
     lines = []
     for i, y in enumerate(leaves):
-        base[id(y)] = block_offset(p, y) if y.kind == "iota" else f"l{i}"
+        base[id(y)] = block_offset(p, y) if y.kind == "iota" else Int(f"l{i}")
         if y.kind != "iota":
             kind = storage(y.dtype)
-            lines.append(f"const {kind}* const l{i} = (const {kind}*){source_of(y)} + ({block_offset(p, y)});")
+            place = behind(f"(const {kind}*){source_of(y)}", block_offset(p, y))
+            lines.append(f"const {kind}* const l{i} = {place};")
     for y in wide:
         name = base[id(y)]
         if y in same:
-            column = f"t % {x.chunks} * {x.chunk}"
-            inside = f"{column} < {x.width}" if padded(x.width) - x.width >= x.chunk else "true"
-            lines.append(f"uint4 {name}w = make_uint4(0, 0, 0, 0); if ({inside}) {name}w = ")
-            lines[-1] += f"*(const uint4*)({name} + {column});"
+            column = Int("t") % x.chunks * x.chunk
+            inside = f"if ({column} < {x.width}) " if padded(x.width) - x.width >= x.chunk else ""
+            read = f"*(const uint4*)({name + column});"
+            lines.append(f"uint4 {name}w = make_uint4(0, 0, 0, 0); {inside}{name}w = {read}")
         else:
             lines.append(f"uint4 {name}w[{unroll}];")
     lines.append(f"for (int x0 = t; x0 < {total}; x0 += {threads * unroll}) {{")
@@ -208,7 +200,7 @@ def _computed(p: Attention, x: Operand, total: int, threads: int) -> str:
     if rows:
         lines.append(f"{each('u', unroll)} {{ {at}")
         for y in rows:
-            chunk = f"*(const uint4*)({added(base[id(y)], _row(p, x, y), 'c')})"
+            chunk = f"*(const uint4*)({summed(base[id(y)], _row(p, x, y), 'c')})"
             lines.append(f"{base[id(y)]}w[u] = make_uint4(0, 0, 0, 0); if (inside) {base[id(y)]}w[u] = {chunk};")
         lines.append("}")
     lines += [f"{each('u', unroll)} {{ {at}", f"if (x < {total}) {{ float v[{x.chunk}];"]
@@ -226,11 +218,11 @@ def _same_chunk(p: Attention, x: Operand, wide: Sequence[Expr], threads: int) ->
     """Leaves that are the same for all rows, where a thread stays in its column: it reads one chunk of each."""
     if threads % x.chunks:
         return []
-    return [y for y in wide if _row(p, x, y) == "0"]
+    return [y for y in wide if _row(p, x, y).text == "0"]
 
 
 def _elements(
-    p: Attention, x: Operand, leaves: Sequence[Expr], words: Mapping[int, str], base: Mapping[int, str]
+    p: Attention, x: Operand, leaves: Sequence[Expr], words: Mapping[int, str], base: Mapping[int, Int]
 ) -> list[str]:
     """The operand's expression at the columns of a chunk from c on, into v; `words` names the chunks of some leaves."""
     lines = []
@@ -253,7 +245,7 @@ def _elements(
         if id(y) in words:
             values[id(y)] = Value(f"{base[id(y)]}v[e]", y.dtype)
             continue
-        place = added(_row(p, x, y), times("(c + e)", y.view.strides[-1]))
+        place = _row(p, x, y) + Int("(c + e)") * y.view.strides[-1]
         lines.append(f"const {c_type(y.dtype)} y{i} = {value_at(y, base[id(y)], place)};")
         values[id(y)] = Value(f"y{i}", y.dtype)
     text, value = expression(x.expr, values)

@@ -9,14 +9,12 @@ import numpy as np
 from weft.generate.cuda.attention import cores
 from weft.generate.cuda.attention.load import (
     Operand,
-    added,
     block_offset,
     dims_offset,
     each,
     expression,
     fill,
     source_of,
-    times,
     value_at,
 )
 from weft.generate.cuda.attention.match import Attention
@@ -25,6 +23,7 @@ from weft.generate.cuda.gemm.common.epilogue import wide_store
 from weft.generate.cuda.intrinsics.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value
+from weft.generate.expr.integer import Int, behind, summed
 from weft.ir.types import DType
 
 _QUAD_MAX = "x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), {})));"
@@ -38,7 +37,7 @@ class Kernel:
         self.p, self.s = p, s
         self.count = tiles(p, s)
         self.ring = self.count > s.stages
-        self.start = "" if s.parts == 1 else "from + "
+        self.start = Int("0" if s.parts == 1 else "from")
         self.ahead = s.stages - 1 if self.ring else s.stages
         # with all tiles in shared memory warps need not wait for each other again
         self.free = not self.ring and self.count > 2
@@ -76,7 +75,7 @@ class Kernel:
             "const u32 sb = w_shared(sm);",
             "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
             self._place(mt),
-            f"const int row0 = warp / {s.wk} * {16 * s.mi}, key0 = warp % {s.wk} * {s.nb};",
+            f"const int row0 = {Int('warp') / s.wk * (16 * s.mi)}, key0 = {Int('warp') % s.wk * s.nb};",
             "(void)z; (void)m0; (void)key0;",
             *(fill(p, x, s.threads) for x in (self.q, self.k, self.v)),
             f"float o[{s.mi}][{self.columns}][4], top[{s.mi}][2], total[{s.mi}][2];",
@@ -96,13 +95,10 @@ class Kernel:
 
     def _place(self, mt: int) -> str:
         """Declares where the block's rows are, and from which key on it works."""
-        s = self.s
-        if s.parts == 1:
-            return f"const int z = role.block_x() / {mt}, m0 = role.block_x() % {mt} * {s.bm};"
-        return (
-            f"const int rank = role.block_x() % {s.parts}, from = rank * {self.count * s.bn},"
-            f" z = role.block_x() / {s.parts} / {mt}, m0 = role.block_x() / {s.parts} % {mt} * {s.bm};"
-        )
+        s, block = self.s, Int("role.block_x()")
+        tile = block / s.parts
+        own = f" rank = {block % s.parts}, from = rank * {self.count * s.bn}," if s.parts > 1 else ""
+        return f"const int{own} z = {tile / mt}, m0 = {tile % mt * s.bm};"
 
     def _loop(self) -> list[str]:
         """All tiles, one after the other."""
@@ -119,7 +115,7 @@ class Kernel:
             scores = f"float (&s)[{s.mi}][{s.nb // 8}][4] = {'odd' if i % 2 else 'even'};"
             here = f"const u32 here = sb + {self.q.bytes + i * self.stage}u;"
             return [
-                f"{{ {scores} {here} const int n0 = {self.start}{i * s.bn} + key0; (void)here; (void)n0;",
+                f"{{ {scores} {here} const int n0 = {self.start + i * s.bn + 'key0'}; (void)here; (void)n0;",
                 *parts,
                 "}",
             ]
@@ -139,11 +135,14 @@ class Kernel:
 
     def _first_copies(self) -> list[str]:
         """q and the first tiles; the groups of copies are q with k 0, v 0, k 1, v 1, ..."""
-        lines = ["fill_q(m0, sb);"]
+        lines = [
+            "// groups of copies: queries with the first keys, their values, the next keys, ...",
+            "fill_q(m0, sb);",
+        ]
         for i in range(min(self.ahead, self.count)):
             at = self.q.bytes + i * self.stage
-            lines.append(f"fill_k({self.start}{i * self.s.bn}, sb + {at}u); w_commit();")
-            lines.append(f"fill_v({self.start}{i * self.s.bn}, sb + {at + self.k.bytes}u); w_commit();")
+            lines.append(f"fill_k({self.start + i * self.s.bn}, sb + {at}u); w_commit();")
+            lines.append(f"fill_v({self.start + i * self.s.bn}, sb + {at + self.k.bytes}u); w_commit();")
         return lines
 
     def _arrived(self, values: bool) -> str:
@@ -159,7 +158,7 @@ class Kernel:
         lines = []
         for i, y in enumerate([] if self.p.scale else self.p.score.leaves):
             assert y.view is not None
-            place = added(block_offset(self.p, y), dims_offset(self.p, y.view, self.p.rows, "m"))
+            place = block_offset(self.p, y) + dims_offset(self.p, y.view, self.p.rows, "m")
             row = "const int r = m0 + row0 + a * 16 + (lane >> 2) + h * 8"
             lines += [
                 f"int s{i}[{self.s.mi}][2];",
@@ -178,18 +177,18 @@ class Kernel:
         place = f"sb + {self.q.bytes}u + (u32)(i * {self.stage})"
         if self.ring:
             place = f"sb + {self.q.bytes}u + (u32)(i % {s.stages} * {self.stage})"
-            more = f"if (i + {self.ahead} < {self.count})"
+            more, ahead = f"if (i + {self.ahead} < {self.count})", self.start + Int(f"(i + {self.ahead})") * s.bn
             lines += [
                 f"const u32 next = sb + {self.q.bytes}u + (u32)((i + {self.ahead}) % {s.stages} * {self.stage});",
-                f"{more} fill_k({self.start}(i + {self.ahead}) * {s.bn}, next);\nw_commit();",
-                f"{more} fill_v({self.start}(i + {self.ahead}) * {s.bn}, next + {self.k.bytes}u);\nw_commit();",
+                f"{more} fill_k({ahead}, next);\nw_commit();",
+                f"{more} fill_v({ahead}, next + {self.k.bytes}u);\nw_commit();",
             ]
         some = "{" if s.wk == 1 else f"if (n0 < {p.keys}) {{"  # warps may have no keys left
         between = [] if self.free or self.ring else ["}", self._arrived(values=True), some]
         return [
             *lines,
             f"const u32 here = {place};",
-            f"const int n0 = {self.start}i * {s.bn} + key0;",
+            f"const int n0 = {self.start + Int('i') * s.bn + 'key0'};",
             f"float s[{s.mi}][{s.nb // 8}][4];",
             some,
             *(self._products() if self.tensor else cores.products(p, s, self.q, self.k)),
@@ -257,7 +256,7 @@ class Kernel:
         values: dict[int, Value] = {}
         for i, y in enumerate(self.p.score.leaves):
             assert y.view is not None
-            place = added(f"s{i}[a][e >> 1]", times("n", y.view.strides[-1]))
+            place = Int(f"s{i}[a][e >> 1]") + Int("n") * y.view.strides[-1]
             base = "0" if y.kind == "iota" else f"(const {storage(y.dtype)}*){source_of(y)}"
             lines.append(f"const {c_type(y.dtype)} y{i} = {value_at(y, base, place)};")
             values[id(y)] = Value(f"y{i}", y.dtype)
@@ -272,6 +271,7 @@ class Kernel:
         s = self.s
         pairs = "x = w_max_f32(x, s[a][j][2 * h]); x = w_max_f32(x, s[a][j][2 * h + 1]);"
         lines = [
+            "// online softmax: exponentials on the scale of a row's maximum so far; four lanes share a row",
             f"{each('a', s.mi)}\n{each('h', 2)} {{",
             "float x = s[a][0][2 * h];",
             f"{each('j', s.nb // 8)} {{ {pairs} }}",
@@ -303,11 +303,13 @@ class Kernel:
         s, kind = self.s, self.kind
         if self.p.tf32:
             return self._weighted_tf32()
-        pairs = [(f"s[a][2 * q + {i // 2}][{i % 2 * 2}]", f"s[a][2 * q + {i // 2}][{i % 2 * 2 + 1}]") for i in range(4)]
+        tiles_ = [2 * Int("q") + i // 2 for i in range(4)]
+        pairs = [(f"s[a][{at}][{i % 2 * 2}]", f"s[a][{at}][{i % 2 * 2 + 1}]") for i, at in enumerate(tiles_)]
         words = [f"w[a][{i}] = w_narrow2_{kind}({lo}, {hi});" for i, (lo, hi) in enumerate(pairs)]
         row = "key0 + q * 16 + (lane & 15)"
         at = f"here + {self.k.bytes}u + (u32)(({row}) * {self.v.pitch} + j * 32 + (lane >> 4) * 16)"
         return [
+            "// sums of products are, rounded, the left operand of the next product as they stand",
             f"{each('q', s.nb // 16)} {{ u32 w[{s.mi}][4];",
             f"{each('a', s.mi)} {{",
             *words,
@@ -343,6 +345,7 @@ class Kernel:
         if not self.tensor:  # a thread's columns are four neighbours of every sixteen
             to = f"sums + r * {row} + j / 2 * 16 + (lane & 3) * 4 + j % 2 * 2"
         return [
+            "// warps that shared the keys of a row meet in shared memory",
             "w_arrived<0>(); role.sync();",
             "float* const sums = (float*)sm;",
             f"float* const tops = sums + {s.wk * s.bm * row}, * const totals = tops + {s.wk * s.bm};",
@@ -351,7 +354,7 @@ class Kernel:
             "float x = total[a][h];",
             _QUAD_SUM.format(1),
             _QUAD_SUM.format(2),
-            f"const int r = warp % {s.wk} * {s.bm} + row0 + a * 16 + (lane >> 2) + h * 8;",
+            f"const int r = {Int('warp') % s.wk * s.bm + 'row0'} + a * 16 + (lane >> 2) + h * 8;",
             "if ((lane & 3) == 0) { totals[r] = x; tops[r] = top[a][h]; }",
             f"{each('j', self.columns)} *(float2*)({to}) = make_float2(o[a][j][2 * h], o[a][j][2 * h + 1]);",
             "}",
@@ -382,16 +385,16 @@ class Kernel:
             ]
         kind = storage(p.out_dtype)
         z, m = dims_offset(p, p.out, p.z, "z"), dims_offset(p, p.out, p.rows, "m")
-        place = added(z, m, times("c", p.out.strides[-1]), str(p.out.offset))
+        place = summed(z, m, Int("c") * p.out.strides[-1], p.out.offset)
         return [
             f"for (int x = t; x < {s.bm * across}; x += {s.threads}) {{",
-            f"const int r = x / {across}, c = x % {across} * {width}, m = m0 + r;",
+            f"const int r = {Int('x') / across}, c = {Int('x') % across * width}, m = m0 + r;",
             f"if (m < {p.m}) {{ float v[{width}], all;",
             *joined,
             "if (all == 0.0f) all = 1.0f;" if p.safe else "",
             "all = 1.0f / all;",
             f"{each('e', width)} v[e] *= all;",
-            f"{kind}* const y = ({kind}*)out0 + ({place});",
+            f"{kind}* const y = {behind(f'({kind}*)out0', place)};",
             *wide_store([f"v[{i}]" for i in range(width)], p.out_dtype, "y"),
             "}\n}",
         ]
@@ -426,9 +429,10 @@ class Kernel:
         across = p.head // 4
         kind = storage(p.out_dtype)
         z, m = dims_offset(p, p.out, p.z, "z"), dims_offset(p, p.out, p.rows, "m")
-        place = added(z, m, times("c", p.out.strides[-1]), str(p.out.offset))
+        place = summed(z, m, Int("c") * p.out.strides[-1], p.out.offset)
         add = " ".join(f"v[{i}] = fmaf(u.{f}, f, v[{i}]);" for i, f in enumerate("xyzw"))
         return [
+            "// keys split over a cluster: each CTA finishes its share, in order, through distributed shared memory",
             f"for (int x = rank * {s.threads} + t; x < {s.bm * across}; x += {s.threads * s.parts}) {{",
             f"const int r = x / {across}, c = x % {across} * 4, m = m0 + r;",
             f"if (m < {p.m}) {{ float v[4], all = 0.0f, top = -__builtin_inff(); float4 e[{s.parts}];",
@@ -443,7 +447,7 @@ class Kernel:
             "if (all == 0.0f) all = 1.0f;" if p.safe else "",
             "all = 1.0f / all;",
             f"{each('i', 4)} v[i] *= all;",
-            f"{kind}* const y = ({kind}*)out0 + ({place});",
+            f"{kind}* const y = {behind(f'({kind}*)out0', place)};",
             *wide_store([f"v[{i}]" for i in range(4)], p.out_dtype, "y"),
             "}\n}",
             "w_together(); w_cluster_leave();",

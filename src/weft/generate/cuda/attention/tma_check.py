@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.generate.cuda.attention.load import added, block_offset, each, times
+from weft.generate.cuda.attention.load import block_offset, each
 from weft.generate.cuda.attention.match import Attention
 from weft.generate.cuda.attention.tma_shapes import AttentionTmaConfig, tiles
+from weft.generate.expr.integer import Int, summed
 from weft.ir.types import DType
 
 _WARPS = 3
@@ -46,9 +47,9 @@ class Check:
     def need(self, tile: str) -> str:
         """C text: tiles of keys of a tile of rows. The last sees all, so that somebody does."""
         count, bm, bn = tiles(self.p, self.s), self.s.bm, self.s.bn
-        last = f"{tile} * {bm} + {bm - 1 + self.shift}"
-        all_ = f"{tile} == {self.high - 1} || ({last}) / {bn} >= {count}"
-        return f"({all_} ? {count} : {last} < 0 ? 1 : ({last}) / {bn} + 1)"
+        last = Int(tile) * bm + (bm - 1 + self.shift)
+        all_ = f"{tile} == {self.high - 1} || {last / bn} >= {count}"
+        return f"({all_} ? {count} : {last} < 0 ? 1 : {last / bn + 1})"
 
     def needed(self, tile: int) -> int:
         """The same as a number."""
@@ -63,6 +64,7 @@ class Check:
         everyone = _WARPS * self.repeats * self.high
         swap = "w_shfl_word({}, 1 << b)"
         return [
+            "// the values of keys that a mask hides: what is not finite there makes its column NaN",
             f"role.pdl_wait(); role.pdl_trigger(); const int part = warp - {4 * s.consumers + 1}; u32 job = 0;",
             loop,
             f"u32* const said = (u32*)st + z * {self.per_pair};",
@@ -96,17 +98,17 @@ class Check:
         p = self.p
         assert p.v.view is not None
         chunks = p.head // 8
-        rows = 32 // chunks
+        rows, lane = 32 // chunks, Int("lane")
         mask, one = (0x7C007C00, 0x04000400) if p.dtype is DType.F16 else (0x7F807F80, 0x00800080)
         fields = " ".join(f"f[{i}] |= (x.{c} & {mask:#x}u) + {one:#x}u;" for i, c in enumerate("xyzw"))
-        at = added(f"c * 8 + {block_offset(p, p.v)}", times("n", p.v.view.strides[-2]))
+        at = summed("c * 8", block_offset(p, p.v), Int("n") * p.v.view.strides[-2])
         stop = f"{self.need('tq')} * {self.s.bn}"
         return [
-            f"const int c = lane % {chunks}, stop = {stop} < {p.keys} ? {stop} : {p.keys}; u32 f[4] = {{0, 0, 0, 0}};",
+            f"const int c = {lane % chunks}, stop = {stop} < {p.keys} ? {stop} : {p.keys}; u32 f[4] = {{0, 0, 0, 0}};",
             f"if (lane < {rows * chunks}) {{\n#pragma unroll 4",
             (
-                f"for (int n = {self.need('(tq - 1)')} * {self.s.bn} + part * {rows} + lane / {chunks}; n < stop;"
-                f" n += {_WARPS * rows}) {{"
+                f"for (int n = {self.need('(tq - 1)')} * {self.s.bn} + {Int('part') * rows + lane / chunks};"
+                f" n < stop; n += {_WARPS * rows}) {{"
             ),
             f"const uint4 x = *(const uint4*)((const u16*)vs + ({at})); {fields} }}\n}}",
             "u32 bits = 0;",
@@ -120,7 +122,7 @@ class Check:
 
     def applied(self) -> list[str]:
         """NaN in the columns of `v` from `c` on that are flagged."""
-        parts = " | ".join(f"bad[{i * self.words} + (c >> 5)]" for i in range(_WARPS))
+        parts = " | ".join(f"bad[{i * self.words + Int('(c >> 5)')}]" for i in range(_WARPS))
         return [
             f"const u32* const bad = (const u32*)(sm + BAD); const u32 flags = ({parts}) >> (c & 31) & 255u;",
             f'if (flags) {{\n{each("e", 8)} if (flags >> e & 1) v[e] = __builtin_nanf(""); }}',

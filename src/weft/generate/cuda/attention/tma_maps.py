@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from weft.generate.contraction.values import Expr
 from weft.generate.cuda.attention.match import Attention
 from weft.generate.cuda.gemm.tma.operands import Dim, merged
+from weft.generate.expr.integer import Int
 from weft.ir.declined import Declined
 from weft.kernels.source import Pointer, TensorMap
 
@@ -104,5 +105,5 @@ def _places(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
 
 def _digit(index: str, n: int, inner: int, *, last: bool) -> str:
     """C text of one dimension's part of a joint index."""
-    quotient = index if inner == 1 else f"{index} / {inner}"
-    return quotient if last else f"{quotient} % {n}"
+    quotient = Int(index) / inner
+    return str(quotient if last else quotient % n)

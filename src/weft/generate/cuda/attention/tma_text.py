@@ -10,13 +10,11 @@ import numpy as np
 from weft.generate.contraction.values import Expr
 from weft.generate.cuda.attention.band import Band
 from weft.generate.cuda.attention.load import (
-    added,
     block_offset,
     dims_offset,
     each,
     expression,
     source_of,
-    times,
     value_at,
 )
 from weft.generate.cuda.attention.match import Attention
@@ -25,8 +23,10 @@ from weft.generate.cuda.attention.tma_maps import PANEL, ROWS, Mapped, panels
 from weft.generate.cuda.attention.tma_shapes import AttentionTmaConfig, k_bytes, padded, q_bytes, tiles, v_bytes
 from weft.generate.cuda.gemm.common.epilogue import wide_store
 from weft.generate.cuda.intrinsics.prelude import storage
+from weft.generate.cuda.role.role import PDL
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value
+from weft.generate.expr.integer import Int, behind, integer, summed
 from weft.ir.types import DType
 
 _QUAD_MAX = "x = w_max_f32(x, __uint_as_float(w_shfl_word(__float_as_uint(x), {})));"
@@ -93,6 +93,7 @@ class Kernel:
             ),
             "const u32 sb = w_shared(sm);",
             "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
+            "// rings of keys and values: full barriers count TMA's bytes, empty ones the warps that have read a tile",
             (
                 f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{"
                 f" w_bar_init(sb + FULLK + 8 * i, 1); w_bar_init(sb + EMPTYK + 8 * i, {readers});"
@@ -105,10 +106,12 @@ class Kernel:
             ),
             "role.sync();",
             f"if (warp >= {4 * s.consumers}) {{",
+            "// producer warpgroup: one thread asks TMA for queries, keys and values",
             "role.dealloc_registers();" if s.split is not None else "",
             *self._copies(),
             *(self.check.lines(self._loop()) if self.check is not None else []),
             "} else {",
+            "// consumer warpgroups: scores and results by wgmma, softmax in registers between them",
             "role.alloc_registers();" if s.split is not None else "",
             *self._multiplies(),
             "}",
@@ -123,6 +126,7 @@ class Kernel:
         if self.p.blocks % near:
             some = f"({self.p.blocks} - band * {near} < {near} ? {self.p.blocks % near} : {near})"
         wide = f"({some} * {self.repeats})" if self.repeats > 1 else some
+        tile, inner, rest = Int("tile"), Int("in"), Int("rest")
         walk = "for (int tile = role.block_x(), once = 1; once; once = 0) {"
         if s.persistent_ctas and s.persistent_ctas < self.total:
             reverse = "(round & 1 ? (int)(role.blocks_x() - 1 - role.block_x()) : (int)role.block_x())"
@@ -132,9 +136,10 @@ class Kernel:
                 f" if (tile >= {self.total}) continue;"
             )
         return (
-            f"{walk} const int band = tile / {per}, in = tile % {per}, tq = {self.high - 1} - in / {wide},"
-            f" rest = in % {wide}, z = band * {near} + rest / {self.repeats}, copy = rest % {self.repeats},"
-            f" m0 = copy * {self.rows} + tq * {s.bm}; (void)z; (void)copy; (void)m0;"
+            f"{walk} const int band = {tile / per}, in = {tile % per},"
+            f" tq = {integer(self.high - 1) - inner / wide}, rest = {inner % wide},"
+            f" z = {Int('band') * near + rest / self.repeats}, copy = {rest % self.repeats},"
+            f" m0 = {Int('copy') * self.rows + Int('tq') * s.bm}; (void)z; (void)copy; (void)m0;"
             f" {self._counted()} (void)count;"
         )
 
@@ -154,15 +159,16 @@ class Kernel:
 
     def _copies(self) -> list[str]:
         """The thread that asks TMA."""
-        p, s = self.p, self.s
+        p, s, base = self.p, self.s, Int("sb")
         q = [
-            f"{{ const int m = m0 + {g * ROWS}; (void)m;"
-            f" {self.q.copy('mq', f'sb + {(g * panels(p.qk) + j) * ROWS * 2 * PANEL}', 'sb + FULLQ', j * PANEL)} }}"
+            f"{{ const int m = {Int('m0') + g * ROWS}; (void)m;"
+            f" {self.q.copy('mq', f'{base + (g * panels(p.qk) + j) * ROWS * 2 * PANEL}', 'sb + FULLQ', j * PANEL)} }}"
             for g in range(s.bm // ROWS)
             for j in range(panels(p.qk))
         ]
-        k = [self.k.copy("mk", f"to + {j * s.bn * 2 * PANEL}", "bar", j * PANEL) for j in range(panels(p.qk))]
-        v = [self.v.copy("mv", f"to + {j * s.bn * 2 * PANEL}", "bar", j * PANEL) for j in range(panels(p.head))]
+        panel = [str(Int("to") + j * s.bn * 2 * PANEL) for j in range(max(panels(p.qk), panels(p.head)))]
+        k = [self.k.copy("mk", panel[j], "bar", j * PANEL) for j in range(panels(p.qk))]
+        v = [self.v.copy("mv", panel[j], "bar", j * PANEL) for j in range(panels(p.head))]
 
         def tile(name: str, at: str, size: int, copies: list[str]) -> str:
             return (
@@ -174,13 +180,14 @@ class Kernel:
         return [
             f"if (warp == {4 * s.consumers}) {{",
             "if (lane == 0) { w_map_prefetch(&mq); w_map_prefetch(&mk); w_map_prefetch(&mv); }",
+            PDL,
             "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
             "if (lane == 0) { u32 it = 0, job = 0;",
             self._loop(),
             f"w_bar_wait(sb + EMPTYQ, job & 1 ^ 1); ++job; w_bar_expect(sb + FULLQ, {q_bytes(p, s)}u);",
             *q,
             "#pragma unroll 1\nfor (int i = count - 1; i >= 0; --i, ++it) {",
-            f"const int n = i * {s.bn}; const u32 slot = it % {s.stages}, phase = it / {s.stages} & 1; (void)n;",
+            f"const int n = i * {s.bn}; const u32 {self._place}; (void)n;",
             tile("K", "KEYS", k_bytes(p, s), k),
             tile("V", "VALUES", v_bytes(p, s), v),
             "}\n}\n}\n} else {" + (" role.pdl_wait(); role.pdl_trigger(); }" if self.check is None else ""),
@@ -189,12 +196,13 @@ class Kernel:
     def _multiplies(self) -> list[str]:
         """The consumer warpgroups."""
         p, s = self.p, self.s
-        own = "0" if s.split_keys else f"group * {ROWS}"
+        own = Int("0") if s.split_keys else Int("group") * ROWS
+        rows = own * (panels(p.qk) * 2 * PANEL)
         turn = ", turn = 0" if s.pingpong and s.consumers > 1 else ""
         return [
             "role.pdl_wait(); role.pdl_trigger();",
-            f"const int group = warp >> 2, row = {own} + (warp & 3) * 16 + (lane >> 2);",
-            f"const u64 dq = w_operand_at(sb + (u32)({own} * {panels(p.qk) * 2 * PANEL}), 16, 1024, 1);",
+            f"const int group = warp >> 2, row = {summed(own, Int('(warp & 3)') * 16, '(lane >> 2)')};",
+            f"const u64 dq = w_operand_at({Int('sb') + (0 if s.split_keys else f'(u32)({rows})')}, 16, 1024, 1);",
             f"u32 it = {'group' if s.split_keys else '0'}, job = 0{turn};",
             self._loop(),
             f"float o[{self.columns // 2}], s[{s.bn // 2}], top[2], total[2]; u32 w[{s.bn // 16}][4];",
@@ -215,7 +223,8 @@ class Kernel:
     @property
     def _place(self) -> str:
         """Where tile `it` is: C text of declarations."""
-        return f"slot = it % {self.s.stages}, phase = it / {self.s.stages} & 1"
+        it, n = Int("it"), self.s.stages
+        return f"slot = {it % n}, phase = {it / n} & 1"
 
     def _first_tile(self) -> list[str]:
         """Weights of the tile that comes first: the last of the keys, where masks are."""
@@ -239,12 +248,14 @@ class Kernel:
         s = self.s
         step, group = s.step, " - group" if s.split_keys else ""
         pingpong = s.pingpong and s.consumers > 1
-        mine = "w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;" if pingpong else ""
+        mine = "// ping-pong: warpgroups issue products in turn\n" if pingpong else ""
+        mine += "w_bar_wait(sb + TURN + 8 * group, (group == 0 ? turn + 1 : turn) & 1); ++turn;" if pingpong else ""
         theirs = _ARRIVE.format(f"TURN + 8 * (group + 1 == {s.consumers} ? 0 : group + 1)") if pingpong else ""
         head = f"for (int i = count - {1 + step}{group}; i >= 0; i -= {step}, it += {step}) {{"
         return [
+            "// the scores of a tile run beside the results of the one before, its softmax beside those",
             f"#pragma unroll 1\n{head}",
-            f"const u32 {self._place}, next = (it + {step}) % {s.stages};",
+            f"const u32 {self._place}, next = {(Int('it') + step) % s.stages};",
             mine,
             *self._scores("next"),
             *self._results("slot", "phase"),
@@ -280,6 +291,7 @@ class Kernel:
         at = f"(float*)(sm + OTHERS) + (group - 1) * {128 * (n + 4)} + (t & 127)"
         low = "x == -__builtin_inff() ? 0.0f : x"
         return [
+            "// warpgroups that shared the keys of a row: the first one takes the results of the others, in order",
             "if (group > 0) {",
             f"float* const to = {at};",
             f"{each('j', n)} to[j * 128] = o[j];",
@@ -302,19 +314,19 @@ class Kernel:
         p, s = self.p, self.s
         lines = []
         ragged = p.keys % s.bn != 0
-        own = "0" if s.split_keys else f"group * {ROWS}"
+        own = Int("0") if s.split_keys else Int("group") * ROWS
         if self.band is not None:
             b = self.band
             wraps = b.queries != self.rows
             position = f"(m0 + row + 8 * h) % {b.queries}" if wraps else f"tq * {s.bm} + row + 8 * h"
-            first = f"tq * {s.bm} + {own} + {b.shift + 1}"
+            first = str(summed(Int("tq") * s.bm, own, b.shift + 1))
             if wraps:  # rows of another copy of the queries may stand in the tile
-                start = f"(m0 + {own}) % {b.queries}"
-                first = f"{start} + {ROWS} > {b.queries} ? 0 : {start} + {b.shift + 1}"
+                start = ("m0" + own) % b.queries
+                first = f"{start} + {ROWS} > {b.queries} ? 0 : {start + (b.shift + 1)}"
             lines += [
                 "int limit[2];",
                 (
-                    f"{each('h', 2)} {{ const int x = {position} + {b.shift};"
+                    f"{each('h', 2)} {{ const int x = {position}{f' + {b.shift}' if b.shift else ''};"
                     f" limit[h] = x < {p.keys - 1} ? x : {p.keys - 1}; }}"
                 ),
                 f"const int seen = {first}, full = seen < {s.bn} ? 0 : (seen < {p.keys} ? seen : {p.keys}) / {s.bn};",
@@ -323,7 +335,7 @@ class Kernel:
             lines.append(f"const int limit[2] = {{{p.keys - 1}, {p.keys - 1}}}, full = {p.keys // s.bn};")
         for i, y in enumerate([] if self.plain else p.score.leaves):
             assert y.view is not None
-            place = added(block_offset(p, y), dims_offset(p, y.view, p.rows, "m"))
+            place = block_offset(p, y) + dims_offset(p, y.view, p.rows, "m")
             lines += [
                 f"int s{i}[2];",
                 (
@@ -335,7 +347,8 @@ class Kernel:
 
     def _keys_are_there(self, tile: str) -> str:
         """Statement: wait for the keys of a tile by its number."""
-        return f"w_bar_wait(sb + FULLK + 8 * (({tile}) % {self.s.stages}), ({tile}) / {self.s.stages} & 1);"
+        at, n = Int(tile), self.s.stages
+        return f"w_bar_wait({summed('sb', 'FULLK', 8 * (at % n))}, {at / n} & 1);"
 
     def _scores(self, slot: str) -> list[str]:
         """s = q kᵀ of this warpgroup's rows, issued."""
@@ -378,6 +391,7 @@ class Kernel:
             ]
         if self.band is not None or p.keys % s.bn:
             lines += [
+                "// keys that a row does not see, or that do not exist",
                 "if (i >= full) {",
                 f"{each('j', s.bn // 8)}\n{each('h', 2)}\n{each('e', 2)} {{ {at}",
                 "if (at > limit[h]) s[4 * j + 2 * h + e] = -__builtin_inff(); }\n}",
@@ -404,7 +418,7 @@ class Kernel:
         values: dict[int, Value] = {}
         for i, y in enumerate(self.p.score.leaves):
             assert y.view is not None
-            place = added(f"s{i}[h]", times("n", y.view.strides[-1]))
+            place = Int(f"s{i}[h]") + Int("n") * y.view.strides[-1]
             base = "0" if y.kind == "iota" else f"(const {storage(y.dtype)}*){source_of(y)}"
             text = _half(y.dtype, f"w{i}") if y in pairs else value_at(y, base, place)
             lines.append(f"const {c_type(y.dtype)} y{i} = {text};")
@@ -430,6 +444,7 @@ class Kernel:
             return f"{each('j', n)}\n{each('h', 2)}\n{each('e', 2)} {{ {one} = {weight}; sums[h][e] += {one}; }}"
 
         lines = [
+            "// online softmax: exponentials on the scale of a row's maximum so far; four lanes share a row",
             "float most[2][2], sums[2][2];",
             f"{each('h', 2)}\n{each('e', 2)} {{ most[h][e] = s[2 * h + e]; sums[h][e] = 0.0f; }}",
             f"{each('j', n)}\n{each('h', 2)}\n{each('e', 2)} most[h][e] = w_max_f32(most[h][e], {one});",
@@ -458,6 +473,7 @@ class Kernel:
     def _packed(self) -> list[str]:
         """Weights as left operands: columns 2q and 2q + 1 of eight, of a row and of the one 8 below."""
         return [
+            "// sums of products are, rounded, the left operand of the next product as they stand",
             f"{each('q', self.s.bn // 16)}\n{each('e', 4)}",
             f"w[q][e] = w_narrow2_{self.kind}(s[8 * q + 2 * e], s[8 * q + 2 * e + 1]);",
         ]
@@ -468,19 +484,21 @@ class Kernel:
         width = out_width(p)
         kind = storage(p.out_dtype)
         z, m = dims_offset(p, p.out, p.z, "z"), dims_offset(p, p.out, p.rows, "m")
-        place = added(z, m, times("c", p.out.strides[-1]), str(p.out.offset))
+        place = summed(z, m, Int("c") * p.out.strides[-1], p.out.offset)
         wide = -(-self.columns // 32)
         inside = f"m < {p.m}" + (f" && c < {p.head}" if p.head != wide * 32 else "")
         step = p.out.strides[-1]
         pieces = []
         for e in range(0, 8, width):
-            guard = f"if (c + {e} < {p.head}) " if p.head % 8 else ""
+            guard = f"if ({Int('c') + e} < {p.head}) " if p.head % 8 else ""
             to = f"y + {e * step}" if e else "y"
             pieces.append(
                 f"{guard}{{ {' '.join(wide_store([f'v[{e + i}]' for i in range(width)], p.out_dtype, to))} }}"
             )
         take = " ".join(
-            f"v[{2 * c + e}] = {f'o[(4 * j + {c}) * 4 + 2 * h + {e}] * all'};" for c in range(4) for e in range(2)
+            f"v[{2 * c + e}] = o[{(4 * Int('j') + c) * 4 + (2 * Int('h') + e)}] * all;"
+            for c in range(4)
+            for e in range(2)
         )
         if self.columns % 32:
             take = (
@@ -490,6 +508,7 @@ class Kernel:
         bad = self.check.applied() if self.check is not None else []
         return [
             *(self.check.awaited() if self.check is not None else []),
+            "// epilogue: four neighbouring lanes exchange, so that each stores 8 neighbours",
             f"{each('h', 2)} {{",
             "float x = total[h];",
             _QUAD_SUM.format(1),
@@ -503,7 +522,7 @@ class Kernel:
             "const int c = j * 32 + (lane & 3) * 8;",
             f"if ({inside}) {{",
             *bad,
-            f"{kind}* const y = ({kind}*)out0 + ({place});",
+            f"{kind}* const y = {behind(f'({kind}*)out0', place)};",
             *pieces,
             "}\n}\n}",
             *(self.check.released() if self.check is not None else []),

@@ -6,7 +6,7 @@ one for each size of window, and along the rows of these after that: k + k compa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import cast
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
 from weft.generate.expr.ctype import storage_type
+from weft.generate.expr.integer import Int, summed
 from weft.generate.loopnest.plan import live_nodes
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -147,12 +148,12 @@ def roles(problem: Problem, schedule: Schedule, headers: Sequence[str]) -> RoleS
         for k, pieces in enumerate(p.outputs):
             stride = len(pieces) * channels
             for at in (i for i, x in enumerate(pieces) if x == piece):
-                where = f"({position}) * {stride}u + {at * channels}u + chunk * {lanes}u"
+                where = summed(f"({position}) * {stride}u", f"{at * channels}u" if at else 0, f"chunk * {lanes}u")
                 lines.append(f"*(w_chunk<16>*)(out{k} + ({where})) = {value};")
         return " ".join(lines)
 
-    def steps(line: str, at: str, size: int, stride: int) -> list[str]:
-        return [f"w_greatest<{kind}, {r}, {stride}>({line.format(i)}, {at}, {size})" for i, r in enumerate(p.radii)]
+    def steps(line: Callable[[int], Int | str], at: str, size: int, stride: int) -> list[str]:
+        return [f"w_greatest<{kind}, {r}, {stride}>({line(i)}, {at}, {size})" for i, r in enumerate(p.radii)]
 
     def branches(lines: list[str]) -> str:
         return "\n".join(
@@ -161,24 +162,26 @@ def roles(problem: Problem, schedule: Schedule, headers: Sequence[str]) -> RoleS
         )
 
     turn = f"""  for (unsigned q = role.thread(); q < {count * each}u; q += {threads}u) {{
-    const unsigned i = q / {each}u, p = q % {each}u, y = p / {width}u, x = p % {width}u;
+    const unsigned i = q / {each}u, p = q % {each}u, y = {Int("p") / f"{width}u"}, x = {Int("p") % f"{width}u"};
     if (p >= {here}u || first + y >= {height}u) continue;
 """
     down = [
-        f"down[{i * here}u + p] = {s};" for i, s in enumerate(steps("plane + x", "(int)(first + y)", height, width))
+        f"down[{f'{i * here}u + p' if i else 'p'}] = {s};"
+        for i, s in enumerate(steps(lambda _: "plane + x", "(int)(first + y)", height, width))
     ]
     along = [
         f"const w_chunk<16> c = {s}; {stores(i, 'c', f'(image * {height}u + first + y) * {width}u + x')}"
-        for i, s in enumerate(steps(f"down + {{}} * {here} + y * {width}u", "(int)x", width, 1))
+        for i, s in enumerate(steps(lambda i: summed("down", i * here, f"y * {width}u"), "(int)x", width, 1))
     ]
     position = f"image * {height * width}u + p"
     copy = stores(-1, "c", position)
     mine = f"if (p >= first * {width}u && p < (first + {rows}u) * {width}u) {{ {copy} }}" if copy else ""
+    block = Int("role.block_x()")
     body = f"""\
   W_SHARED w_chunk<16> plane[{height * width}];
   W_SHARED w_chunk<16> down[{count * here}];
-  const unsigned part = role.block_x() % {parts}u, chunk = role.block_x() / {parts}u % {p.chunks}u;
-  const unsigned image = role.block_x() / {parts * p.chunks}u, first = part * {rows}u;
+  const unsigned part = {block % f"{parts}u"}, chunk = {block / f"{parts}u" % f"{p.chunks}u"};
+  const unsigned image = {block / f"{parts * p.chunks}u"}, first = {Int("part") * f"{rows}u"};
   role.pdl_wait();
   role.pdl_trigger();
 #pragma unroll 4

@@ -15,6 +15,7 @@ from weft.generate.cuda.mlp.match import Chain, End, Given, Layer, padded
 from weft.generate.cuda.role.role import WRITTEN, Parameter
 from weft.generate.expr.ctype import c_type
 from weft.generate.expr.elementwise import Value, elementwise
+from weft.generate.expr.integer import Int, behind, summed
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType
@@ -49,19 +50,19 @@ def place(p: Chain, end: End, plain: str) -> str:
     """C text: where row r of a stored value begins; `plain` where it is the only one."""
     if len(p.ends) == 1:
         return plain
-    offset = f" + {end.offset}" if end.offset else ""
-    return f"({storage(p.graph.type_of(end.node).dtype)}*)out{end.index} + (u64)r * {end.step}{offset}"
+    base = f"({storage(p.graph.type_of(end.node).dtype)}*)out{end.index}"
+    return str(summed(base, Int("(u64)r") * end.step, end.offset))
 
 
-def start(p: Chain, given: Given, row: str) -> str:
+def start(p: Chain, given: Given, row: str) -> Int:
     """C text: where a row of a matrix in memory begins."""
-    offset = f" + {given.offset}" if given.offset else ""
-    return f"(const {storage(given.dtype)}*)in{p.memory.index(given.index)} + (u64)({row}) * {given.steps[0]}{offset}"
+    base = f"(const {storage(given.dtype)}*)in{p.memory.index(given.index)}"
+    return summed(base, Int(f"(u64){Int(row).tight}") * given.steps[0], given.offset)
 
 
 def row_of(p: Chain, m: str, tall: int) -> str:
     """C text: row `half` of a lane in tile m of `tall` rows, or the last one."""
-    row = f"row0 + {m} * {tall} + half * 8 + g"
+    row = summed("row0", Int(m) * tall, Int("half") * 8, "g")
     return f"{row} < {p.rows} ? {row} : {p.rows - 1}"
 
 
@@ -93,13 +94,18 @@ def operands_of(p: Chain, layer: Layer, tiles: int, tall: int, operand: Operand)
     for node in dict.fromkeys(layer.beside):
         name = name_of(layer, node)
         lines.append(f"u32 {name}[{tiles}][{padded(p.width(node)) // 16}][4];")
-        place = f"{name}[m][({{0}}) / 2][({{0}}) % 2 * 2 + half]"
+        place = f"{name}[m]"
         lines += [f"{each('m', tiles)}", *fragments(p, node, row_of(p, "m", tall), place, operand)]
     return lines
 
 
-def fragments(p: Chain, node: NodeId, row: str, place: str, operand: Operand) -> list[str]:
-    """Statements: what a value is made of from memory into fragments; chunk {0} of 8 columns goes to `place`."""
+def word_of(array: str, chunk: Int, first: int = 0) -> str:
+    """C text: the word of row `half` of a lane in a chunk of 8 columns, in fragments of 16 from number `first` on."""
+    return f"{array}[{first + chunk / 2}][{chunk % 2 * 2 + 'half'}]"
+
+
+def fragments(p: Chain, node: NodeId, row: str, array: str, operand: Operand, first: int = 0) -> list[str]:
+    """Statements: what a value is made of from memory into the fragments of an array, from number `first` on."""
     width, dtype = p.width(node), p.dtype
     operands = {p.value(o) for s in p.before[node] for o in p.graph.nodes[s].inputs}
     leaves = [v for v in p.given if v == node or v in operands]
@@ -110,39 +116,39 @@ def fragments(p: Chain, node: NodeId, row: str, place: str, operand: Operand) ->
         given = p.given[leaf]
         lines.append(f"const {storage(given.dtype)}* const f{leaf} = {start(p, given, 'r')};")
     lines.append(f"{each('c', chunks // group)} {{")
-    at, partial = f"c * {8 * group} + q * {2 * group}", group == 1 and width % 16 != 0
+    at, partial = Int("c") * (8 * group) + Int("q") * (2 * group), group == 1 and width % 16 != 0
     if leaves == [node] and p.given[node].dtype is dtype and v > 1:
         guard = f"if ({at} < {width}) " if partial else ""
         lines.append(f"{_WORDS[v]} w{' = 0' if guard else ''}; {guard}w = *(const {_WORDS[v]}*)(f{node} + {at});")
         words = ["w"] if v == 2 else [f"w.{f}" for f in "xyzw"[:group]]
-        lines += [f"{place.format(f'c * {group} + {i}')} = {word};" for i, word in enumerate(words)]
+        lines += [f"{word_of(array, Int('c') * group + i, first)} = {word};" for i, word in enumerate(words)]
         return [*lines, "}\n}"]
     for leaf in leaves:
         lines += _read(p.given[leaf], f"f{leaf}", f"v{leaf}", at, 2 * group, v, guard=partial)
     for i in range(group):
         known = {x: [Value(f"v{x}[{2 * i + e}]", p.given[x].dtype) for e in range(2)] for x in leaves}
         text, pair = _made(p, node, known, operand)
-        j = f"c * {group} + {i}"
+        j = Int("c") * group + i
         if width % 16:
-            pair = [f"(({j}) * 8 + 2 * q + {e} < {width} ? {x} : 0.0f)" for e, x in enumerate(pair)]
-        lines += ["{", *text, f"{place.format(j)} = w_narrow2_{dtype.value}({pair[0]}, {pair[1]});", "}"]
+            pair = [f"({summed(j * 8, '2 * q', e)} < {width} ? {x} : 0.0f)" for e, x in enumerate(pair)]
+        lines += ["{", *text, f"{word_of(array, j, first)} = w_narrow2_{dtype.value}({pair[0]}, {pair[1]});", "}"]
     return [*lines, "}\n}"]
 
 
-def _read(given: Given, start: str, to: str, at: str, count: int, v: int, *, guard: bool) -> list[str]:
+def _read(given: Given, start: str, to: str, at: Int, count: int, v: int, *, guard: bool) -> list[str]:
     """Statements: `count` neighbouring columns from `at` on as floats, zeros where there are none."""
     lines = [f"float {to}[{count}];"]
     if v == 1:
         for e in range(count):
-            inside = f"if ({at} + {e} < {given.width}) " if guard or given.width % 2 else ""
-            value = load(given.dtype, f"{start} + ({at} + {e}) * {given.steps[1]}")
+            inside = f"if ({at + e} < {given.width}) " if guard or given.width % 2 else ""
+            value = load(given.dtype, behind(start, (at + e) * given.steps[1]))
             lines.append(f"{to}[{e}] = 0.0f; {inside}{to}[{e}] = {value};")
         return lines
     if guard:
         lines += [*(f"{to}[{e}] = 0.0f;" for e in range(count)), f"if ({at} < {given.width}) {{"]
     per = min(count, 16 // given.dtype.itemsize)
     for i in range(0, count, per):
-        lines += ["{", *wide_load("w", given.dtype, per, f"{start} + {at} + {i}", f"({to} + {i})"), "}"]
+        lines += ["{", *wide_load("w", given.dtype, per, summed(start, at, i), (Int(to) + i).tight), "}"]
     return [*lines, *(["}"] if guard else [])]
 
 
@@ -171,7 +177,7 @@ def _made(p: Chain, node: NodeId, known: dict[NodeId, list[Value]], operand: Ope
 
 
 def pairs(
-    p: Chain, nodes: Sequence[NodeId], row: str, column: str, *, whole: bool
+    p: Chain, nodes: Sequence[NodeId], row: str, column: Int, *, whole: bool
 ) -> tuple[list[str], dict[NodeId, list[Value]]]:
     """Statements: two neighbouring columns of given values from `column` on; `whole`: all columns exist."""
     lines: list[str] = []

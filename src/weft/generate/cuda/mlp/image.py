@@ -18,6 +18,7 @@ from weft.generate.cuda.intrinsics.prelude import load, storage
 from weft.generate.cuda.mlp.match import Chain, Given, Layer, Source, padded
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter
 from weft.generate.expr.ctype import literal
+from weft.generate.expr.integer import Int, behind, integer, summed
 from weft.ir.graph import NodeId
 from weft.ir.types import DType
 from weft.kernels.source import Pointer
@@ -26,17 +27,17 @@ PANEL = 64
 """Rows of the sum in one panel; a panel of a layer is what is streamed at once."""
 
 
-def column(position: str, neighbours: int) -> str:
+def column(position: Int | str, neighbours: int) -> Int:
     """C text: the column in memory that stands at a position; `neighbours` columns of a lane lie side by side.
 
     Position 8c + 2q + i is held by lane q of four: its pairs i of v/2 neighbouring chunks c become v columns.
     """
-    p = position
+    p = Int(integer(position).tight)
     if neighbours == 8:
-        return f"(({p}) / 32 * 32 + ({p}) % 8 / 2 * 8 + ({p}) % 32 / 8 * 2 + ({p}) % 2)"
+        return Int((p / 32 * 32 + p % 8 / 2 * 8 + p % 32 / 8 * 2 + p % 2).tight)
     if neighbours == 4:
-        return f"(({p}) / 16 * 16 + ({p}) % 8 / 2 * 4 + ({p}) % 16 / 8 * 2 + ({p}) % 2)"
-    return f"({p})"
+        return Int((p / 16 * 16 + p % 8 / 2 * 4 + p % 16 / 8 * 2 + p % 2).tight)
+    return p
 
 
 def neighbours_of(width: int, *, free: bool) -> int:
@@ -171,7 +172,7 @@ def pack(image: Image, masters: DType | None = None) -> tuple[DeviceRole, tuple[
         source = p.vectors[node]
         n, size = column("i", image.order(part)), whole(width, image.columns)
         memory = _memory(source, masters)
-        value = load(memory, f"{_pointer(source, masters)} + ({n} * {source.steps[1]} + {source.offset})")
+        value = load(memory, behind(_pointer(source, masters), n * source.steps[1] + source.offset))
         if memory is not source.dtype and source.dtype is not DType.F32:
             kind = source.dtype.value
             value = f"w_unpack_{kind}(w_narrow2_{kind}({value}, 0.0f)).x"
@@ -179,7 +180,7 @@ def pack(image: Image, masters: DType | None = None) -> tuple[DeviceRole, tuple[
         value = f"(float){value}" if factor == 1.0 else f"{literal(factor, DType.F32)} * (float){value}"
         lines.append(
             f"if (i < {size}u) {{ float v = 0.0f; if ({n} < {width}) v = {value};"
-            f" ((float*)((char*)pk + {place}))[i] = v; return; }}\ni -= {size}u;"
+            f" ((float*)({Int('(char*)pk') + place}))[i] = v; return; }}\ni -= {size}u;"
         )
         total += size
     role = DeviceRole(
@@ -202,31 +203,33 @@ def _weight(image: Image, at: int, count: int, masters: DType | None) -> list[st
     """Statements: element i of a layer, or on to the next."""
     layer = image.p.layers[at]
     parts, n = pieces(layer.n, image.columns)
-    piece, start = f"i / {count // parts} * {n} + " if parts > 1 else "", "i"
-    if parts > 1:
-        start = f"i % {count // parts}"
+    i = Int("i")
+    piece, start = (i / (count // parts) * n, i % (count // parts)) if parts > 1 else (Int("0"), i)
     if image.group:
         # row n of 128 bytes holds chunks of 8 elements, exchanged within 8 rows
-        inner = f"i % {64 * n}" if parts == 1 else f"{start} % {64 * n}"
-        position_n = f"{piece}({inner}) / 64"
-        position_k = f"{start} / {64 * n} * 64 + ((({inner}) / 8 % 8) ^ (({inner}) / 64 % 8)) * 8 + i % 8"
+        how = "// panels of 64 of the sum, rows of 128 bytes, swizzled as wgmma reads them"
+        inner = start % (64 * n)
+        position_n = piece + inner / 64
+        position_k = start / (64 * n) * 64 + Int(f"(({inner / 8 % 8}) ^ ({inner / 64 % 8}))") * 8 + i % 8
     else:
-        position_n = f"{piece}{start} / 256 % {n // 16} * 16 + i % 8 / 4 * 8 + i % 256 / 32"
-        position_k = f"{start} / {16 * n} * 16 + i % 4 / 2 * 8 + i % 32 / 8 * 2 + i % 2"
+        how = "// fragments as mma.sync holds them, two neighbouring tiles of 8 columns side by side"
+        position_n = summed(piece, start / 256 % (n // 16) * 16, i % 8 / 4 * 8, i % 256 / 32)
+        position_k = summed(start / (16 * n) * 16, i % 4 / 2 * 8, i % 32 / 8 * 2, i % 2)
     first, last = at == 0, at == len(image.p.layers) - 1
     w = layer.weight
-    value = f"({_pointer(w, masters)})[k * {w.steps[0]} + n * {w.steps[1]} + {w.offset}]"
+    value = f"({_pointer(w, masters)})[{summed(Int('k') * w.steps[0], Int('n') * w.steps[1], w.offset)}]"
     if _memory(w, masters) is not w.dtype:
         value = f"(u16)w_narrow2_{w.dtype.value}({value}, 0.0f)"
     if at + 1 in image.halved:
         kind = w.dtype.value
         value = f"(u16)w_narrow2_{kind}(0.5f * w_unpack_{kind}({value}).x, 0.0f)"
     return [
+        how,
         f"if (i < {count}u) {{ const u32 pn = {position_n}, pk_ = {position_k};",
         f"const u32 n = {column('pn', image.written if last else 2)};",
         f"const u32 k = {column('pk_', image.read) if first and len(layer.left) == 1 else _row('pk_', image, layer)};",
         f"u16 v = 0; if (n < {layer.n} && k < {layer.k}) v = {value};",
-        f"((u16*)((char*)pk + {image.layers[at]}))[i] = v; return; }}",
+        f"((u16*)({Int('(char*)pk') + image.layers[at]}))[i] = v; return; }}",
         f"i -= {count}u;",
     ]
 
@@ -239,8 +242,10 @@ def _row(position: str, image: Image, layer: Layer) -> str:
         at, row = at - padded(width), row - width
         own = together_beside(image.p, node) if node in layer.beside else 2
         own = image.read if node == image.p.first and node not in layer.beside and layer == image.p.layers[0] else own
-        place = column(f"{position} - {at}u", own) if own > 2 else f"{position} - {at}u"
-        text = f"({position} - {at}u < {padded(width) if own > 2 else width}u ? {place} + {row}u : {text})"
+        here = Int(f"{position} - {at}u" if at else position)
+        place = column(here, own) if own > 2 else here
+        found = f"{place} + {row}u" if row else place
+        text = f"({here} < {padded(width) if own > 2 else width}u ? {found} : {text})"
     return text
 
 

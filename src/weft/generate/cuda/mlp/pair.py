@@ -21,7 +21,7 @@ from weft.generate.cuda.mlp.image import PANEL, Image
 from weft.generate.cuda.mlp.match import Chain, chain, last_use
 from weft.generate.cuda.mlp.shapes import WIDEST, MlpConfig
 from weft.generate.cuda.mlp.text import Kernel, chosen, halved, instruction, mlp_header
-from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
+from weft.generate.cuda.role.role import PDL, WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -128,6 +128,7 @@ class PairKernel(Kernel):
             f"{out}* const out = ({out}*)out0;",
             "const u64 weights = w_descriptor(w_shared(sm));",
             *self._weights(),
+            PDL,
             "role.pdl_wait(); role.pdl_trigger();",
             *self._load(),
             f"u32 h{first}[1][{-(-p.layers[0].k // 16)}][4];",
@@ -208,6 +209,7 @@ class PairKernel(Kernel):
         slices = self.p.layers[part - 1].n // 16
         value = ", ".join(f"h{node}[0][k][{e}]" for e in range(4))
         return [
+            "// to the other CTA of the cluster, by distributed shared memory; its barrier counts the bytes",
             f"{{ const u32 to = box + (mails & 1) * {_mail(self.image.p)}u + t * 16u, bar = mail + 8 * (mails & 1);",
             f"{each('k', slices)} w_mail_send(to + k * {16 * THREADS}u, make_uint4({value}), bar, side ^ 1); }}",
         ]

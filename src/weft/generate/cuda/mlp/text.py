@@ -22,8 +22,10 @@ from weft.generate.cuda.mlp.image import column as column_of
 from weft.generate.cuda.mlp.match import Chain, End, Layer, last_use, padded
 from weft.generate.cuda.mlp.runs import Run, runs
 from weft.generate.cuda.mlp.shapes import MlpConfig, fixed_bytes, last_asks, panels_ahead, prefetched, slot_bytes
+from weft.generate.cuda.role.role import PDL
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
+from weft.generate.expr.integer import Int, summed
 from weft.ir import attrs as a
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
@@ -63,7 +65,7 @@ class Kernel:
         """From the weights in memory to the result."""
         p, s = self.p, self.s
         owner = "warp >> 2" if s.group else "warp"
-        inside = "(warp & 3) * 16" if s.group else "0"
+        inside = Int("(warp & 3)") * 16 if s.group else Int("0")
         units = -(-p.rows // s.rows)
         lines = [
             "const int t = role.thread(), lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;",
@@ -73,39 +75,43 @@ class Kernel:
             "(void)q; (void)g;",
             *(["const u64 weights = w_descriptor(w_shared(sm));"] if s.group else []),
             *self._weights(),
+            PDL,
             "role.pdl_wait(); role.pdl_trigger();",
         ]
         early = prefetched(p, s)
         steps = -(-p.width(p.x) // 16)
         if s.pingpong:
+            lines.append("// ping-pong: the products of one warpgroup run beside the activations of another")
             lines.append(f"if (owner == {s.owners - 1}) role.named_barrier_arrive(0, {PAIR});")
         lines += [*self._load(), f"u32 h{self._first}[{s.tiles}][{steps}][4];"]
         if s.stages or s.pingpong:
             pingpong = -(-units // s.owners)
             head = f"for (int turn = role.block_x(); turn < {pingpong}; turn += role.blocks_x()) {{"
-            head += f"\nconst int tile = turn * {s.owners} + owner;"
-            row, following = f"tile * {s.rows} + {inside}", f"(turn + (int)role.blocks_x()) * {s.owners} + owner"
-            begin = f"(int)role.block_x() * {s.owners} + owner"
+            head += f"\nconst int tile = {Int('turn') * s.owners + 'owner'};"
+            following = Int("(turn + (int)role.blocks_x())") * s.owners + "owner"
+            begin = Int("(int)role.block_x()") * s.owners + "owner"
         else:
             head = f"for (int tile = role.block_x() + owner * role.blocks_x(); tile < {units};"
-            head += f" tile += role.blocks_x() * {s.owners}) {{"
-            row, following = f"tile * {s.rows} + {inside}", f"tile + (int)role.blocks_x() * {s.owners}"
-            begin = "(int)role.block_x() + owner * (int)role.blocks_x()"
+            head += f" tile += {Int('role.blocks_x()') * s.owners}) {{"
+            following = "tile" + Int("(int)role.blocks_x()") * s.owners
+            begin = "(int)role.block_x()" + Int("owner") * "(int)role.blocks_x()"
+        row = Int("tile") * s.rows + inside
         name = f"h{self._first}"
         late = not early and self._late
         if early:
-            lines += [f"u32 ahead[{s.tiles}][{steps}][4];", f"load(({begin}) * {s.rows} + {inside}, ahead);"]
+            lines += [f"u32 ahead[{s.tiles}][{steps}][4];", f"load({begin * s.rows + inside}, ahead);"]
         if late:
-            lines.append(f"load(({begin}) * {s.rows} + {inside}, {name});")
+            lines.append(f"load({begin * s.rows + inside}, {name});")
         lines += ["#pragma unroll 1", head, f"const int row0 = {row};", *mlp_beside.near(p, s.tiles, self._tall)]
         if early:
             copy = f"{name}[m][k][e] = ahead[m][k][e];"
             lines += [f"{each('m', s.tiles)}\n{each('k', steps)}\n{each('e', 4)} {copy}"]
-            lines += [f"load(({following}) * {s.rows} + {inside}, ahead);"]
+            lines += [f"load({following * s.rows + inside}, ahead);"]
             if s.near:
-                lines += self._fetch(f"(tile + 2 * {s.owners} * (int)role.blocks_x()) * {s.rows} + {inside}")
+                later = "tile" + Int(str(2 * s.owners)) * "(int)role.blocks_x()"
+                lines += self._fetch(later * s.rows + inside)
         elif late:
-            lines += [f"const int next0 = ({following}) * {s.rows} + {inside};", *self._fetch("next0")]
+            lines += [f"const int next0 = {following * s.rows + inside};", *self._fetch(Int("next0"))]
         else:
             lines.append(f"load(row0, {name});")
         alike = dict(self._alike)
@@ -129,7 +135,7 @@ class Kernel:
             and last_use(p)[p.first] == 1 and len(p.layers) > 1 and p.given[p.x].dense
         )  # fmt: skip
 
-    def _fetch(self, first: str) -> list[str]:
+    def _fetch(self, first: Int) -> list[str]:
         """A later tile of a warp, from that row on, comes into the L2 cache: its 16 rows lie side by side."""
         p = self.p
         given = p.given[p.x]
@@ -137,7 +143,7 @@ class Kernel:
         return [
             f"{{ const int near0 = {first}; if (near0 + 16 <= {p.rows})",
             f"for (int i = lane; i < {-(-16 * row // 128)}; i += 32)",
-            f"w_prefetch((const char*)(x + (u64)near0 * {given.steps[0]}) + i * 128); }}",
+            f"w_prefetch((const char*)({'x' + Int('(u64)near0') * given.steps[0]}) + i * 128); }}",
         ]
 
     @property
@@ -152,9 +158,9 @@ class Kernel:
             return False
         return len(p.kept[part - 1]) == 1 and p.kept[part - 1] == p.layers[part - 1].left
 
-    def _turn(self, part: int, step: int) -> str:
+    def _turn(self, part: int, step: int) -> Int:
         """What is added to a place for the layers of a loop."""
-        return f" + l * {step}" if part in dict(self._alike) else ""
+        return Int("l") * step if part in dict(self._alike) else Int("0")
 
     def _name(self, node: NodeId) -> str:
         """The array of a kept value: layers of a loop leave theirs where they read the last one's."""
@@ -201,10 +207,11 @@ class Kernel:
         units = -(-self.p.rows // (s.rows * s.owners))
         bars = f"w_shared(sm) + {ring + vectors}u"
         return [
+            "// a ring of panels of weights: full barriers count bytes, empty ones the warps that have read a panel",
             f"const u32 full = {bars}, empty = full + {8 * s.stages}u;",
             (
                 f"for (int i = t; i < {vectors // 16}; i += {s.threads})"
-                f" w_copy16(w_shared(sm) + {ring} + 16 * i, (const char*)pk + {image.weight_bytes} + 16 * i);"
+                f" w_copy16(w_shared(sm) + {ring} + 16 * i, {Int('(const char*)pk') + image.weight_bytes} + 16 * i);"
             ),
             f"for (int i = t; i < {fixed // 16}; i += {s.threads})",
             "w_copy16(w_shared(sm) + 16 * i, (const char*)pk + 16 * i);",
@@ -222,7 +229,7 @@ class Kernel:
             f"const u32 size = {chosen('at_asked', [size for *_, size in panels])};",
             "if (turn_asked) w_bar_wait(empty + 8 * slot_asked, (turn_asked - 1) & 1);",
             "w_bar_expect(full + 8 * slot_asked, size);",
-            f"w_bulk(w_shared(sm) + {fixed} + slot_asked * {slot}u,",
+            f"w_bulk({summed('w_shared(sm)', fixed, f'slot_asked * {slot}u')},",
             "(const char*)pk + place, size, full + 8 * slot_asked);",
             f"++asked; place += size; if (++at_asked == {len(panels)}) {{ at_asked = 0, place = {start}; }}",
             f"if (++slot_asked == {s.stages}) {{ slot_asked = 0; ++turn_asked; }}",
@@ -245,46 +252,45 @@ class Kernel:
         p, s = self.p, self.s
         k, v = p.width(p.x), self.image.read
         given = p.given[p.x]
-        offset = f" + {given.offset}" if given.offset else ""
-        chunks = padded(k) // 8
-        clamp = f"r < {p.rows} ? r : {p.rows - 1}"
+        chunks, c = padded(k) // 8, Int("c")
+        first = f"(u64)(r < {p.rows} ? r : {p.rows - 1})"
         lines = [
             f"auto load = [&](int row, u32 (&to)[{s.tiles}][{chunks // 2}][4]) {{",
             f"{each('m', s.tiles)}\n{each('half', 2)} {{",
             f"const int r = row + m * {64 if s.group else 16} + half * 8 + g;",
-            f"const {storage(self._x)}* const from = x + (u64)({clamp}) * {given.steps[0]}{offset};",
+            f"const {storage(self._x)}* const from = {summed('x', Int(first) * given.steps[0], given.offset)};",
         ]
         group = max(1, v // 2)
         size = self._x.itemsize
         lines.append(f"{each('c', chunks // group)} {{")
         if p.plain_input and v > 1:
             guard = f"if (c * 8 + 2 * q < {k}) " if group == 1 and k % 16 else ""
-            start = f"from + c * {8 * group} + q * {2 * group}"
+            start = summed("from", c * (8 * group), Int("q") * (2 * group))
             value = f"w_load_once({start})" if s.keep and v == 8 else f"*(const {_WORDS[v]}*)({start})"
             lines.append(f"{_WORDS[v]} w{' = 0' if guard else ''}; {guard}w = {value};")
             words = ["w"] if v == 2 else [f"w.{f}" for f in "xyzw"[:group]]
             for i, word in enumerate(words):
-                lines.append(f"to[m][(c * {group} + {i}) / 2][(c * {group} + {i}) % 2 * 2 + half] = {word};")
+                lines.append(f"{mlp_beside.word_of('to[m]', c * group + i)} = {word};")
             return [*lines, "}\n}\n};"]
         lines.append(f"float v[{2 * group}];")
         if v > 1:
-            start = f"from + c * {8 * group} + q * {2 * group}"
+            start = summed("from", c * (8 * group), Int("q") * (2 * group))
             partial = group == 1 and k % 16 != 0
             if partial:
                 lines += ["v[0] = v[1] = 0.0f;", f"if (c * 8 + 2 * q < {k}) {{"]
             per = min(v, 16 // size)
             for i in range(0, v, per):
-                lines += [f"{{ float part[{per}];", *wide_load("w", self._x, per, f"{start} + {i}", "part")]
-                lines.append(f"{each('e', per)} v[{i} + e] = part[e]; }}")
+                lines += [f"{{ float part[{per}];", *wide_load("w", self._x, per, start + i, "part")]
+                lines.append(f"{each('e', per)} v[{i + Int('e')}] = part[e]; }}")
             if partial:
                 lines.append("}")
         else:
             for e in range(2):
-                place = f"c * 8 + 2 * q + {e}"
+                place = summed("c * 8", "2 * q", e)
                 value = f"w_unpack_{self._x.value}(from[{place}]).x" if size == 2 else f"from[{place}]"
                 lines.append(f"v[{e}] = 0.0f; if ({place} < {k}) v[{e}] = {value};")
         for i in range(group):
-            lines.append(f"{{ const int j = c * {group} + {i};")
+            lines.append(f"{{ const int j = {c * group + i};")
             lines += self._vector_loads(0)
             x = [Value(f"v[{2 * i + e}]", self._x) for e in range(2)]
             text, found = self._expressions(0, {p.x: x}, (self._first,))
@@ -297,7 +303,7 @@ class Kernel:
         """Zero in columns that are none: what multiplies a zero weight must be finite."""
         if width % 16 == 0:
             return value
-        return f"(j * 8 + 7 < {width} || j * 8 + 2 * q + {e} < {width} ? {value} : 0.0f)"
+        return f"(j * 8 + 7 < {width} || {summed('j * 8', '2 * q', e)} < {width} ? {value} : 0.0f)"
 
     def _vector_loads(self, part: int) -> list[str]:
         lines = []
@@ -306,8 +312,8 @@ class Kernel:
         for at, node in self.image.vectors:
             if at != part or folded == node:
                 continue
-            place = f"{self.image.place(part, node) + ring}{self._vector_turn(part)}"
-            source = f"sm + {place} + ({self._columns(part)}) * 4"
+            place = summed("sm", self.image.place(part, node) + ring, self._vector_turn(part))
+            source = place + Int(f"({self._columns(part)})") * 4
             lines.append(f"const float2 b{node} = *(const float2*)({source}); (void)b{node};")
         return lines
 
@@ -317,7 +323,7 @@ class Kernel:
 
     def _row(self, width: int) -> str:
         """Where this block's columns of row r of the result begin."""
-        return f"out + (u64)r * {width}"
+        return str("out" + Int("(u64)r") * width)
 
     @property
     def _vectors_at(self) -> int:
@@ -325,7 +331,7 @@ class Kernel:
         s = self.s
         return fixed_bytes(self.image, s) + s.stages * slot_bytes(self.image) if s.stages else self.image.weight_bytes
 
-    def _vector_turn(self, part: int) -> str:
+    def _vector_turn(self, part: int) -> Int:
         own = [node for at, node in self.image.vectors if at == part]
         return self._turn(part, sum(4 * padded(self.p.graph.type_of(v).size // self.p.rows) for v in own))
 
@@ -360,7 +366,8 @@ class Kernel:
         layer = p.layers[part - 1]
         chunks = padded(layer.n) // 8
         bias = self._bias(part)
-        lines = [f"float d{part}[{s.tiles}][{4 * chunks}];" if s.group else f"float d{part}[{s.tiles}][{chunks}][4];"]
+        lines = [f"// layer {part}: the sums of one layer are, rounded, the left operand of the next as they stand"]
+        lines += [f"float d{part}[{s.tiles}][{4 * chunks}];" if s.group else f"float d{part}[{s.tiles}][{chunks}][4];"]
         if layer.beside:
             lines = [*mlp_beside.operands_of(p, layer, s.tiles, self._tall, self._operand), *lines]
         lines += self._begin(part, chunks, bias)
@@ -386,8 +393,8 @@ class Kernel:
         value = ["0.0f", "0.0f"]
         lines = [f"{each('j', chunks)} {{"]
         if bias is not None:
-            place = f"{self.image.place(part, bias) + ring}{self._vector_turn(part)}"
-            lines.append(f"const float2 b = *(const float2*)(sm + {place} + ({self._columns(part)}) * 4);")
+            place = summed("sm", self.image.place(part, bias) + ring, self._vector_turn(part))
+            lines.append(f"const float2 b = *(const float2*)({place + Int(f'({self._columns(part)})') * 4});")
             value = ["b.x", "b.y"]
         elif self.s.group:
             return []  # the first product overwrites
@@ -396,7 +403,7 @@ class Kernel:
         return [*lines, "}\n}"]
 
     def _d(self, part: int, m: str, j: str, e: str) -> str:
-        return f"d{part}[{m}][4 * {j} + {e}]" if self.s.group else f"d{part}[{m}][{j}][{e}]"
+        return f"d{part}[{m}][{4 * Int(j) + Int(e)}]" if self.s.group else f"d{part}[{m}][{j}][{e}]"
 
     def _fragments(self, part: int) -> list[str]:
         """Products of one warp."""
@@ -405,12 +412,12 @@ class Kernel:
         pairs = padded(layer.n) // 16
         kind = p.dtype.value
         size = layer_bytes(layer, group=False)
-        place = f"{self.image.layers[part - 1]}{self._turn(part, size)}"
+        place = summed("sm", self.image.layers[part - 1], self._turn(part, size))
         lines = []
         for head, left in self._steps(layer, 0, layer.depth // 16):
             lines += [
                 f"{head}\n{each('j', pairs)} {{",
-                f"const uint4 w = *(const uint4*)(sm + {place} + ((k * {pairs} + j) * 32 + lane) * 16);",
+                f"const uint4 w = *(const uint4*)({place} + ({(Int('k') * pairs + 'j') * 32 + 'lane'}) * 16);",
                 f"{each('m', s.tiles)} {{ w_mma_{kind}(d{part}[m][2 * j], {left}, w.x, w.y);",
                 f"w_mma_{kind}(d{part}[m][2 * j + 1], {left}, w.z, w.w); }}",
                 "}",
@@ -427,7 +434,7 @@ class Kernel:
             if begin < stop:
                 head = f"#pragma unroll\nfor (int k = {begin}; k < {stop}; ++k)"
                 name = mlp_beside.name_of(layer, node) if node in layer.beside else self._name(node)
-                found.append((head, f"{name}[m][k - {start}]"))
+                found.append((head, f"{name}[m][{Int('k') - start}]"))
             start = end
         return found
 
@@ -450,12 +457,13 @@ class Kernel:
 
         take = give = ""
         if s.pingpong:
+            # ping-pong: the products of one warpgroup run while the other has its activations
             take = f"role.named_barrier(owner, {PAIR}); "
             give = f" role.named_barrier_arrive((owner + 1) % {s.owners}, {PAIR});"
         lines += self._read(part) if s.pingpong else []  # all of the left operand is there before the turn
         if not s.stages or part <= s.fixed:
-            turn = self._turn(part, layer_bytes(layer, group=True))
-            at = f"weights, {self.image.layers[part - 1]}{turn} + k / 4 * {size} + k % 4 * 32"
+            place = self.image.layers[part - 1] + self._turn(part, layer_bytes(layer, group=True))
+            at = f"weights, {summed(place, Int('k') / 4 * size, Int('k') % 4 * 32)}"
             lines += [f"{take}w_group_begin();", *calls(0, count, at), f"w_group_commit();{give} w_group_wait<0>();"]
         else:
             panels = -(-layer.depth // PANEL)
@@ -486,7 +494,8 @@ class Kernel:
     def _known(self, part: int, m: str) -> dict[NodeId, list[Value]]:
         """Values at chunk j and row `half` that a part may read: its product, and what earlier parts keep."""
         p = self.p
-        found = {p.layers[part - 1].node: [Value(self._d(part, m, "j", f"2 * half + {e}"), p.dtype) for e in range(2)]}
+        sums = [self._d(part, m, "j", str(2 * Int("half") + e)) for e in range(2)]
+        found = {p.layers[part - 1].node: [Value(x, p.dtype) for x in sums]}
         sum_ = self._sum(part)
         if sum_ is not None and self._bias(part) is not None:
             found[sum_] = found[p.layers[part - 1].node]
@@ -512,7 +521,7 @@ class Kernel:
         nodes = p.read(part)
         if not nodes:
             return [], {}
-        column = column_of("j * 8 + 2 * q", self.image.order(part))
+        column = column_of(Int("j") * 8 + 2 * Int("q"), self.image.order(part))
         row = mlp_beside.row_of(p, "m", self._tall)
         text, found = mlp_beside.pairs(p, nodes, row, column, whole=p.layers[part - 1].n % 16 == 0)
         return text, found
@@ -523,7 +532,7 @@ class Kernel:
         steps, size = layer.depth // 16, 128 * padded(layer.n)
         hold = "\n".join(self._done(part))
         if not s.stages or part <= s.fixed:
-            at = f"weights, {self.image.layers[part - 1]} + k / 4 * {size} + k % 4 * 32"
+            at = f"weights, {summed(self.image.layers[part - 1], Int('k') / 4 * size, Int('k') % 4 * 32)}"
             end = "w_group_wait<0>();" if s.pace else "w_group_commit(); w_group_wait<0>();"
             return [*self._parts(part, 0, steps, at), end, hold]
         lines = ["{"]
@@ -562,7 +571,7 @@ class Kernel:
             f"if (t == {self._asking}) ask();",
             "__syncwarp();",
             "w_bar_wait(full + 8 * slot, parity);",
-            f"{{ const u64 w = w_behind(weights, {fixed_bytes(self.image, self.s)} + slot * {slot}u);",
+            f"{{ const u64 w = w_behind(weights, {summed(fixed_bytes(self.image, self.s), f'slot * {slot}u')});",
         ]
 
     def _next_panel(self, first: bool) -> list[str]:
@@ -633,7 +642,7 @@ class Kernel:
         dtype = p.graph.type_of(out).dtype
         lines = [
             f"{each('c', chunks // group)} {{ float y[2][{2 * group}];",
-            f"{each('i', group)} {{ const int j = c * {group} + i;",
+            f"{each('i', group)} {{ const int j = {Int('c') * group + 'i'};",
             *self._vector_loads(part),
             f"{each('half', 2)} {{",
             *earlier,
@@ -642,7 +651,7 @@ class Kernel:
         to = mlp_beside.place(p, end, self._row(width))
         last, name = self._ending(part, out, dtype) if wide else (self._narrowed(part, out, dtype), "narrow2")
         text, values = self._expressions(part, {**self._known(part, "m"), **found}, (last,))
-        lines += [*text, *(f"y[half][2 * i + {e}] = {values[last][e].name};" for e in range(2)), "}\n}"]
+        lines += [*text, *(f"y[half][{2 * Int('i') + e}] = {values[last][e].name};" for e in range(2)), "}\n}"]
         lines.append(f"{each('half', 2)} {{ const int r = row0 + m * {16 * step} + half * 8 + g;")
         lines.append(f"if (r < {p.rows}) {{ {storage(dtype)}* const to = {to} + c * {8 * group};")
         if v > 1:
@@ -651,7 +660,7 @@ class Kernel:
             lines += [guard, *self._stored(names, dtype, f"to + q * {v}", name), "}"]
         else:
             for e in range(2):
-                lines += [f"if (c * 8 + 2 * q + {e} < {width}) {{", *_single(f"y[half][{e}]", dtype, e), "}"]
+                lines += [f"if ({summed('c * 8', '2 * q', e)} < {width}) {{", *_single(f"y[half][{e}]", dtype, e), "}"]
         return [*lines, "}\n}\n}"]
 
     def _stored(self, values: list[str], dtype: DType, to: str, narrow: str) -> list[str]:
@@ -903,7 +912,7 @@ def halved(p: Chain, s: MlpConfig, image: Image) -> Image:
 
 
 def _single(value: str, dtype: DType, e: int) -> list[str]:
-    return wide_store([value], dtype, f"to + 2 * q + {e}")
+    return wide_store([value], dtype, summed("to", "2 * q", e))
 
 
 def chosen(index: str, values: list[int]) -> str:

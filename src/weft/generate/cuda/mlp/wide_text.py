@@ -18,7 +18,9 @@ from weft.generate.cuda.mlp.image import column as column_of
 from weft.generate.cuda.mlp.match import Chain, End, last_use, padded
 from weft.generate.cuda.mlp.runs import runs
 from weft.generate.cuda.mlp.text import Kernel, chosen
+from weft.generate.cuda.role.role import PDL
 from weft.generate.expr.elementwise import Value
+from weft.generate.expr.integer import Int, summed
 from weft.ir.graph import NodeId
 
 BARS = 16
@@ -127,7 +129,7 @@ class WideKernel(Kernel):
     def lines(self) -> list[str]:
         """From the weights in memory to the result."""
         p, s = self.p, self.s
-        owner, inside = ("warp >> 2", "(warp & 3) * 16") if s.group else ("warp", "0")
+        owner, inside = ("warp >> 2", Int("(warp & 3)") * 16) if s.group else ("warp", Int("0"))
         units = -(-p.rows // s.rows)
         lines = [
             "const int t = role.thread(), lane = t & 31, warp = t >> 5, q = lane & 3, g = lane >> 2;",
@@ -135,12 +137,14 @@ class WideKernel(Kernel):
             f"const {storage(self._x)}* const x = (const {storage(self._x)}*)in0;",
             f"{storage(self._out)}* const out = ({storage(self._out)}*)out0;",
             "(void)q; (void)g; (void)lane;",
+            "// panels of weights come through a ring, in the order in which they are read",
             *self._weights(),
+            PDL,
             "role.pdl_wait(); role.pdl_trigger();",
             *(self._load_panel() if self.panels_of_x else self._load()),
             "#pragma unroll 1",
             f"for (int turn = role.block_x(); turn < {-(-units // s.owners)}; turn += role.blocks_x()) {{",
-            f"const int row0 = (turn * {s.owners} + owner) * {s.rows} + {inside};",
+            f"const int row0 = {(Int('turn') * s.owners + 'owner') * s.rows + inside};",
             *mlp_beside.near(p, 1, self._tall),
         ]
         alike = dict(runs(p))
@@ -176,7 +180,7 @@ class WideKernel(Kernel):
             f"if (++slot_asked == {s.stages}) {{ slot_asked = 0; ++turn_asked; }}",
         ]
         size = f"const u32 size = {chosen('at_asked', panels)};"
-        to = f"w_shared(sm) + {self.ring} + slot_asked * {self.slot}u"
+        to = summed("w_shared(sm)", self.ring, f"slot_asked * {self.slot}u")
         if not s.group:
             return [
                 *lines,
@@ -184,7 +188,7 @@ class WideKernel(Kernel):
                 "auto ask = [&]() {\nif (asked < total) {",
                 size,
                 f"for (u32 i = 16 * t; i < size; i += {16 * s.threads})",
-                f"w_copy16({to} + i, (const char*)pk + place + i);",
+                f"w_copy16({to + 'i'}, (const char*)pk + place + i);",
                 *step,
                 "}\nw_commit();\n};",
                 f"for (int i = 0; i < {s.stages - 1}; ++i) ask();",
@@ -215,8 +219,7 @@ class WideKernel(Kernel):
         p, v = self.p, self.image.read
         k, size, group = p.width(p.x), self._x.itemsize, max(1, v // 2)
         given = p.given[p.x]
-        offset = f" + {given.offset}" if given.offset else ""
-        row = f"x + (u64)(r < {p.rows} ? r : {p.rows - 1}) * {given.steps[0]}{offset}"
+        row = summed("x", Int(f"(u64)(r < {p.rows} ? r : {p.rows - 1})") * given.steps[0], given.offset)
         lines = [
             "auto load = [&](int row, int panel, u32 (&to)[4][4]) {",
             f"{each('half', 2)} {{",
@@ -232,11 +235,11 @@ class WideKernel(Kernel):
             lines += [f"{each('e', 2 * group)} v[e] = 0.0f;", f"if (column < {k}) {{"]
             per = min(v, 16 // size)
             for i in range(0, v, per):
-                lines += [f"{{ float part[{per}];", *wide_load("w", self._x, per, f"from + column + {i}", "part")]
-                lines.append(f"{each('e', per)} v[{i} + e] = part[e]; }}")
+                lines += [f"{{ float part[{per}];", *wide_load("w", self._x, per, summed("from", "column", i), "part")]
+                lines.append(f"{each('e', per)} v[{i + Int('e')}] = part[e]; }}")
             lines.append("}")
         for i in range(group):
-            lines.append(f"{{ const int i = c * {group} + {i}, j = panel * 8 + i;")
+            lines.append(f"{{ const int i = {Int('c') * group + i}, j = panel * 8 + i;")
             lines += self._vector_loads(0)
             x = [Value(f"v[{2 * i + e}]", self._x) for e in range(2)]
             text, found = self._expressions(0, {p.x: x}, (self._first,))
@@ -246,19 +249,20 @@ class WideKernel(Kernel):
 
     def _inside(self, value: str, width: int, e: int) -> str:
         """Zero in columns that are none."""
-        return value if width % PANEL == 0 else f"(j * 8 + 2 * q + {e} < {width} ? {value} : 0.0f)"
+        return value if width % PANEL == 0 else f"({summed('j * 8', '2 * q', e)} < {width} ? {value} : 0.0f)"
 
     def _at(self, node: NodeId, fragment: str) -> str:
         """A fragment of a value in shared memory."""
         start = self.room.first[node] * 16 * self.s.threads
-        return f"*(uint4*)(sm + {start} + (({fragment}) * {self.s.threads} + t) * 16)"
+        own = Int(f"({Int(fragment) * self.s.threads + 't'})") * 16
+        return f"*(uint4*)({summed('sm', start, own)})"
 
     def _layer(self, part: int) -> list[str]:
         """One product, piece by piece, and what is behind it."""
         p, s = self.p, self.s
         layer = p.layers[part - 1]
         count, columns = pieces(layer.n, self.columns)
-        lines = ["{"]
+        lines = [f"{{  // layer {part}, {columns} columns at a time"]
         if not (part == 1 and self.panels_of_x):
             lines += self._operand_of(part)
         head = f"#pragma unroll 1\nfor (int c = 0; c < {count}; ++c) {{" if count > 1 else "{ const int c = 0;"
@@ -286,14 +290,14 @@ class WideKernel(Kernel):
         if part == 1:
             lines.append(f"u32 x0[1][{padded(self.p.width(self.p.x)) // 16}][4]; load(row0, x0);")
         for node, width in zip(layer.left, layer.widths, strict=True):
+            k = start + Int("k")
             if node in layer.beside:
-                place = f"a[0][{start} + ({{0}}) / 2][({{0}}) % 2 * 2 + half]"
                 row = mlp_beside.row_of(self.p, "0", self._tall)
-                lines += mlp_beside.fragments(self.p, node, row, place, self._operand)
+                lines += mlp_beside.fragments(self.p, node, row, "a[0]", self._operand, start)
                 start += padded(width) // 16
                 continue
             if part == 1:
-                lines.append(f"{each('k', padded(width) // 16)}\n{each('e', 4)} a[0][{start} + k][e] = x0[0][k][e];")
+                lines.append(f"{each('k', padded(width) // 16)}\n{each('e', 4)} a[0][{k}][e] = x0[0][k][e];")
                 if node in self.room.first:
                     value = "make_uint4(x0[0][k][0], x0[0][k][1], x0[0][k][2], x0[0][k][3])"
                     lines.append(f"{each('k', padded(width) // 16)} {self._at(node, 'k')} = {value};")
@@ -301,40 +305,38 @@ class WideKernel(Kernel):
                 continue
             lines.append(
                 f"{each('k', padded(width) // 16)} {{ const uint4 w = {self._at(node, 'k')};"
-                f" a[0][{start} + k][0] = w.x; a[0][{start} + k][1] = w.y;"
-                f" a[0][{start} + k][2] = w.z; a[0][{start} + k][3] = w.w; }}"
+                f" a[0][{k}][0] = w.x; a[0][{k}][1] = w.y; a[0][{k}][2] = w.z; a[0][{k}][3] = w.w; }}"
             )
             start += padded(width) // 16
         return lines
 
     def _d(self, part: int, m: str, j: str, e: str) -> str:  # noqa: ARG002 - sums are those of a piece
-        return f"d[4 * i + {e}]" if self.s.group else f"d[i][{e}]"
+        return f"d[{4 * Int('i') + Int(e)}]" if self.s.group else f"d[i][{e}]"
 
     def _first_sums(self, part: int, columns: int) -> list[str]:
         """Sums are the bias, or zero."""
         bias = self._bias(part)
         if bias is None and self.s.group:
             return []  # the first product overwrites
-        lines = [f"{each('i', columns // 8)} {{ const int j = c * {columns // 8} + i; (void)j;"]
+        lines = [f"{each('i', columns // 8)} {{ const int j = {Int('c') * (columns // 8) + 'i'}; (void)j;"]
         value = ["0.0f", "0.0f"]
         if bias is not None:
-            place = f"{self._vectors_at - self.image.weight_bytes + self.image.place(part, bias)}"
-            lines.append(
-                f"const float2 b = *(const float2*)(sm + {place}{self._vector_turn(part)} + (j * 8 + 2 * q) * 4);"
-            )
+            place = self._vectors_at - self.image.weight_bytes + self.image.place(part, bias)
+            at = summed("sm", place, self._vector_turn(part), "(j * 8 + 2 * q) * 4")
+            lines.append(f"const float2 b = *(const float2*)({at});")
             value = ["b.x", "b.y"]
         return [*lines, *(f"{self._d(part, '0', 'j', str(e))} = {value[e % 2]};" for e in range(4)), "}"]
 
-    def _vector_turn(self, part: int) -> str:
+    def _vector_turn(self, part: int) -> Int:
         own = [node for at, node in self.image.vectors if at == part]
         size = sum(4 * whole(self.p.graph.type_of(v).size // self.p.rows, self.columns) for v in own)
         return self._turn(part, size)
 
-    def _multiplied(self, part: int, first: str, count: int, columns: int, left: str) -> list[str]:
+    def _multiplied(self, part: int, first: int | str, count: int, columns: int, left: str) -> list[str]:
         """Products with fragments of a panel from fragment `first` of the sum on; `left` has its number as k."""
-        kind, ring = self.p.dtype.value, f"w_shared(sm) + {self.ring} + slot * {self.slot}u"
+        kind, ring = self.p.dtype.value, summed("w_shared(sm)", self.ring, f"slot * {self.slot}u")
         if self.s.group:
-            add = "1" if self._bias(part) is not None else f"{first} + k"
+            add = Int("1") if self._bias(part) is not None else first + Int("k")
             return [
                 f"{{ const u32 w = {ring};",
                 f"{each('k', count)} w_wgmma_{kind}(d, {left}, w_descriptor(w + k * 32), {add});\n}}",
@@ -342,8 +344,8 @@ class WideKernel(Kernel):
         pairs = columns // 16
         return [
             f"{each('k', count)}\n{each('i', pairs)} {{",
-            f"const uint4 w = *(const uint4*)(sm + {self.ring} + slot * {self.slot}",
-            f"+ ((k * {pairs} + i) * 32 + lane) * 16);",
+            f"const uint4 w = *(const uint4*)({summed('sm', self.ring, f'slot * {self.slot}')}",
+            f"+ ({(Int('k') * pairs + 'i') * 32 + 'lane'}) * 16);",
             f"w_mma_{kind}(d[2 * i], {left}, w.x, w.y); w_mma_{kind}(d[2 * i + 1], {left}, w.z, w.w);",
             "}",
         ]
@@ -355,7 +357,7 @@ class WideKernel(Kernel):
         lines: list[str] = ["{"]
         for i, first in enumerate(range(0, depth, PANEL // 16)):
             count = min(PANEL // 16, depth - first)
-            calls = self._multiplied(part, str(first), count, columns, f"a[0][{first} + k]")
+            calls = self._multiplied(part, first, count, columns, f"a[0][{first + Int('k')}]")
             if not s.group:
                 lines += [f"w_arrived<{s.stages - 2}>(); role.sync(); ask();", *calls, step]
                 continue
@@ -422,7 +424,7 @@ class WideKernel(Kernel):
         if not nodes:
             return [], {}
         order = self.image.written if part == len(self.p.layers) else 2
-        column, row = column_of("j * 8 + 2 * q", order), mlp_beside.row_of(self.p, "0", self._tall)
+        column, row = column_of(Int("j") * 8 + 2 * Int("q"), order), mlp_beside.row_of(self.p, "0", self._tall)
         return mlp_beside.pairs(self.p, nodes, row, column, whole=False)
 
     def _unpacked(self, nodes: list[NodeId]) -> list[str]:
@@ -437,7 +439,8 @@ class WideKernel(Kernel):
         words, found = self._words(part)
         text_beside, beside = self._beside(part)
         kept = p.kept[part]
-        lines = [f"{each('pair', columns // 16)} {{ const int j0 = c * {columns // 8} + 2 * pair;", *words]
+        j0 = Int("c") * (columns // 8) + 2 * Int("pair")
+        lines = [f"{each('pair', columns // 16)} {{ const int j0 = {j0};", *words]
         lines += [f"u32 o{node}[4];" for node in kept]
         lines += [
             f"{each('b', 2)} {{ const int i = 2 * pair + b, j = j0 + b;",
@@ -462,7 +465,7 @@ class WideKernel(Kernel):
 
     def _edge(self, value: str, width: int, e: int) -> str:
         """Zero in columns that are none: what multiplies a zero weight must be finite."""
-        return value if width % 16 == 0 else f"(j * 8 + 2 * q + {e} < {width} ? {value} : 0.0f)"
+        return value if width % 16 == 0 else f"({summed('j * 8', '2 * q', e)} < {width} ? {value} : 0.0f)"
 
     def _written(self, end: End, columns: int) -> list[str]:
         """A result, as wide as a lane's columns lie side by side."""
@@ -470,13 +473,14 @@ class WideKernel(Kernel):
         v = mlp_beside.neighbours_at(p, end, self.image.written)
         width, dtype = p.layers[part - 1].n, p.graph.type_of(end.node).dtype
         group = max(1, v // 2)
-        to = mlp_beside.place(p, end, f"out + (u64)r * {width}")
+        to = mlp_beside.place(p, end, self._row(width))
         words, found = self._words(part)
         text_beside, beside = self._beside(part)
         lines = [
             f"{each('cc', columns // (8 * group))} {{ float y[2][{2 * group}];",
             f"const int column = c * {columns} + cc * {8 * group};",
-            f"{each('b', group)} {{ const int i = cc * {group} + b, j = c * {columns // 8} + i, j0 = j & ~1; (void)j0;",
+            f"{each('b', group)} {{ const int i = {Int('cc') * group + 'b'}, j = {Int('c') * (columns // 8) + 'i'};",
+            "const int j0 = j & ~1; (void)j0;",
             *self._vector_loads(part),
             *words,
             f"{each('half', 2)} {{",
@@ -485,7 +489,7 @@ class WideKernel(Kernel):
         ]
         found |= beside
         text, values = self._expressions(part, {**self._known(part, "0"), **found}, (end.node,))
-        lines += [*text, *(f"y[half][2 * b + {e}] = {values[end.node][e].name};" for e in range(2)), "}\n}"]
+        lines += [*text, *(f"y[half][{2 * Int('b') + e}] = {values[end.node][e].name};" for e in range(2)), "}\n}"]
         lines += [
             f"{each('half', 2)} {{ const int r = row0 + half * 8 + g;",
             f"if (r < {p.rows} && column < {width}) {{ {storage(dtype)}* const to = {to} + column;",
@@ -495,6 +499,6 @@ class WideKernel(Kernel):
             lines += [guard, *wide_store([f"y[half][{i}]" for i in range(v)], dtype, f"to + q * {v}"), "}"]
         else:
             for e in range(2):
-                store = wide_store([f"y[half][{e}]"], dtype, f"to + 2 * q + {e}")
-                lines += [f"if (column + 2 * q + {e} < {width}) {{", *store, "}"]
+                store = wide_store([f"y[half][{e}]"], dtype, summed("to", "2 * q", e))
+                lines += [f"if ({summed('column', '2 * q', e)} < {width}) {{", *store, "}"]
         return [*lines, "}\n}\n}"]

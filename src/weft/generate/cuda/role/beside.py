@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from weft.generate.cuda.role.assemble import bounds, frame_of, kernel, launch, note, shared
 from weft.generate.cuda.role.role import READ, WRITTEN, DeviceRole, Dim3, Parameter, RoleSource
+from weft.generate.expr.integer import Int
 from weft.ir.declined import Declined
 from weft.kernels.source import (
     MOST_PARAMETER_BYTES,
@@ -208,16 +209,20 @@ def _call(
 
     Blocks behind the last tile, which fill a cluster, find no member.
     """
-    (gx, gy, gz), blocks = body.grid, body.count * len(body.members)
+    (gx, gy, gz), blocks, tile = body.grid, body.count * len(body.members), Int("tile")
     given = [_given(number, body, i, entry, found, memory) for i in body.members]
     # the blocks of a cluster follow each other, and share a sum
     if cluster > 1 and gy > 1:
-        x, y = f"tile / {gy}u % {gx}u", f"tile % {gy}u"
+        x, y = tile / f"{gy}u" % f"{gx}u", tile % f"{gy}u"
     else:
-        x, y = f"tile % {gx}u", f"tile / {gx}u % {gy}u"
-    here = [x if gx > 1 else "0u", y if gy > 1 else "0u", f"tile / {gx * gy}u" if gz > 1 else "0u"]
-    arguments = [f"m{number}::frame({', '.join(here)})", *(_selected(list(x)) for x in zip(*given, strict=True))]
-    place = f"const u32 at = block - {begin}u, which = at / {body.count}u, tile = at % {body.count}u;"
+        x, y = tile % f"{gx}u", tile / f"{gx}u" % f"{gy}u"
+    here = [x if gx > 1 else "0u", y if gy > 1 else "0u", tile / f"{gx * gy}u" if gz > 1 else "0u"]
+    arguments = [
+        f"m{number}::frame({', '.join(map(str, here))})",
+        *(_selected(list(x)) for x in zip(*given, strict=True)),
+    ]
+    at, count = Int("at"), f"{body.count}u"
+    place = f"const u32 at = {Int('block') - f'{begin}u'}, which = {at / count}, tile = {at % count};"
     above = f"block >= {begin}u && " if begin else ""
     return [
         f"if ({above}block < {begin + blocks}u) {{ {place} (void)which; (void)tile;",

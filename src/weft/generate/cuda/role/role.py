@@ -12,6 +12,8 @@ from weft.kernels.source import CudaArgument, Schedule, TensorMap
 Dim3 = tuple[int, int, int]
 READ = "const void* __restrict__"
 WRITTEN = "void* __restrict__"
+PDL = "// PDL: behind the wait, what earlier kernels wrote may be read; later kernels may start"
+"""Comment of the text where roles wait."""
 _MAP = ("const __grid_constant__ w_map", "const w_map&")
 """Type of a tensor map as a parameter of a kernel, and of a function."""
 

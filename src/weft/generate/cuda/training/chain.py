@@ -15,6 +15,7 @@ from weft.generate.cuda.role.role import DeviceRole
 from weft.generate.cuda.training.activation import Activation
 from weft.generate.cuda.training.entry import read, written
 from weft.generate.cuda.training.network import Network
+from weft.generate.expr.integer import Int, summed
 
 _BEHIND = 1024
 """Bytes behind the last value that may be read."""
@@ -209,24 +210,26 @@ def pack(net: Network, plan: Plan) -> DeviceRole:
         weight, bias = net.place(layer)
         rows, columns = weight.shape
         count, eights = net.depth_of(layer) * net.width(layer + 1), net.width(layer + 1) // 8
-        value = narrow.format(f"((const {kind}*)p{number})[n * {columns} + k]")
-        position = f"block / {2 * eights} * 16 + block % 2 * 8 + i % 8"
+        value = narrow.format(f"((const {kind}*)p{number})[{Int('n') * columns + 'k'}]")
+        block = Int("block")
+        position = block / (2 * eights) * 16 + block % 2 * 8 + Int("i") % 8
+        eight = f"{block / 2 % eights * 8 + Int('i') % 64 / 8}"
         if not net.plain:
             lines.append(f"if (i < {count}u) {{ const u32 block = i / 64, k_ = {position};")
             lines += [
-                f"const u32 n = block / 2 % {eights} * 8 + i % 64 / 8, k = {_column(net, layer, 'k_')};",
+                f"const u32 n = {eight}, k = {_column(net, layer, 'k_')};",
                 f"u16 v = 0; if (n < {rows} && k < {columns}) v = {value};",
-                f"((u16*)(image + {plan.weights[layer]}))[i] = v; return; }}\ni -= {count}u;",
+                f"((u16*)({Int('image') + plan.weights[layer]}))[i] = v; return; }}\ni -= {count}u;",
             ]
             biases.append(_bias(net, plan, layer, number, narrow, kind))
             number += 1 if bias is None else 2
             continue
         lines += [
             f"if (i < {count}u) {{",
-            f"const u32 block = i / 64, n = block / 2 % {eights} * 8 + i % 64 / 8;",
+            f"const u32 block = i / 64, n = {eight};",
             f"const u32 k = {position};",
             f"u16 v = 0; if (n < {rows} && k < {columns}) v = {value};",
-            f"((u16*)(image + {plan.weights[layer]}))[i] = v; return; }}\ni -= {count}u;",
+            f"((u16*)({Int('image') + plan.weights[layer]}))[i] = v; return; }}\ni -= {count}u;",
         ]
         biases.append(_bias(net, plan, layer, number, narrow, kind))
         number += 1 if bias is None else 2
@@ -329,7 +332,7 @@ class Chain:
             (
                 f"char* const kept = (char*)sm + {plan.image_bytes} + warp * {s.tiles * plan.record};"
                 if s.inside
-                else f"char* const kept = (char*)kept_ + {room} * {s.tiles} * record;"
+                else f"char* const kept = (char*)kept_ + {Int(room) * s.tiles} * record;"
             ),
             *self._up(),
             *self._down(),
@@ -412,7 +415,7 @@ class Chain:
         plan, slots = self.plan, self.shape.slots
         start = plan.vectors[0] if slots else 0
         to = slots * self._panel_bytes() if slots else 0
-        copy = f"w_copy16(base + {to} + 16 * i, image + {start} + 16 * i);"
+        copy = f"w_copy16({summed('base', to, '16 * i')}, {summed('image', start, '16 * i')});"
         lines = [f"for (int i = t; i < {(plan.image_bytes - start) // 16}; i += {threads}) {copy}", "w_commit();"]
         if not slots:
             return [*lines, "w_arrived<0>(); role.sync();"]
@@ -446,7 +449,7 @@ class Chain:
         name = "w_up" if up else "w_down"
         if not self.shape.slots:
             last = k if up else n
-            place = f"base + {self.plan.weights[layer]}u{turn}"
+            place = f"{Int('base') + f'{self.plan.weights[layer]}u'}{turn}"
             return [f"{name}<{k}, {n}, {self.shape.tiles}, 0, {last}>(d, {left}, {place}, lane);"]
         lines = []
         slots = self.shape.slots
@@ -484,7 +487,7 @@ class Chain:
         lines = [
             self._array("h0", net.width(0)),
             f"w_read_rows<{net.widths[0]}, {net.widths[0]}, true>(h0, x, row0, rows, lane);",
-            f"w_keep_all<{tiles}, {net.width(0) // 16}>(kept + {plan.kept[0]}, h0, record, lane, live);",
+            f"w_keep_all<{tiles}, {net.width(0) // 16}>({Int('kept') + plan.kept[0]}, h0, record, lane, live);",
         ]
         for first, count in self._alike():
             name, size = f"h{first + count}", net.width(first + count)
@@ -506,7 +509,9 @@ class Chain:
     def _layer(self, layer: int, to: str, left: str, turn: str, vector: str, step: str) -> list[str]:
         n, tiles = self.net.width(layer + 1) // 16, self.shape.tiles
         act = self.acts[self.net.acts[layer]]
-        kept = f"kept + {self.plan.kept[layer + 1]}{step}, kept + {self.plan.sums[layer]}{step}"
+        kept = ", ".join(
+            f"{Int('kept') + at[i]}{step}" for at, i in ((self.plan.kept, layer + 1), (self.plan.sums, layer))
+        )
         return [
             f"{{ float d[{tiles}][{2 * n}][4]; w_begin<{n}, {tiles}>(d, {self._vectors(layer, vector)}, lane);",
             *self._product(layer, left, up=True, turn=turn),
@@ -573,7 +578,7 @@ class Chain:
         if not self.parameters:
             return []
         size = self.net.width(layer + 1) // 16
-        place = f"kept + {self.plan.gradients[layer]}{step}"
+        place = f"{Int('kept') + self.plan.gradients[layer]}{step}"
         return [f"w_keep_all<{self.shape.tiles}, {size}>({place}, {name}, record, lane, live);"]
 
     def _below(self, layer: int, to: str, gradient: str, turn: str = "", step: str = "") -> list[str]:
@@ -581,7 +586,7 @@ class Chain:
         act = self.net.acts[layer - 1]
         value = self.plan.sums[layer - 1] if act.keeps == 2 else self.plan.kept[layer]
         k, tiles = self.net.width(layer) // 16, self.shape.tiles
-        kind, kept = f"{self.acts[act]}, {k}, {tiles}", f"kept + {value}{step}, record"
+        kind, kept = f"{self.acts[act]}, {k}, {tiles}", f"{Int('kept') + value}{step}, record"
         return [
             f"{{ w_early<{kind}> early; early.read({kept}, lane);",
             f"float d[{tiles}][{2 * k}][4]; w_zero<{2 * k}, {tiles}>(d);",

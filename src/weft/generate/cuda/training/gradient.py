@@ -28,6 +28,7 @@ from weft.generate.cuda.training.entry import Entry, kernels, read, written
 from weft.generate.cuda.training.network import Network
 from weft.generate.cuda.training.skips import DEEPEST, SkipChain
 from weft.generate.cuda.training.skips import panel_bytes as panel_bytes_of_skips
+from weft.generate.expr.integer import Int
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 
@@ -380,7 +381,7 @@ def _finish(net: Network, items: list[Item], stem: str, dtype: DType) -> DeviceR
     ]
     at = 0
     for form, first, last in _kinds(items):
-        start = f"{at}ll * shares"
+        start = f"{at}ll * shares" if at else 0
         at += (last - first) * 32 * items[first].registers
         m, n, biased = form
         size = items[first].registers * 32
@@ -388,8 +389,8 @@ def _finish(net: Network, items: list[Item], stem: str, dtype: DType) -> DeviceR
         lines += [
             f"if (i >= 0 && i < {(last - first) * size}) {{",
             f"const int item = i / {size}, at = i % {size}, lane = at % 32, r = at / 32;",
-            f"from = (const float*)partial_ + {start} + (long long)item * shares * {size} + at; step = {size};",
-            f"const int* const of = {places_at} + ({first} + item) * {6 if net.plain else 7};",
+            f"from = {Int('(const float*)partial_') + start} + (long long)item * shares * {size} + at; step = {size};",
+            f"const int* const of = {places_at} + {(first + Int('item')) * (6 if net.plain else 7)};",
             "const int g = lane >> 2, q = lane & 3;",
             f"if (r < {products}) {{",
             f"const int row = of[4] + r / {8 * n} * 16 + r % 4 / 2 * 8 + g;",

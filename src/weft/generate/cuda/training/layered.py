@@ -39,6 +39,7 @@ from weft.generate.cuda.role.role import DeviceRole, Parameter
 from weft.generate.cuda.training.entry import Entry, kernels, read, written
 from weft.generate.cuda.training.gradient import training_header
 from weft.generate.cuda.training.network import ALIGNMENT, Network
+from weft.generate.expr.integer import Int
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
@@ -494,8 +495,8 @@ def _pack(net: Network, image: Image) -> DeviceRole:
             plain, transposed = image.weights[layer] + 2 * at, image.transposed[layer] + 2 * at * np
             shape = f"{n}, {k}, {np}, {kp}, {columns}, {across}"
             lines += [
-                f"if (b < {tiles}) {{ w_images<{shape}>(role, (const {kind}*)p{number} + {column},",
-                f"(u16*)(image + {plain}), (u16*)(image + {transposed}), b, held, t); return; }}",
+                f"if (b < {tiles}) {{ w_images<{shape}>(role, {Int(f'(const {kind}*)p{number}') + column},",
+                f"(u16*)({Int('image') + plain}), (u16*)({Int('image') + transposed}), b, held, t); return; }}",
                 f"b -= {tiles};",
             ]
             blocks += tiles
@@ -540,10 +541,10 @@ def _total(net: Network, partial: list[int], dtype: DType) -> DeviceRole:
     ]
     for layer, width in enumerate(net.widths[1:]):
         _, bias = net.place(layer)
-        place = f"{bias.offset} + b * 32 + lane" if bias else "-1"
+        place = bias.offset + Int("b") * 32 + "lane" if bias else "-1"
         lines += [
             f"if (b >= 0 && b < {-(-width // 32)}) {{ step = {padded(width)};",
-            f"from = (const float*)partial_ + (w_rows)shares * {partial[layer]} + b * 32 + lane;",
+            f"from = {Int('(const float*)partial_') + Int('(w_rows)shares') * partial[layer]} + b * 32 + lane;",
             f"if (b * 32 + lane < {width}) to = {place}; }}",
             f"b -= {-(-width // 32)};",
         ]

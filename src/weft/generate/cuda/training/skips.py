@@ -13,6 +13,7 @@ from weft.generate.cuda.intrinsics.prelude import storage
 from weft.generate.cuda.training.activation import Activation
 from weft.generate.cuda.training.chain import Chain, Panel, panel_share
 from weft.generate.cuda.training.network import Network, Segment
+from weft.generate.expr.integer import Int
 
 DEEPEST = 24
 """Layers, all of which are written out."""
@@ -71,7 +72,7 @@ class SkipChain(Chain):
         k, n = self.net.width(s.value) // 16, self.net.width(layer + 1) // 16
         name, tiles = "w_up" if up else "w_down", self.shape.tiles
         if not self.shape.slots:
-            place = f"base + {self.plan.weights[layer] + s.first * n * 512}u{turn}"
+            place = f"{Int('base') + f'{self.plan.weights[layer] + s.first * n * 512}u'}{turn}"
             return [f"{name}<{k}, {n}, {tiles}, 0, {k if up else n}>(d, {left}, {place}, lane);"]
         lines, slots = [], self.shape.slots
         place = f"base + slot * {panel_bytes(self.net)}u"
@@ -134,7 +135,7 @@ class SkipChain(Chain):
         if value <= 0:
             kind, start = self._part(value)
             return [*lines, f"w_read_rows<{kind}>({name}, x{start}, row0, rows, lane);"]
-        return [*lines, f"w_recall({name}, kept + {self.plan.home[value]}, record, lane);"]
+        return [*lines, f"w_recall({name}, {Int('kept') + self.plan.home[value]}, record, lane);"]
 
     def _summed(self, layer: int) -> list[str]:
         """d, which begins with the bias, += all that a layer reads; what is not there yet is kept."""
@@ -147,7 +148,7 @@ class SkipChain(Chain):
                 continue
             place = self.plan.kept[layer] + 512 * s.first
             lines += ["{", *self._read("a", s.value)]
-            lines.append(f"w_keep_all(kept + {place}, a, record, lane, live);")
+            lines.append(f"w_keep_all({Int('kept') + place}, a, record, lane, live);")
             lines += [*self._times(layer, s, "a", up=True), "}"]
         return lines
 
@@ -156,7 +157,7 @@ class SkipChain(Chain):
         lines: list[str] = []
         for value, place in plan.home.items():
             if value < 0:
-                lines += ["{", *self._read("a", value), f"w_keep_all(kept + {place}, a, record, lane, live); }}"]
+                lines += ["{", *self._read("a", value), f"w_keep_all({Int('kept') + place}, a, record, lane, live); }}"]
         layer = -1
         while (layer := layer + 1) < net.depth - 1:
             if (count := self._run(layer, up=True)) > 1:
@@ -166,12 +167,12 @@ class SkipChain(Chain):
             n = net.width(layer + 1) // 16
             act, added = self.acts[net.acts[layer]], net.adds(layer)
             lines += [self._array(f"h{layer + 1}", net.width(layer + 1)), "{", *self._summed(layer)]
-            kept = f"kept + {plan.home[layer + 1]}, kept + {plan.sums[layer]}"
+            kept = f"{Int('kept') + plan.home[layer + 1]}, {Int('kept') + plan.sums[layer]}"
             if added is not None and added.before:
-                lines.append(f"w_more<{n}, {tiles}>(d, kept + {plan.home[added.value]}, record, lane);")
+                lines.append(f"w_more<{n}, {tiles}>(d, {Int('kept') + plan.home[added.value]}, record, lane);")
             if added is not None and not added.before:
                 own = plan.own.get(layer, 0)
-                kept += f", kept + {own}, kept + {plan.home[added.value]}"
+                kept += f", {Int('kept') + own}, {Int('kept') + plan.home[added.value]}"
             name = "w_layer" if added is None or added.before else "w_layer_more"
             lines += self._bounded(layer + 1)
             lines.append(f"{name}<{act}, {n}, {tiles}>(h{layer + 1}, d, {kept}, record, lane, live); }}")
@@ -183,7 +184,7 @@ class SkipChain(Chain):
         size, n = net.width(first), net.width(first) // 16
         name, move = f"h{first + count}", f"w_move<{tiles}, {n}>"
         step = f" + l * {32 * size}"
-        kept = f"kept + {plan.home[first + 1]}{step}, kept + {plan.sums[first]}{step}"
+        kept = f"{Int('kept') + plan.home[first + 1]}{step}, {Int('kept') + plan.sums[first]}{step}"
         (own,) = net.segments(first)
         others = range(first + 1, first + count)
         return [
@@ -205,7 +206,7 @@ class SkipChain(Chain):
         act, to = net.acts[first - 1], f"g{first - count}"
         value = plan.sums[first - 1] if act.keeps == 2 else plan.home[first]
         step = f" - l * {32 * size}"
-        kind, kept = f"{self.acts[act]}, {k}, {tiles}", f"kept + {value}{step}, record"
+        kind, kept = f"{self.acts[act]}, {k}, {tiles}", f"{Int('kept') + value}{step}, record"
         (own,) = net.segments(first)
         others = range(first - 1, first - count, -1)
         for layer in (first, *others):
@@ -239,7 +240,7 @@ class SkipChain(Chain):
         if self._whole:
             lines += ["{", *self._summed(last)]
             if added is not None and added.before:
-                lines.append(f"w_more<{n}, {tiles}>(d, kept + {plan.home[added.value]}, record, lane);")
+                lines.append(f"w_more<{n}, {tiles}>(d, {Int('kept') + plan.home[added.value]}, record, lane);")
             lines += self._bounded(last + 1)
             lines.append(f"w_last<{self.acts[net.acts[last]]}, {n}, {tiles}>(g{last}, d); }}")
         elif self.parameters:
@@ -271,7 +272,11 @@ class SkipChain(Chain):
         for s in self.net.segments(layer):
             if s.value != layer or layer == 0:
                 place = self.plan.kept[layer] + 512 * s.first
-                lines += ["{", *self._read("a", s.value), f"w_keep_all(kept + {place}, a, record, lane, live); }}"]
+                lines += [
+                    "{",
+                    *self._read("a", s.value),
+                    f"w_keep_all({Int('kept') + place}, a, record, lane, live); }}",
+                ]
         return lines
 
     def _pend(self, value: int, name: str, known: set[int], left: dict[int, int]) -> list[str]:
@@ -283,7 +288,7 @@ class SkipChain(Chain):
         known.add(value)
         count = self.net.width(value) // 16
         forms = f"{first}, {count}, {self.shape.tiles}" if name == "d" else f"{first}, {self.shape.tiles}, {count}"
-        return [f"w_pend<{forms}>(kept + {self.plan.pending[value]}, {name}, record, lane, live);"]
+        return [f"w_pend<{forms}>({Int('kept') + self.plan.pending[value]}, {name}, record, lane, live);"]
 
     def _share(self, layer: int, s: Segment, known: set[int], left: dict[int, int]) -> list[str]:
         """What a layer gives to the gradient of a value that is not the last one."""
@@ -302,7 +307,7 @@ class SkipChain(Chain):
         if opened:
             lines = [f"{{ float d[{tiles}][{2 * k}][4]; w_zero<{2 * k}, {tiles}>(d);"]
         if value in known:
-            lines.append(f"w_more<{k}, {tiles}>(d, kept + {self.plan.pending[value]}, record, lane);")
+            lines.append(f"w_more<{k}, {tiles}>(d, {Int('kept') + self.plan.pending[value]}, record, lane);")
             known.discard(value)
         kind, start = self._part(value)
         lines.append(f"w_input<{kind}, {k}, {x}, {tiles}>(({x}*)dx_{start}, d, row0, rows, lane);")
@@ -314,7 +319,7 @@ class SkipChain(Chain):
         act, k = net.acts[layer - 1], net.width(layer) // 16
         added = net.adds(layer - 1)
         value = plan.sums[layer - 1] if act.keeps == 2 else plan.own.get(layer - 1, plan.home[layer])
-        kind, kept = f"{self.acts[act]}, {k}, {tiles}", f"kept + {value}, record"
+        kind, kept = f"{self.acts[act]}, {k}, {tiles}", f"{Int('kept') + value}, record"
         to = f"g{layer - 1}"
         lines = [
             self._array(to, net.width(layer)),
@@ -325,7 +330,7 @@ class SkipChain(Chain):
             left[layer] -= 1
             lines += self._times(layer, own, f"g{layer}", up=False)
         if layer in known:
-            lines.append(f"w_more<{k}, {tiles}>(d, kept + {plan.pending[layer]}, record, lane);")
+            lines.append(f"w_more<{k}, {tiles}>(d, {Int('kept') + plan.pending[layer]}, record, lane);")
             known.discard(layer)
         lines += self._bounded(layer)
         if added is not None and not added.before:

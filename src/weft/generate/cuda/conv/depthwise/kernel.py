@@ -21,6 +21,7 @@ from weft.generate.cuda.gemm.common.product import Product, image_steps
 from weft.generate.cuda.intrinsics.prelude import prelude, storage
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
+from weft.generate.expr.integer import Int, summed
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -180,35 +181,35 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     vectors = p.n // s.width
     tall, wide = -(-c.dims[1] // s.th), -(-c.dims[2] // s.tw)
     count = c.dims[0] * tall * wide * vectors
-    last = c.a_walk.channel == 1
+    last, i = c.a_walk.channel == 1, Int("i")
     if last:
-        place = f"cv = i % {vectors}, tx = i / {vectors} % {wide}, ty = i / {vectors * wide} % {tall}"
-        place += f", img = i / {vectors * wide * tall}"
+        place = f"cv = {i % vectors}, tx = {i / vectors % wide}, ty = {i / (vectors * wide) % tall}"
     else:
-        place = f"tx = i % {wide}, ty = i / {wide} % {tall}, cv = i / {wide * tall} % {vectors}"
-        place += f", img = i / {vectors * wide * tall}"
+        place = f"tx = {i % wide}, ty = {i / wide % tall}, cv = {i / (wide * tall) % vectors}"
+    place += f", img = {i / (vectors * wide * tall)}"
     row_step, col_step = image_steps(p)
     top, left = (p.borders[0].lo, p.borders[1].lo) if p.borders is not None else (0, 0)
     taps = math.prod(c.kernel)
     near = _near(p, s)
     high, broad = _field(p, s)
-    origin = (
-        f"{c.a_walk.offset} + img * {c.a_walk.dims[0]} + y0 * {row_step} + x0 * {col_step} + n * {c.a_walk.channel}"
-    )
+    image = c.a_walk.offset + Int("img") * c.a_walk.dims[0]
+    origin = summed(image, Int("y0") * row_step, Int("x0") * col_step, Int("n") * c.a_walk.channel)
     lines = [
         f"const int i = role.block_x() * {s.threads} + role.thread();",
         f"const int {place};",
-        f"const int n = cv * {s.width}, g = 0, b = 0; (void)g; (void)b;",
-        f"const {kind}* const w = (const {kind}*)pk + n * {taps};",
+        f"const int n = {Int('cv') * s.width}, g = 0, b = 0; (void)g; (void)b;",
+        f"const {kind}* const w = {f'(const {kind}*)pk' + Int('n') * taps};",
     ]
     if near:
         vector = _kind(p, s)
-        lines += [f"{vector} k{tap}; w_read_if(k{tap}, w + {tap * s.width}, i < {count});" for tap in range(taps)]
+        lines += [
+            f"{vector} k{tap}; w_read_if(k{tap}, {Int('w') + tap * s.width}, i < {count});" for tap in range(taps)
+        ]
     lines += [
         "role.pdl_wait(); role.pdl_trigger();",
         f"const bool live = i < {count};",
-        f"const int y0 = ty * {s.th * c.strides[0]} - {top}, x0 = tx * {s.tw * c.strides[1]} - {left};",
-        f"const {kind}* const A = (const {kind}*){args.names[c.a]} + {origin};",
+        f"const int y0 = {Int('ty') * (s.th * c.strides[0]) - top}, x0 = {Int('tx') * (s.tw * c.strides[1]) - left};",
+        f"const {kind}* const A = {f'(const {kind}*){args.names[c.a]}' + origin};",
         f"float acc[{s.th * s.tw}][{s.width}];",
         "#pragma unroll",
         f"for (int q = 0; q < {s.th * s.tw}; ++q)",
@@ -256,7 +257,7 @@ def _sums(p: Product, s: DepthwiseConfig, high: int, broad: int, row_step: int, 
         for y in part:
             lines.append(f"const bool in_y{y} = {_inside(p, s, 0, y)};")
             for x in cols:
-                at = f"A + {y * row_step + x * col_step}"
+                at = Int("A") + (y * row_step + x * col_step)
                 lines.append(f"{kind} h{y}_{x}; w_read_if(h{y}_{x}, {at}, live && in_y{y} && in_x{x});")
         lines.append("w_together();")
         for y in part:
@@ -276,13 +277,13 @@ def _sums(p: Product, s: DepthwiseConfig, high: int, broad: int, row_step: int, 
 def _inside(p: Product, s: DepthwiseConfig, axis: int, at: int) -> str:
     """Condition: row or column `at` of the field is one of the image."""
     c = p.c
-    start = "yx"[axis] + "0"
+    place = Int("yx"[axis] + "0") + at
     if p.borders is not None:
-        return f"(u32)({start} + {at}) < {p.borders[axis].size}u"
+        return f"(u32){place.tight} < {p.borders[axis].size}u"
     if (s.th, s.tw)[axis] == 1:
         return "true"
     size = (c.dims[1 + axis] - 1) * c.strides[axis] + (c.kernel[axis] - 1) * c.dilations[axis] + 1
-    return f"{start} + {at} < {size}"
+    return f"{place} < {size}"
 
 
 def _kind(p: Product, s: DepthwiseConfig) -> str:
@@ -308,7 +309,7 @@ def _unpacked(p: Product, name: str, to: str, s: DepthwiseConfig) -> list[str]:
 def _multiply(p: Product, s: DepthwiseConfig, pixel: int, tap: int, near: bool) -> list[str]:
     """Statements: `v` times the weights of a tap, added to a pixel's sums."""
     kind = _kind(p, s)
-    read = [] if near else [f"{kind} k{tap}; w_read_if(k{tap}, w + {tap * s.width}, live);"]
+    read = [] if near else [f"{kind} k{tap}; w_read_if(k{tap}, {Int('w') + tap * s.width}, live);"]
     return [
         f"{{ float f[{s.width}];",
         *read,
@@ -332,12 +333,11 @@ def _outputs(p: Product, s: DepthwiseConfig, args: epilogue.Arguments) -> list[s
     for i in range(s.th):
         for j in range(s.tw):
             test = []
+            y, x = Int("ty") * s.th + i, Int("tx") * s.tw + j
             if rows % s.th and i:
-                test.append(f"ty * {s.th} + {i} < {rows}")
+                test.append(f"{y} < {rows}")
             if cols % s.tw and j:
-                test.append(f"tx * {s.tw} + {j} < {cols}")
+                test.append(f"{x} < {cols}")
             guard = f"if ({' && '.join(test)}) " if test else ""
-            lines.append(
-                f"{guard}finish(acc[{i * s.tw + j}], (img * {rows} + ty * {s.th} + {i}) * {cols} + tx * {s.tw} + {j});"
-            )
+            lines.append(f"{guard}finish(acc[{i * s.tw + j}], {(Int('img') * rows + y) * cols + x});")
     return lines

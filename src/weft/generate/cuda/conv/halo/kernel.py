@@ -22,6 +22,7 @@ from weft.generate.cuda.gemm.mma import kernel as mma
 from weft.generate.cuda.intrinsics.prelude import prelude, storage
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
+from weft.generate.expr.integer import Int, summed
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Schedule
@@ -247,10 +248,11 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     places, before, _ = tables(p, g.threads) if p.c.pack is not None and p.borders is None else ("", "", 0)
     core = mma.MmaConfig(g.bm, s.bn, 16, s.wm, s.wn, s.wk, s.stages, s.split, s.cluster)
     taps, taps_text = tap_table(g)
+    block = Int("role.block_x()")
     lines = [
         *opening(g),
-        f"const int tile = role.block_x() / {nt}, n0 = role.block_x() % {nt} * {s.bn}, g = role.block_z(), b = 0;",
-        f"const int img = tile / {tall * broad}, y0 = tile / {broad} % {tall} * {s.th}, x0 = tile % {broad} * {s.tw};",
+        f"const int tile = {block / nt}, n0 = {block % nt * s.bn}, g = role.block_z(), b = 0;",
+        place_of_tile(g),
         *pipeline(p, g, args.names, before, taps, [] if s.wide else epilogue.prefetch(p, args.names, s.bn)),
         "float* const sums = (float*)sm;",
         mma.to_shared(core),
@@ -258,12 +260,12 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     if s.wide:
         lines += _finish_wide(p, g, end, args)
     else:
-        pixel = f"(img * {w.rows} + y0 + r / {s.tw}) * {w.cols} + x0 + r % {s.tw}"
+        y, x = "y0" + Int("r") / s.tw, "x0" + Int("r") % s.tw
         inside = [f"r < {s.th * s.tw}"] if g.bm > s.th * s.tw else []
-        inside += [f"y0 + r / {s.tw} < {w.rows}"] if w.rows % s.th else []
-        inside += [f"x0 + r % {s.tw} < {w.cols}"] if w.cols % s.tw else []
-        block = mma.Sums(g.bm, s.bn, s.wk, s.split, s.cluster, g.threads)
-        lines += mma.finish(p, block, end, tiles, row=pixel, inside=" && ".join(inside) or "true")
+        inside += [f"{y} < {w.rows}"] if w.rows % s.th else []
+        inside += [f"{x} < {w.cols}"] if w.cols % s.tw else []
+        sums_ = mma.Sums(g.bm, s.bn, s.wk, s.split, s.cluster, g.threads)
+        lines += mma.finish(p, sums_, end, tiles, row=str(pixel_at(w, y, x)), inside=inside)
     order = FragmentOrder(g.columns, s.bn, s.bc, g.blocks, g.taps, g.steps, s.wide)
     packing = pack_fragments(p, order)
     role = DeviceRole(
@@ -296,6 +298,18 @@ def opening(g: Geometry) -> list[str]:
     ]
 
 
+def place_of_tile(g: Geometry) -> str:
+    """Declares the image and the first row and column of `tile`."""
+    (tall, broad), tile = g.tiles, Int("tile")
+    y0, x0 = tile / broad % tall * g.s.th, tile % broad * g.s.tw
+    return f"const int img = {tile / (tall * broad)}, y0 = {y0}, x0 = {x0};"
+
+
+def pixel_at(w: Window, y: Int | str, x: Int | str) -> Int:
+    """C text of the row of the product that the pixel at row `y` and column `x` of image `img` is."""
+    return (Int("img") * w.rows + y) * w.cols + x
+
+
 def pipeline(
     p: Product, g: Geometry, names: Mapping[Source, str], before: str, taps: str, prefetch: Sequence[str]
 ) -> list[str]:
@@ -305,31 +319,34 @@ def pipeline(
     """
     w, s = g.w, g.s
     nt = -(-g.columns // s.bn)
-    base = [str(p.c.a_walk.offset), f"img * {p.c.a_walk.dims[0]}"]
+    base = p.c.a_walk.offset + Int("img") * p.c.a_walk.dims[0]
     if w.groups > 1:
-        base.append(f"g * {p.c.a_walk.group}")
+        base += Int("g") * p.c.a_walk.group
+    i, y = Int("i"), Int("role.block_y()")
     kind = storage(p.dtype)
     refill = g.deepest > s.stages
     stage = g.a_bytes + g.w_bytes
-    slot = f"(i % {s.stages}) * {stage}" if refill else f"i * {stage}"
+    slot = i % s.stages * stage if refill else i * stage
     unrolled = f'_Pragma("unroll") for (int i = 0; i < {s.stages}; ++i)'
     lines = [
         "(void)g; (void)b; (void)n0;",
-        f"const {kind}* const A = (const {kind}*){names[p.c.a]} + {' + '.join(base)};",
+        f"const {kind}* const A = {f'(const {kind}*){names[p.c.a]}' + base};",
         (
-            f"const char* const W = (const char*)pk + ((long long)g * {nt} + role.block_x() % {nt})"
+            f"const char* const W = (const char*)pk + ({Int('(long long)g') * nt + Int('role.block_x()') % nt})"
             f" * {g.blocks * g.w_bytes};"
         ),
-        f"const int first = role.block_y() * {g.blocks} / {s.split};",
-        f"const int last = (role.block_y() + 1) * {g.blocks} / {s.split};",
+        f"const int first = {y * g.blocks / s.split};",
+        f"const int last = {(y + 1) * g.blocks / s.split};",
         f"auto fill_w = [&](int cb, u32 to) {{ {_fill_w(g)} }};",
         f"{unrolled} if (first + i < last) fill_w(first + i, sb + {slot} + {g.a_bytes});",
         before,
         taps,
         "role.sync();" if before else "",
+        "// the halo tile: all pixels that a tile reads, once, whichever taps read them",
         _fill_a(p, g),
         sums(p, g),
         *prefetch,
+        "// the image waits for the kernels before; weights, which are constants, are on their way already",
         "role.pdl_wait(); role.pdl_trigger();",
         f"{unrolled} {{ if (first + i < last) fill_a(first + i, {slot}); w_commit(); }}",
         "#pragma unroll 1\nfor (int i = 0; i < last - first; ++i) {" if g.deepest > 1 else "{ const int i = 0;",
@@ -370,13 +387,12 @@ def _fill_a(p: Product, g: Geometry) -> str:
     count = high * broad * per
     rounds = -(-count // g.threads)
     sw = w.strides[1]
-    chunk = ("0" if per == 1 else f"x % {per}") if w.chunks else f"x / {high * broad}"
-    pixel = (f"x / {per}" if per > 1 else "x") if w.chunks else f"x % {high * broad}"
-    column = "ix" if sw == 1 else f"(ix % {sw} * {g.half} + ix / {sw})"
-    place = (
-        f"const int pix = {pixel}, iy = pix / {broad}, ix = pix % {broad};"
-        f" {{at}} = iy * {g.row_bytes} + {column} * {g.pitch} + ({chunk}) * 16; {_source(p, g)}"
-    )
+    x, pix, ix = Int("x"), Int("pix"), Int("ix")
+    chunk = x % per if w.chunks else x / (high * broad)
+    pixel = x / per if w.chunks else x % (high * broad)
+    column = ix if sw == 1 else ix % sw * g.half + ix / sw
+    at_ = summed(Int("iy") * g.row_bytes, column * g.pitch, Int(chunk.tight) * 16)
+    place = f"const int pix = {pixel}, iy = {pix / broad}, ix = {pix % broad}; {{at}} = {at_}; {_source(p, g)}"
     kept = rounds <= _KEPT
     setup = ""
     if kept:
@@ -386,7 +402,9 @@ def _fill_a(p: Product, g: Geometry) -> str:
     else:
         find = "int ao, at; " + place.format(at="at", ao="ao")
         ao, at = "ao", "at"
-    channel = f"cb * {s.bc // w.words} + ({chunk}) * {8 // w.words}" if g.blocks > 1 or per > 1 else "0"
+    channel = Int("0")
+    if g.blocks > 1 or per > 1:
+        channel = Int("cb") * (s.bc // w.words) + Int(chunk.tight) * (8 // w.words)
     if w.chunks:
         full = w.ic * w.words % s.bc == 0
         ok = f"{ao} >= 0" + ("" if full else f" && ch < {w.ic}")
@@ -398,7 +416,7 @@ def _fill_a(p: Product, g: Geometry) -> str:
     return f"{setup}auto fill_a = [&](int cb, int to) {{ (void)cb; {_gather(p, g, count, find, channel)} }};"
 
 
-def _gather(p: Product, g: Geometry, count: int, find: str, channel: str) -> str:
+def _gather(p: Product, g: Geometry, count: int, find: str, channel: Int) -> str:
     """Statements: the field in pieces of fewer than 16 bytes, the loads of several pieces before their stores."""
     ic, walk = g.w.ic, p.c.a_walk
     width, unit = FEW if g.few else p.chunk, _unit(p, g)
@@ -416,12 +434,13 @@ def _gather(p: Product, g: Geometry, count: int, find: str, channel: str) -> str
         words = [f"v[j][{k // 2}].{'xy'[k % 2]}" for k in range(width // 2)]
     ao, at = ("ao", "at") if find else ("ao[i]", "at[i]")
     whole = g.blocks * g.s.bc == ic * (1 if g.few else p.words)
-    value = "ok" if whole else f"ch + e * {unit} < {ic} && ok"
+    element = "ch" + Int("e") * unit
+    value = "ok" if whole else f"{element} < {ic} && ok"
     read = (
         f"const int i = i0 + j, x = t + i * {g.threads}; if (i < {rounds}) {{ {find} const int ch = {channel};"
         f" const bool ok = x < {count} && {ao} >= 0; to_[j] = {at};"
         f' _Pragma("unroll") for (int e = 0; e < {-(-min(width, ic) // unit)}; ++e)'
-        f" w_read_if(v[j][e], A + {ao} + (ch + e * {unit}) * {walk.channel}, {value}); }}"
+        f" w_read_if(v[j][e], A + {ao} + {element * walk.channel}, {value}); }}"
     )
     write = (
         f"const int i = i0 + j, x = t + i * {g.threads};"
@@ -450,7 +469,8 @@ def _source(p: Product, g: Geometry) -> str:
     c = p.c
     sh, sw = c.strides
     row_step, col_step = image_steps(p)
-    here = f"const int py = y0 * {sh} + iy, px = x0 * {sw} + ix;"
+    here = f"const int py = {Int('y0') * sh + 'iy'}, px = {Int('x0') * sw + 'ix'};"
+    py, px = Int("py"), Int("px")
 
     def below(at: str, size: int) -> str:
         return f"(u32){at} < {size}u" if g.w.outside else f"{at} < {size}"
@@ -459,12 +479,13 @@ def _source(p: Product, g: Geometry) -> str:
         most_y = (g.w.rows - 1) * sh + (c.kernel[0] - 1) * c.dilations[0] + 1
         most_x = (g.w.cols - 1) * sw + (c.kernel[1] - 1) * c.dilations[1] + 1
         inside = f"{below('py', most_y)} && {below('px', most_x)}"
-        return f"{here} {{ao}} = {inside} ? py * {row_step} + px * {col_step} : -1;"
+        return f"{here} {{ao}} = {inside} ? {py * row_step + px * col_step} : -1;"
     if p.borders is not None:
         top, left = p.borders
+        y, x = py - top.lo, px - left.lo
         return (
-            f"{here} {{ao}} = (u32)(py - {top.lo}) < {top.size}u && (u32)(px - {left.lo}) < {left.size}u"
-            f" ? (py - {top.lo}) * {row_step} + (px - {left.lo}) * {col_step} : -1;"
+            f"{here} {{ao}} = (u32){y.tight} < {top.size}u && (u32){x.tight} < {left.size}u"
+            f" ? {y * row_step + x * col_step} : -1;"
         )
     high, broad = len(c.pack.rows), len(c.pack.cols)
     return (
@@ -479,16 +500,17 @@ def sums(p: Product, g: Geometry) -> str:
     s = g.s
     mi, ni = s.wm // 16, s.wn // 16
     nm, nn = g.bm // s.wm, s.bn // s.wn
-    ends = ("lane >> 2", "(lane >> 2) + 8") if g.few else ("lane & 15",)
+    ends = ("(lane >> 2)", "((lane >> 2) + 8)") if g.few else ("(lane & 15)",)
+    m, warp = Int("m"), Int("warp")
     pixels = s.th * g.across
     places = []
     for h, row in enumerate(ends):
         clamp = f"m = m < {pixels} ? m : 0;" if g.bm > pixels else ""
         places.append(
-            f"{{ int m = row0 + i * 16 + ({row}); {clamp} from[i][{h}] ="
-            f" m / {g.across} * {g.w.strides[0] * g.row_bytes} + m % {g.across} * {g.pitch}; }}"
+            f"{{ int m = row0 + i * 16 + {row}; {clamp} from[i][{h}] ="
+            f" {m / g.across * (g.w.strides[0] * g.row_bytes) + m % g.across * g.pitch}; }}"
         )
-    return f"""const int wk = warp / {nm * nn}, row0 = warp / {nn} % {nm} * {s.wm}, col0 = warp % {nn} * {s.wn};
+    return f"""const int wk = {warp / (nm * nn)}, row0 = {warp / nn % nm * s.wm}, col0 = {warp % nn * s.wn};
 (void)wk;
 int from[{mi}][{len(ends)}];
 #pragma unroll
@@ -540,7 +562,7 @@ def _fetch(g: Geometry, u: int) -> list[str]:
     """Statements: the fragments of step u of a turn."""
     s = g.s
     mi, ni = s.wm // 16, s.wn // 16
-    to = u % 2
+    to, wk = u % 2, Int("wk")
     if g.few:
         words = g.w.words
         four, part = u // words, u % words
@@ -553,17 +575,17 @@ def _fetch(g: Geometry, u: int) -> list[str]:
         ]
         if (four + 1) * 4 * s.wk > g.taps:
             zero = " ".join(f"fa{to}[{i}][{e}] = 0;" for i in range(mi) for e in range(4))
-            lines.append(f"if ({four * 4 * s.wk} + wk * 4 + (lane & 3) >= {g.taps}) {{ {zero} }}")
+            lines.append(f"if ({four * 4 * s.wk + Int('wk') * 4 + '(lane & 3)'} >= {g.taps}) {{ {zero} }}")
         lines.append("}")
-        step = f"({u * s.wk} + wk)" if words == 1 else f"(({four * s.wk} + wk) * {words} + {part})"
+        step = (four * s.wk + wk) * words + part
     else:
         per = s.bc // 16 // s.wk
         ky, kx = divmod(u // per, 1 if s.wide else g.w.kernel[1])
         off = g.tap(ky, kx) + u % per * 32
-        lines = [f"w_matrices(fa{to}[{i}], here + from[{i}][0] + {off});" for i in range(mi)]
-        step = f"({u // per * (s.bc // 16) + u % per} + wk * {per})"
+        lines = [f"w_matrices(fa{to}[{i}], {summed('here', f'from[{i}][0]', off)});" for i in range(mi)]
+        step = (u // per * (s.bc // 16) + u % per) + wk * per
     pairs = s.bn // 16
-    return lines + [f"fw{to}[{j}] = part[{step} * {pairs * 32} + {j * 32}];" for j in range(ni)]
+    return lines + [f"fw{to}[{j}] = part[{step * (pairs * 32) + j * 32}];" for j in range(ni)]
 
 
 def products(kind: str) -> str:
@@ -585,20 +607,23 @@ W_FN void w_products_{kind}(float (&acc)[M][2 * N][4], const u32 (&a)[M][4], con
 def _finish_wide(p: Product, g: Geometry, end: epilogue.Epilogue, args: epilogue.Arguments) -> list[str]:
     """Every result is the sum of its shifted columns, in order."""
     w, s = g.w, g.s
-    v, pixels = end.width, s.th * s.tw
+    v, pixels, x = end.width, s.th * s.tw, Int("x")
     pitch = s.bn + mma.PAD
     if end.by_row:
-        where = f"const int r = x % {pixels}, q = x / {pixels} * {v};"
+        where = f"const int r = {x % pixels}, q = {x / pixels * v};"
     else:
-        where = f"const int r = x / {w.oc // v}, q = x % {w.oc // v} * {v};"
+        where = f"const int r = {x / (w.oc // v)}, q = {x % (w.oc // v) * v};"
     inside = [f"y0 + ty < {w.rows}"] if w.rows % s.th else []
     inside += [f"x0 + tx < {w.cols}"] if w.cols % s.tw else []
     guard = f"if ({' && '.join(inside)}) " if inside else ""
-    at = f"sums + (y * {g.bm} + ty * {g.across} + tx + kx * {w.dilations[1]}) * {pitch} + kx * {w.oc} + q"
+    kx = Int("kx")
+    pixel = summed(Int("y") * g.bm, Int("ty") * g.across, "tx", kx * w.dilations[1])
+    at = summed("sums", pixel * pitch, kx * w.oc, "q")
+    ty, tx = Int("r") / s.tw, Int("r") % s.tw
     return [
         "role.sync();",
         f"for (int x = t; x < {pixels * w.oc // v}; x += {g.threads}) {{ {where}",
-        f"const int ty = r / {s.tw}, tx = r % {s.tw}, m = (img * {w.rows} + y0 + ty) * {w.cols} + x0 + tx, n = n0 + q;",
+        f"const int ty = {ty}, tx = {tx}, m = {pixel_at(w, 'y0' + Int('ty'), 'x0' + Int('tx'))}, n = n0 + q;",
         f"{guard}{{ float acc[{v}];",
         "#pragma unroll",
         f"for (int i = 0; i < {v}; ++i) acc[i] = 0.0f;",

@@ -25,6 +25,7 @@ from weft.generate.cuda.gemm.mma import kernel as mma
 from weft.generate.cuda.intrinsics.prelude import prelude, storage
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
+from weft.generate.expr.integer import Int
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -130,12 +131,13 @@ def roles(p: Pooled, schedule: Schedule) -> RoleSource | Declined:
     taps, taps_text = halo.tap_table(g)
     prefetch = [*epilogue.prefetch(one, names1, s.bn), *epilogue.prefetch(two, names2, s.bn)]
     (sy, sx), (top, left) = p.pool.strides, p.pool.pads
-    windows = f"wy0 = tile / {broad} % {tall} * {s.ph}, wx0 = tile % {broad} * {s.pw}"
+    tile, block = Int("tile"), Int("role.block_x()")
+    windows = f"wy0 = {tile / broad % tall * s.ph}, wx0 = {tile % broad * s.pw}"
     lines = [
         *halo.opening(g),
-        f"const int tile = role.block_x() / {nt}, n0 = role.block_x() % {nt} * {s.bn}, g = role.block_z(), b = 0;",
-        f"const int img = tile / {tall * broad}, {windows};",
-        f"const int y0 = wy0 * {sy} - {top}, x0 = wx0 * {sx} - {left};",
+        f"const int tile = {block / nt}, n0 = {block % nt * s.bn}, g = role.block_z(), b = 0;",
+        f"const int img = {tile / (tall * broad)}, {windows};",
+        f"const int y0 = {Int('wy0') * sy - top}, x0 = {Int('wx0') * sx - left};",
         *halo.pipeline(one, g, names1, before, taps, prefetch),
         *(_finish_early(p, g, names1) if s.early else _keep_sums(g)),
         *_windows(p, g, end, names1, names2),
@@ -210,11 +212,12 @@ def into_tile(
         f"for (int j = 0; j < {s.wn // 8}; ++j) {{",
         f'_Pragma("unroll")\nfor (int i = 0; i < {s.wm // 8}; ++i) {{',
         "const int r = row0 + i * 8 + (lane >> 2);",
-        f"const int cy = y0 + r / {s.tw}, cx = x0 + r % {s.tw}, m = (img * {w.rows} + cy) * {w.cols} + cx; (void)m;",
+        f"const int cy = {'y0' + Int('r') / s.tw}, cx = {'x0' + Int('r') % s.tw};",
+        f"const int m = {halo.pixel_at(w, 'cy', 'cx')}; (void)m;",
     ]
     for part in range(0, 2, width):
-        at = f"col0 + j * 8 + (lane & 3) * 2{f' + {part}' if part else ''}"
-        values = ", ".join(f"acc[i / 2][j][i % 2 * 2 + {part + e}]" for e in range(width))
+        at = Int("col0") + Int("j") * 8 + Int("(lane & 3)") * 2 + part
+        values = ", ".join(f"acc[i / 2][j][{Int('i') % 2 * 2 + (part + e)}]" for e in range(width))
         lines += [
             f"{{ const int q = {at}, n = n0 + q; (void)n;",
             f"{guard}{{ {kind}* const out0 = results + r * {pitch} + q;",
@@ -222,7 +225,7 @@ def into_tile(
             *finish(one, names, width, "own"),
             "} }",
         ]
-    return [*lines, "} }", "role.sync();"]
+    return ["// the convolution's results, rounded, in shared memory", *lines, "} }", "role.sync();"]
 
 
 def _finish_early(p: Pooled, g: Geometry, names: Mapping[Source, str]) -> list[str]:
@@ -250,7 +253,9 @@ def _windows(
     s, pool, v = g.s, g.pool, end.width
     own = g.shape.ph * g.shape.pw
     count = own * s.bn // v
-    where = f"o = x % {own}, q = x / {own} * {v}" if end.by_row else f"o = x / {s.bn // v}, q = x % {s.bn // v} * {v}"
+    x, o = Int("x"), Int("o")
+    where = f"o = {x % own}, q = {x / own * v}" if end.by_row else f"o = {x / (s.bn // v)}, q = {x % (s.bn // v) * v}"
+    wy, wx = o / g.shape.pw, o % g.shape.pw
     turn = f"for (int x = t; x < {count}; x += {g.threads}) {{"
     inside = []
     if s.cluster:
@@ -268,19 +273,20 @@ def _windows(
     sees += ["(u32)cx < {cols}u"] if g.leaves(1) else []
     seen = f"if ({' && '.join(sees).format(rows=g.w.rows, cols=g.w.cols)}) " if sees else ""
     lines = [
-        f"{turn} const int {where}, wy = wy0 + o / {g.shape.pw}, wx = wx0 + o % {g.shape.pw}, n = n0 + q; (void)n;",
+        "// each window from the tile of results; a result stands in several windows, and is computed once",
+        f"{turn} const int {where}, wy = {'wy0' + wy}, wx = {'wx0' + wx}, n = n0 + q; (void)n;",
         f"{guard}{{ float best[{v}];",
         f"#pragma unroll\nfor (int e = 0; e < {v}; ++e) best[e] = {least};",
         f"{whole}\nfor (int ky = 0; ky < {kh}; ++ky)",
         f"#pragma unroll\nfor (int kx = 0; kx < {kw}; ++kx) {{",
-        f"const int ty = o / {g.shape.pw} * {sy} + ky * {dy}, tx = o % {g.shape.pw} * {sx} + kx * {dx};",
-        f"const int cy = y0 + ty, cx = x0 + tx, r = ty * {s.tw} + tx; (void)cy; (void)cx;",
+        f"const int ty = {wy * sy + Int('ky') * dy}, tx = {wx * sx + Int('kx') * dx};",
+        f"const int cy = y0 + ty, cx = x0 + tx, r = {Int('ty') * s.tw + 'tx'}; (void)cy; (void)cx;",
         f"{seen}{{ float found[{v}];",
         *(_read_early(p, g, v) if g.shape.early else _finish_late(p, g, names1, v)),
         f"#pragma unroll\nfor (int e = 0; e < {v}; ++e)",
         f"best[e] = {'w_max_f32(best[e], found[e])' if pool.greatest else 'best[e] + found[e]'};",
         "} }",
-        f"const int m = (img * {pool.rows} + wy) * {pool.cols} + wx; (void)m;",
+        f"const int m = {(Int('img') * pool.rows + 'wy') * pool.cols + 'wx'}; (void)m;",
         *epilogue.body(p.second, names2, v, acc="best"),
         "} }",
     ]
@@ -300,7 +306,7 @@ def _finish_late(p: Pooled, g: Geometry, names: Mapping[Source, str], width: int
         f"__align__(16) {kind} out0[{width}];",
         f"{{ float acc[{width}];",
         mma.sum_cluster(sums, width, pitch) if g.s.cluster else mma.sum_warps(sums, width, pitch),
-        f"const int m = (img * {g.w.rows} + cy) * {g.w.cols} + cx; (void)m;",
+        f"const int m = {halo.pixel_at(g.w, 'cy', 'cx')}; (void)m;",
         *finish(p.first, names, width, "acc"),
         "}",
         *epilogue.wide_load("hw", p.between, width, "out0", "found"),

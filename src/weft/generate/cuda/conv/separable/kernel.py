@@ -23,6 +23,7 @@ from weft.generate.cuda.gemm.mma import kernel as mma
 from weft.generate.cuda.intrinsics.prelude import prelude, storage
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
+from weft.generate.expr.integer import Int, summed
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Pointer, Schedule
@@ -91,15 +92,15 @@ def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
     vectors = _vector_bytes(p, s)
     shared = shared_bytes(p, s)
     taps = math.prod(one.c.kernel)
-    own = min(vectors, one.n * taps * 2)
+    own, cta = min(vectors, one.n * taps * 2), Int("role.block_x()")
     lines = [
         f"enum {{ VECTORS = {g.stages_end}, FLAG = {shared - 16} }};",
         "const u32 sb = w_shared(sm);",
         "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
-        f"const int m0 = role.block_x() / {nt} * {s.bm}, n0 = role.block_x() % {nt} * {s.bn}, g = 0, b = 0;",
+        f"const int m0 = {cta / nt * s.bm}, n0 = {cta % nt * s.bn}, g = 0, b = 0;",
         "(void)g; (void)b; (void)n0;",
         f"const int cb = role.block_y(), c0 = cb * {s.bc};",
-        f"{{ const char* const from = (const char*)pk + ((role.block_x() % {nt}) * {g.blocks} + cb) * {g.w_bytes};",
+        f"{{ const char* const from = (const char*)pk + ({cta % nt * g.blocks + 'cb'}) * {g.w_bytes};",
         each(g.w_bytes // 16, g.threads, f"w_copy16(sb + {g.a_bytes} + x * 16, from + x * 16);") + " }",
         f"{{ const char* const from = (const char*)pv + cb * {vectors};",
         each(own // 16, g.threads, _vector_copy(p, s)) + " }",
@@ -109,6 +110,7 @@ def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
         *epilogue.prefetch(two, names2, s.bn),
         "role.pdl_wait(); role.pdl_trigger();",
         "w_arrived<0>(); role.sync();",
+        "// the depthwise convolution, rounded, into shared memory: the left operand of the product",
         _depthwise(p, s, g, names1),
         "role.sync();",
         f"multiply(0, {g.a_bytes});",
@@ -119,7 +121,7 @@ def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
     inside = [f"r < {s.bm}"] if g.bm > s.bm else []
     inside += [f"m < {two.m}"] if two.m % s.bm else []
     block = mma.Sums(g.bm, s.bn, s.wk, s.split, s.cluster, g.threads)
-    lines += mma.finish(two, block, end, tiles, inside=" && ".join(inside) or "true", names=names2)
+    lines += mma.finish(two, block, end, tiles, inside=inside, names=names2)
     order = FragmentOrder(two.n, s.bn, s.bc, g.blocks, 1, g.steps, False)
     packings = (
         placed(pack_fragments(two, order), p.second_inputs, 0),
@@ -205,20 +207,22 @@ def _depthwise(p: Separable, s: SeparableConfig, g: halo.Geometry, names: Mappin
     to_shared = Walk((0,) * len(c.dims), 0, 1, 0)
     stored = replace(one, c=replace(c, outputs=tuple((slot, to_shared) for slot, _ in c.outputs)))
     start = (
-        f"const int r = x / {per}, n = c0 + x % {per} * 8, m = m0 + r;"
+        f"const int r = {Int('x') / per}, n = {'c0' + Int('x') % per * 8}, m = m0 + r;"
         f" u16* const out0 = (u16*)(sm + r * {g.pitch}) - c0;"
     )
     ok = [f"m < {one.m}"] if one.m % s.bm else []
     ok += [f"n < {one.n}"] if one.n % s.bc else []
+    m = Int("m")
+    place = summed(c.a_walk.offset, Int("img") * c.a_walk.dims[0], Int("y0") * row_step, Int("x0") * col_step, "n")
     lines = [
         start,
         f"const bool live = {' && '.join(ok) or 'true'};",
-        f"const int img = m / {rows * cols};",
-        f"const int y0 = m / {cols} % {rows} * {c.strides[0]} - {top.lo if top else 0};",
-        f"const int x0 = m % {cols} * {c.strides[1]} - {left.lo if left else 0};",
-        f"const int place = {c.a_walk.offset} + img * {c.a_walk.dims[0]} + y0 * {row_step} + x0 * {col_step} + n;",
+        f"const int img = {m / (rows * cols)};",
+        f"const int y0 = {m / cols % rows * c.strides[0] - (top.lo if top else 0)};",
+        f"const int x0 = {m % cols * c.strides[1] - (left.lo if left else 0)};",
+        f"const int place = {place};",
         f"const {kind}* const A = (const {kind}*){names[c.a]} + place;",
-        f"const uint4* const k = (const uint4*)(sm + VECTORS) + x % {per} * {math.prod(c.kernel)};",
+        f"const uint4* const k = (const uint4*)(sm + VECTORS) + {Int('x') % per * math.prod(c.kernel)};",
         "float acc[8];",
         '_Pragma("unroll") for (int e = 0; e < 8; ++e) acc[e] = 0.0f;',
     ]
@@ -229,10 +233,12 @@ def _depthwise(p: Separable, s: SeparableConfig, g: halo.Geometry, names: Mappin
         lines.append("{")
         for ky, kx in part:
             y, x = ky * c.dilations[0], kx * c.dilations[1]
-            test = "live" + (
-                f" && (u32)(y0 + {y}) < {top.size}u && (u32)(x0 + {x}) < {left.size}u" if top and left else ""
-            )
-            lines.append(f"uint4 h{ky}_{kx}; w_read_if(h{ky}_{kx}, A + {y * row_step + x * col_step}, {test});")
+            test = "live"
+            if top and left:
+                down, across = (Int("y0") + y).tight, (Int("x0") + x).tight
+                test += f" && (u32){down} < {top.size}u && (u32){across} < {left.size}u"
+            at = Int("A") + (y * row_step + x * col_step)
+            lines.append(f"uint4 h{ky}_{kx}; w_read_if(h{ky}_{kx}, {at}, {test});")
         lines.append("w_together();")
         for ky, kx in part:
             lines.append(f"{{ const uint4 f = k[{ky * c.kernel[1] + kx}];")

@@ -27,6 +27,7 @@ from weft.generate.cuda.gemm.mma import kernel as mma
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
+from weft.generate.expr.integer import Int, summed
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Schedule
@@ -137,30 +138,31 @@ def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
     taps, taps_text = halo.tap_table(g)
     copy = each(v.w_bytes // 16, g.threads, "w_copy16(to + x * 16, from + x * 16);")
     overhangs = (w.rows % s.th > 0, w.cols % s.tw > 0)
-    pixel = f"(img * {w.rows} + y0 + r / {s.tw}) * {w.cols} + x0 + r % {s.tw}"
+    y, x, part = "y0" + Int("r") / s.tw, "x0" + Int("r") % s.tw, Int("part")
     inside = [f"r < {s.th * s.tw}"] if v.bm > s.th * s.tw else []
-    inside += [f"y0 + r / {s.tw} < {w.rows}"] if overhangs[0] else []
-    inside += [f"x0 + r % {s.tw} < {w.cols}"] if overhangs[1] else []
+    inside += [f"{y} < {w.rows}"] if overhangs[0] else []
+    inside += [f"{x} < {w.cols}"] if overhangs[1] else []
     block = mma.Sums(v.bm, v.s.bn, 1, 1, False, g.threads)
     end = epilogue.plan(two)
     lines = [
         *halo.opening(g),
         "const int tile = role.block_x(), n0 = 0, g = 0, b = 0;",
-        f"const int img = tile / {tall * broad}, y0 = tile / {broad} % {tall} * {s.th}, x0 = tile % {broad} * {s.tw};",
-        f"auto fill_second = [&](int part) {{ const u32 to = sb + {g.weights} + part % {g.ring} * {v.w_bytes};",
+        halo.place_of_tile(g),
+        f"auto fill_second = [&](int part) {{ const u32 to = {summed('sb', g.weights, part % g.ring * v.w_bytes)};",
         f"const char* const from = (const char*)pv + part * {v.w_bytes}; {copy} }};",
         f"for (int part = 0; part < {g.ring}; ++part) fill_second(part);",
         *halo.pipeline(one, g, names1, before, taps, _prefetch(p, names1, names2)),
+        # the results of the first convolution are the left operand of the second product
         *into_tile(one, one.dtype, g, names1, v.pitch // 2, overhangs),
         f"#pragma unroll 1\nfor (int part = 0; part < {g.parts}; ++part) {{ const int n0 = part * {v.s.bn};"
         if g.parts > 1
         else "{ const int part = 0;",
         halo.sums(two, v),
         f"w_arrived<{g.ring - 1}>(); role.sync();" if g.parts > g.ring else "",
-        f"multiply(0, {g.weights} + part % {g.ring} * {v.w_bytes});",
+        f"multiply(0, {g.weights + part % g.ring * v.w_bytes});",
         f"float* const sums = (float*)(sm + {g.tile_bytes});",
         mma.to_shared(mma.MmaConfig(v.bm, v.s.bn, 16, v.s.wm, v.s.wn, 1, 1, 1, False)),
-        *mma.finish(two, block, end, tiles, row=pixel, inside=" && ".join(inside) or "true", names=names2),
+        *mma.finish(two, block, end, tiles, row=str(halo.pixel_at(w, y, x)), inside=inside, names=names2),
         "role.sync();" if g.parts > 1 else "",
         f"if (part + {g.ring} < {g.parts}) fill_second(part + {g.ring}); w_commit();" if g.parts > g.ring else "",
         "}",

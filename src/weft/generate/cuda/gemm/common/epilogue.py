@@ -17,6 +17,7 @@ from weft.generate.cuda.intrinsics.prelude import load, storage, store
 from weft.generate.cuda.role.role import WRITTEN, Parameter
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value, elementwise
+from weft.generate.expr.integer import Int, behind, integer
 from weft.ir.prims import Prim
 from weft.ir.types import DType, to_bits
 from weft.kernels.source import Pointer
@@ -137,29 +138,20 @@ def constant_array(c: Contraction, node: int, prefix: str = "kc") -> str:
     return f"__device__ __align__(16) const {storage(dtype)} {prefix}{node}[] = {{{body}}};\n"
 
 
-def _place(p: Product, walk: Walk) -> str:
+def _place(p: Product, walk: Walk) -> Int:
     """Element offset of (m, n) in a block whose group and batch are g and b."""
-    c = p.c
-    terms = [offset_of(walk, c.dims, p.rows, "m"), offset_of(walk, c.dims, p.batch, "b")]
-    if c.groups > 1 and walk.group:
-        terms.append(f"g * {walk.group}")
-    if walk.offset:
-        terms.append(str(walk.offset))
-    return " + ".join(t for t in terms if t != "0") or "0"
-
-
-def _column(p: Product, walk: Walk) -> str:
-    """What column n adds to an offset."""
-    size = p.c.heads
+    c, n = p.c, Int("n")
+    place = offset_of(walk, c.dims, p.rows, "m") + offset_of(walk, c.dims, p.batch, "b")
+    if c.groups > 1:
+        place += Int("g") * walk.group
+    place += walk.offset
+    size = c.heads
     if size and walk.group != size * walk.channel:
-        within = f" + n % {size} * {walk.channel}" if walk.channel != 1 else f" + n % {size}"
-        return (f" + n / {size} * {walk.group}" if walk.group else "") + (within if walk.channel else "")
-    if not walk.channel or p.n == 1:
-        return ""
-    return f" + n * {walk.channel}" if walk.channel != 1 else " + n"
+        return place + n / size * walk.group + n % size * walk.channel
+    return place if p.n == 1 else place + n * walk.channel
 
 
-def wide_load(temporary: str, dtype: DType, width: int, address: str, to: str) -> list[str]:
+def wide_load(temporary: str, dtype: DType, width: int, address: Int | str, to: str) -> list[str]:
     """Statements: `width` neighbouring elements into the array `to`; `temporary` is a free name."""
     size = dtype.itemsize
     per = min(width, 16 // size)
@@ -177,13 +169,13 @@ def wide_load(temporary: str, dtype: DType, width: int, address: str, to: str) -
         lines = []
         kind = "float4" if per == 4 else "float2"
         for i in range(0, width, per):
-            lines.append(f"{{ const {kind} h = *(const {kind}*)({address} + {i});")
+            lines.append(f"{{ const {kind} h = *(const {kind}*)({integer(address) + i});")
             lines += [f"{to}[{i + j}] = h.{f};" for j, f in enumerate("xyzw"[:per])]
             lines.append("}")
         return lines
     if dtype is DType.I32 and width % 4 == 0:
         return [
-            f"{{ const uint4 h = *(const uint4*)({address} + {i}); "
+            f"{{ const uint4 h = *(const uint4*)({integer(address) + i}); "
             + " ".join(f"{to}[{i + j}] = (int)h.{f};" for j, f in enumerate("xyzw"))
             + " }"
             for i in range(0, width, 4)
@@ -192,17 +184,17 @@ def wide_load(temporary: str, dtype: DType, width: int, address: str, to: str) -
         words = [temporary] if width == 4 else [f"{temporary}.x", f"{temporary}.y"]
         lines = [f"const {_WIDE[width]} {temporary} = *(const {_WIDE[width]}*)({address});"]
         return lines + [f"{to}[{i}] = ({words[i // 4]} >> {i % 4 * 8} & 1u) != 0u;" for i in range(width)]
-    return [f"{to}[{i}] = {load(dtype, f'{address} + {i}')};" for i in range(width)]
+    return [f"{to}[{i}] = {load(dtype, str(integer(address) + i))};" for i in range(width)]
 
 
-def stored_words(words: Sequence[str], address: str) -> str:
+def stored_words(words: Sequence[str], address: Int | str) -> str:
     """Statement: one, two or four words to memory at once."""
     if len(words) == 1:
         return f"*(u32*)({address}) = {words[0]};"
     return f"*(uint{len(words)}*)({address}) = make_uint{len(words)}({', '.join(words)});"
 
 
-def wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
+def wide_store(values: Sequence[str], dtype: DType, address: Int | str) -> list[str]:
     """Statements: `values` to neighbouring elements from `address` on, rounded once."""
     width = len(values)
     if dtype in (DType.F16, DType.BF16) and width >= 2:
@@ -210,7 +202,8 @@ def wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
         return [stored_words(pairs, address)]
     if dtype is DType.F32 and width % 4 == 0:
         return [
-            f"*(float4*)({address} + {i}) = make_float4({', '.join(values[i : i + 4])});" for i in range(0, width, 4)
+            f"*(float4*)({integer(address) + i}) = make_float4({', '.join(values[i : i + 4])});"
+            for i in range(0, width, 4)
         ]
     if dtype is DType.F32 and width == 2:
         return [f"*(float2*)({address}) = make_float2({values[0]}, {values[1]});"]
@@ -218,19 +211,19 @@ def wide_store(values: Sequence[str], dtype: DType, address: str) -> list[str]:
         return [f"{{ const float q[{width}] = {{{', '.join(values)}}}; w_stv((w_{dtype.value}*)({address}), q); }}"]
     if dtype in (DType.I8, DType.U8) and width == 8:
         low, high = (
-            " | ".join(f"(u32)(unsigned char)({x}) << {8 * i}" for i, x in enumerate(half))
+            " | ".join(f"(u32)(unsigned char)({x}){f' << {8 * i}' if i else ''}" for i, x in enumerate(half))
             for half in (values[:4], values[4:])
         )
         return [f"*(uint2*)({address}) = make_uint2({low}, {high});"]
     if dtype is DType.I32 and width % 4 == 0:
         return [
-            f"*(uint4*)({address} + {i}) = make_uint4({', '.join(f'(u32)({x})' for x in values[i : i + 4])});"
+            f"*(uint4*)({integer(address) + i}) = make_uint4({', '.join(f'(u32)({x})' for x in values[i : i + 4])});"
             for i in range(0, width, 4)
         ]
     if dtype in (DType.I8, DType.U8) and width == 4:
-        word = " | ".join(f"(u32)(unsigned char)({x}) << {8 * i}" for i, x in enumerate(values))
+        word = " | ".join(f"(u32)(unsigned char)({x}){f' << {8 * i}' if i else ''}" for i, x in enumerate(values))
         return [f"*(u32*)({address}) = {word};"]
-    return [store(dtype, f"{address} + {i}", value) for i, value in enumerate(values)]
+    return [store(dtype, str(integer(address) + i), value) for i, value in enumerate(values)]
 
 
 def prefetch(p: Product, names: Mapping[Source, str], columns: int, first: str = "n0") -> list[str]:
@@ -249,8 +242,9 @@ def prefetch(p: Product, names: Mapping[Source, str], columns: int, first: str =
             continue
         per = 128 // step.dtype.itemsize
         count = -(-min(columns, p.n) // per) + 1
-        base = f"(const {storage(step.dtype)}*){names[source]} + {walk.offset} + g * {walk.group}"
-        ask = f"w_prefetch({base} + (n < {p.n} ? n : {p.n - 1}));"
+        base = f"(const {storage(step.dtype)}*){names[source]}"
+        last = f"n < {p.n} ? n : {p.n - 1}"
+        ask = f"w_prefetch({Int(base) + walk.offset + Int('g') * walk.group + Int(last)});"
         lines.append(f"if (t < {count}) {{ const int n = {first} + t * {per}; {ask} }}")
     return lines
 
@@ -346,8 +340,7 @@ def address(p: Product, names: Mapping[Source, str], slot: int) -> str:
     step = p.c.body[slot]
     assert step.walk is not None
     assert step.source is not None
-    place = _place(p, step.walk) + _column(p, step.walk)
-    return f"(const {storage(step.dtype)}*){names[step.source]} + ({place})"
+    return behind(f"(const {storage(step.dtype)}*){names[step.source]}", _place(p, step.walk))
 
 
 def _sum(p: Product, acc: str, i: int) -> str:
@@ -388,7 +381,9 @@ def body(
         if walk.channel == 1 and _aligned(p, walk, per):
             lines += wide_load(f"{name}w", step.dtype, width, f"{name}p", name)
         else:
-            lines += [f"{name}[{i}] = {load(step.dtype, f'{name}p + {i * walk.channel}')};" for i in range(width)]
+            lines += [
+                f"{name}[{i}] = {load(step.dtype, str(Int(f'{name}p') + i * walk.channel))};" for i in range(width)
+            ]
         values[slot] = [Value(f"{name}[{i}]", step.dtype) for i in range(width)]
     approximate = _approximate(c)
     shifted = _shifted_erf(c) if approximate else {}
@@ -420,8 +415,7 @@ def body(
     for k, (slot, walk) in enumerate(c.outputs):
         dtype = _dtype(c, slot, p.sum)
         kind = storage(dtype)
-        place = _place(p, walk) + _column(p, walk)
-        to = f"({sink.address})" if isinstance(sink, ToShared) else f"out{k} + ({place})"
+        to = f"({sink.address})" if isinstance(sink, ToShared) else behind(f"out{k}", _place(p, walk))
         lines.append(f"{kind}* const {prefix}y{k} = ({kind}*){to};")
         names_of = [_sum(p, acc, i) if slot < 0 else values[slot][i].name for i in range(width)]
         if isinstance(sink, Rounded):

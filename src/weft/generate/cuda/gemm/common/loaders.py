@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import cast
 
 from weft.generate.contraction.match import Source
-from weft.generate.cuda.gemm.common.pack import swizzle
+from weft.generate.cuda.gemm.common.pack import chunk_at
 from weft.generate.cuda.gemm.common.product import Product, offset_of
 from weft.generate.cuda.intrinsics.prelude import storage
+from weft.generate.expr.integer import Int, summed
 from weft.ir.graph import Graph
 
+_X, _T, _K, _M, _N, _G, _KB = map(Int, ("x", "t", "k", "m", "n", "g", "kb"))
 _TABLE_K = 4096
 """Sums up to this length read the places of their elements from a table in constant memory."""
 
@@ -52,20 +54,28 @@ def each(count: int, threads: int, body: str) -> str:
     return f"{loop} {{ const int x = t + i * {threads}; {guard}{{ {body} }} }}"
 
 
+def _chunk(chunks: int) -> str:
+    """C text of the shared address of chunk `t % chunks` of row `x / chunks`: rows are swizzled against conflicts."""
+    return f"to + {chunk_at(_X / chunks, _T % chunks, chunks)}"
+
+
 def _copy(to: str, source: str, bytes_: str) -> str:
     """One chunk; `bytes_` is text: `16` needs no masking."""
     return f"w_copy16({to}, {source});" if bytes_ == "16" else f"w_copy16({to}, {source}, {bytes_});"
 
 
-def _base(p: Product) -> str:
+def _base(p: Product) -> Int:
     """Offset of a for the block's group and batch."""
     walk = p.c.a_walk
-    terms = [offset_of(walk, p.c.dims, p.batch, "b")]
-    if p.c.groups > 1 and walk.group:
-        terms.append(f"g * {walk.group}")
-    if walk.offset:
-        terms.append(str(walk.offset))
-    return " + ".join(t for t in terms if t != "0") or "0"
+    place = offset_of(walk, p.c.dims, p.batch, "b")
+    if p.c.groups > 1:
+        place += _G * walk.group
+    return place + walk.offset
+
+
+def _rows_of(p: Product, index: str) -> Int:
+    """Offset of row `index` of a."""
+    return _base(p) + offset_of(p.c.a_walk, p.c.dims, p.rows, index)
 
 
 def _tail(p: Product, tile: Tile) -> str:
@@ -88,11 +98,11 @@ def _rows(p: Product, tile: Tile) -> Loader:
     count = tile.bm * chunks
     rounds = -(-count // tile.threads)
     full = p.m % tile.bm == 0
-    offset = f"{_base(p)} + {offset_of(p.c.a_walk, p.c.dims, p.rows, 'm')}"
+    offset = _rows_of(p, "m")
     setup = f"int ao[{rounds}];\n" + each(
         count,
         tile.threads,
-        f"const int m = m0 + x / {chunks}; ao[i] = " + (offset if full else f"m < {p.m} ? {offset} : -1") + ";",
+        f"const int m = m0 + {_X / chunks}; ao[i] = {offset if full else f'm < {p.m} ? {offset} : -1'};",
     )
     bytes_ = _tail(p, tile)
     source = "A + ao[i] + k"
@@ -104,17 +114,17 @@ def _rows(p: Product, tile: Tile) -> Loader:
         size = "n16" if full else f"(ao[i] >= 0 ? {'n16' if bytes_ != '16' else '16u'} : 0u)"
     else:
         size = "16"
-    head = f"const int k = kb * {tile.bk} + t % {chunks} * {p.chunk};"
+    head = f"const int k = {_KB * tile.bk + _T % chunks * p.chunk};"
     if bytes_ != "16":
         head += f" const u32 n16 = {bytes_};"
-    to = f"to + (x / {chunks} * {chunks} + {swizzle(f'x / {chunks}', f't % {chunks}', chunks)}) * 16"
+    to = _chunk(chunks)
     return Loader(setup=setup, begin=head + each(count, tile.threads, _copy(to, source, size)))
 
 
 def _pixel(p: Product) -> str:
     """Declares image, row and column of output pixel m."""
     _, rows, cols = p.c.dims
-    return f"const int img = m / {rows * cols}, py = m / {cols} % {rows}, px = m % {cols};"
+    return f"const int img = {_M / (rows * cols)}, py = {_M / cols % rows}, px = {_M % cols};"
 
 
 def _taps(p: Product, tile: Tile) -> Loader:
@@ -122,12 +132,12 @@ def _taps(p: Product, tile: Tile) -> Loader:
     chunks = tile.bk // p.chunk
     count = tile.bm * chunks
     rounds = -(-count // tile.threads)
-    kw = c.kernel[1]
+    kw, (ky, kx, py, px) = c.kernel[1], map(Int, ("ky", "kx", "py", "px"))
     step_y, step_x = c.dilations
-    to = f"to + (x / {chunks} * {chunks} + {swizzle(f'x / {chunks}', f't % {chunks}', chunks)}) * 16"
+    to = _chunk(chunks)
     head = (
-        f"const int k = kb * {tile.bk} + t % {chunks} * {p.chunk}, tap = k / {c.ic}, ch = k % {c.ic},"
-        f" ky = tap / {kw}, kx = tap % {kw};"
+        f"const int k = {_KB * tile.bk + _T % chunks * p.chunk}, tap = {_K / c.ic}, ch = {_K % c.ic},"
+        f" ky = {Int('tap') / kw}, kx = {Int('tap') % kw};"
     )
     tail = "" if p.k % tile.bk == 0 else f" && k < {p.k}"
     if c.pack is None:
@@ -135,26 +145,25 @@ def _taps(p: Product, tile: Tile) -> Loader:
         setup = f"int ao[{rounds}];\n" + each(
             count,
             tile.threads,
-            f"const int m = m0 + x / {chunks};"
-            f" ao[i] = m < {p.m} ? {_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'm')} : -1;",
+            f"const int m = m0 + {_X / chunks}; ao[i] = m < {p.m} ? {_rows_of(p, 'm')} : -1;",
         )
-        head += f" const int dk = ky * {c.a_kernel[0]} + kx * {c.a_kernel[1]} + ch;"
+        head += f" const int dk = {summed(ky * c.a_kernel[0], kx * c.a_kernel[1], 'ch')};"
         body = f"const bool ok = ao[i] >= 0{tail}; " + _copy(to, "(ok ? A + ao[i] + dk : A)", "(ok ? 16u : 0u)")
         return Loader(setup=setup, begin=head + each(count, tile.threads, body))
     pack = c.pack
     sh, sw = c.strides
+    image = _base(p) + Int("img") * c.a_walk.dims[0]
     if p.borders is not None:
         top, left = p.borders
         setup = f"int ao[{rounds}], ay[{rounds}], ax[{rounds}];\n" + each(
             count,
             tile.threads,
-            f"const int m = m0 + x / {chunks}; {_pixel(p)} ay[i] = m < {p.m} ? py * {sh} - {top.lo} : -(1 << 20);"
-            f" ax[i] = px * {sw} - {left.lo};"
-            f" ao[i] = {_base(p)} + img * {c.a_walk.dims[0]} + ay[i] * {pack.row_step} + ax[i] * {pack.col_step};",
+            f"const int m = m0 + {_X / chunks}; {_pixel(p)} ay[i] = m < {p.m} ? {py * sh - top.lo} : -(1 << 20);"
+            f" ax[i] = {px * sw - left.lo};"
+            f" ao[i] = {summed(image, Int('ay[i]') * pack.row_step, Int('ax[i]') * pack.col_step)};",
         )
-        head += (
-            f" const int dy = ky * {step_y}, dx = kx * {step_x}, dk = dy * {pack.row_step} + dx * {pack.col_step} + ch;"
-        )
+        dk = summed(Int("dy") * pack.row_step, Int("dx") * pack.col_step, "ch")
+        head += f" const int dy = {ky * step_y}, dx = {kx * step_x}, dk = {dk};"
         body = f"const bool ok = (u32)(ay[i] + dy) < {top.size}u && (u32)(ax[i] + dx) < {left.size}u{tail}; " + _copy(
             to, "(ok ? A + ao[i] + dk : A)", "(ok ? 16u : 0u)"
         )
@@ -163,10 +172,10 @@ def _taps(p: Product, tile: Tile) -> Loader:
     setup = f"int ao[{rounds}], ay[{rounds}], ax[{rounds}];\n" + each(
         count,
         tile.threads,
-        f"const int m = m0 + x / {chunks}; {_pixel(p)} ao[i] = m < {p.m} ? {_base(p)} + img * {c.a_walk.dims[0]} : -1;"
-        f" ay[i] = m < {p.m} ? py * {sh} : 0; ax[i] = px * {sw} + {len(pack.rows)};",
+        f"const int m = m0 + {_X / chunks}; {_pixel(p)} ao[i] = m < {p.m} ? {image} : -1;"
+        f" ay[i] = m < {p.m} ? {py * sh} : 0; ax[i] = {px * sw + len(pack.rows)};",
     )
-    head += f" const int dy = ky * {step_y}, dx = kx * {step_x};"
+    head += f" const int dy = {ky * step_y}, dx = {kx * step_x};"
     if tail:
         head += f" const bool in = k < {p.k};"
     body = (
@@ -193,18 +202,17 @@ def tables(p: Product, threads: int) -> tuple[str, str, int]:
 
 
 def _columns(p: Product, tile: Tile) -> Loader:
-    walk, c = p.c.a_walk, p.c
+    walk = p.c.a_walk
     chunks = tile.bm // p.chunk
     count = tile.bk * chunks
     full = p.m % tile.bm == 0
     setup = (
-        f"const int am = m0 + t % {chunks} * {p.chunk};\n"
-        f"int ao; {{ const int m = am; ao = {_base(p)} + {offset_of(walk, c.dims, p.rows, 'm')}; }}\n"
+        f"const int am = {'m0' + _T % chunks * p.chunk};\nint ao; {{ const int m = am; ao = {_rows_of(p, 'm')}; }}\n"
     )
     ok = ([] if full else [f"am < {p.m}"]) + ([] if p.k % tile.bk == 0 else [f"k < {p.k}"])
-    to = f"to + (x / {chunks} * {chunks} + {swizzle(f'x / {chunks}', f't % {chunks}', chunks)}) * 16"
-    place = f"A + ao + k * {walk.channel}"
-    body = f"const int k = kb * {tile.bk} + x / {chunks}; "
+    to = _chunk(chunks)
+    place = f"A + ao + {_K * walk.channel}"
+    body = f"const int k = {_KB * tile.bk + _X / chunks}; "
     if ok:
         body += f"const bool ok = {' && '.join(ok)}; " + _copy(to, f"(ok ? {place} : A)", "(ok ? 16u : 0u)")
     else:
@@ -260,13 +268,13 @@ def _runs(p: Product, tile: Tile, rows: int, name: str, setup: str, place: str, 
     """
     chunks = tile.bk // p.chunk
     count = rows * chunks
-    to = f"to + (x / {chunks} * {chunks} + {swizzle(f'x / {chunks}', f't % {chunks}', chunks)}) * 16"
+    to = _chunk(chunks)
     operand, register = ("A", "ra") if name == "a" else ("W", "rw")
     body = (
         f"const int at = {place} + k; {register}[i] = {valid}"
         f" ? w_read8_{name}({operand} + at, {p.k} - k, at + 8 < {size}) : make_uint4(0, 0, 0, 0);"
     )
-    head = f"const int k = kb * {tile.bk} + t % {chunks} * {p.chunk};"
+    head = f"const int k = {_KB * tile.bk + _T % chunks * p.chunk};"
     return Loader(
         globals=_words(name),
         setup=setup + f"uint4 {register}[{-(-count // tile.threads)}];\n",
@@ -285,13 +293,13 @@ def _across(lines: int, bk: int, threads: int, name: str, place: str, inside: st
     chunks = bk // 4
     count = lines // 4 * chunks
     rounds = -(-count // threads)
-    where = f"const int l4 = (x & 1) + x / {2 * chunks} * 2, k4 = x / 2 % {chunks};"
+    where = f"const int l4 = (x & 1) + x / {2 * chunks} * 2, k4 = {_X / 2 % chunks};"
     read = (
         f'{where} const int at = {first} + l4 * 4; _Pragma("unroll") for (int e = 0; e < 4; ++e)'
         f" {{ const int k = kb * {bk} + k4 * 4 + e; w_read_if({name}[i][e], {place}, {inside}); }}"
     )
     turned = (
-        f"w_store16(to + ((l4 * 4 + {j}) * {chunks} + {swizzle(f'l4 * 4 + {j}', 'k4', chunks)}) * 16, make_uint4("
+        f"w_store16(to + {chunk_at(Int('l4') * 4 + j, 'k4', chunks)}, make_uint4("
         + ", ".join(f"{name}[i][{e}].{f}" for e in range(4))
         + "));"
         for j, f in enumerate("xyzw")
@@ -316,7 +324,7 @@ def _lines(count: int, tile: Tile, name: str, place: str, step: int, inside: str
     assert tile.threads % chunks == 0, "a thread's pieces lie in the same lines"
     setup = (
         f"const int {name}_at = {first} + t % {chunks} * 4;\n"
-        f"const float* {name}_first; {{ const int at = {name}_at; {name}_first = {place} + t / {chunks} * {step}; }}\n"
+        f"const float* {name}_first; {{ const int at = {name}_at; {name}_first = {place} + {_T / chunks * step}; }}\n"
     )
     if ok:
         ok = f"const int at = {name}_at, k = kb * {tile.bk} + x / {chunks}; (void)at; (void)k; {ok}"
@@ -341,38 +349,37 @@ def _inside(at: str, lines: int, tile_lines: int, p: Product, tile: Tile) -> str
 def _elements(p: Product, tile: Tile) -> Loader:
     c = p.c
     if p.a_lines:
-        start = f"A + {_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'at')}"
+        start = str("A" + _rows_of(p, "at"))
         return _lines(tile.bm, tile, "a", start, c.a_walk.channel, _inside("at", p.m, tile.bm, p, tile), "m0")
     if p.a_across:
-        offset = f"{_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'at')} + k * {c.a_walk.channel}"
-        return _across(tile.bm, tile.bk, tile.threads, "ra", f"A + {offset}", f"at < {p.m} && k < {p.k}", "m0")
+        place = str("A" + _rows_of(p, "at") + _K * c.a_walk.channel)
+        return _across(tile.bm, tile.bk, tile.threads, "ra", place, f"at < {p.m} && k < {p.k}", "m0")
     if c.pack is None and c.kernel == (1, 1) and c.a_walk.channel == 1 and _in_words(p, c.a):
         chunks = tile.bk // p.chunk
-        offset = f"{_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'm')}"
-        setup = f"int ao[{-(-tile.bm * chunks // tile.threads)}];\n" + each(
-            tile.bm * chunks, tile.threads, f"const int m = m0 + x / {chunks}; ao[i] = m < {p.m} ? {offset} : -1;"
-        )
+        state = f"const int m = m0 + {_X / chunks}; ao[i] = m < {p.m} ? {_rows_of(p, 'm')} : -1;"
+        rounds = -(-tile.bm * chunks // tile.threads)
+        setup = f"int ao[{rounds}];\n" + each(tile.bm * chunks, tile.threads, state)
         return _runs(p, tile, tile.bm, "a", setup, "ao[i]", "ao[i] >= 0", _size(p, c.a))
     kind = storage(p.dtype)
     chunks = tile.bk // p.chunk
     count = tile.bm * chunks
     rounds = -(-count // tile.threads)
-    to = f"to + (x % {tile.bm} * {chunks} + {swizzle(f'x % {tile.bm}', f'x / {tile.bm}', chunks)}) * 16"
+    to = f"to + {chunk_at(_X % tile.bm, _X / tile.bm, chunks)}"
     end = each(count, tile.threads, f"w_store16({to}, ra[i]);")
     decl = f"uint4 ra[{rounds}];\n"
     step_y, step_x = c.dilations
     text, before, size = "", "", 0
+    image, py, px = _base(p) + Int("img") * c.a_walk.dims[0], Int("py"), Int("px")
     if c.pack is None:
-        offset = f"{_base(p)} + {offset_of(c.a_walk, c.dims, p.rows, 'm')}"
-        state, fields = f"ao[i] = m < {p.m} ? {offset} : -1;", "ao"
+        state, fields = f"ao[i] = m < {p.m} ? {_rows_of(p, 'm')} : -1;", "ao"
         dk = [c.a_kernel[0], c.a_kernel[1], c.a_walk.channel]
         test, place = "ao[i] >= 0", "ao[i] + d.x"
     elif p.borders is not None:
         top, left = p.borders
         state = (
-            f"{_pixel(p)} ay[i] = m < {p.m} ? py * {c.strides[0]} - {top.lo} : -(1 << 20);"
-            f" ax[i] = px * {c.strides[1]} - {left.lo}; ao[i] = {_base(p)} + img * {c.a_walk.dims[0]}"
-            f" + ay[i] * {c.pack.row_step} + ax[i] * {c.pack.col_step};"
+            f"{_pixel(p)} ay[i] = m < {p.m} ? {py * c.strides[0] - top.lo} : -(1 << 20);"
+            f" ax[i] = {px * c.strides[1] - left.lo};"
+            f" ao[i] = {summed(image, Int('ay[i]') * c.pack.row_step, Int('ax[i]') * c.pack.col_step)};"
         )
         fields = "ao ay ax"
         dk = [step_y * c.pack.row_step, step_x * c.pack.col_step, c.a_walk.channel]
@@ -381,8 +388,8 @@ def _elements(p: Product, tile: Tile) -> Loader:
     else:
         text, before, size = tables(p, tile.threads)
         state = (
-            f"{_pixel(p)} ao[i] = m < {p.m} ? {_base(p)} + img * {c.a_walk.dims[0]} : -1;"
-            f" ay[i] = m < {p.m} ? py * {c.strides[0]} : 0; ax[i] = px * {c.strides[1]} + {len(c.pack.rows)};"
+            f"{_pixel(p)} ao[i] = m < {p.m} ? {image} : -1;"
+            f" ay[i] = m < {p.m} ? {py * c.strides[0]} : 0; ax[i] = {px * c.strides[1] + len(c.pack.rows)};"
         )
         fields = "ao ay ax"
         dk = [0, 0, c.a_walk.channel]
@@ -393,12 +400,12 @@ def _elements(p: Product, tile: Tile) -> Loader:
         "int "
         + ", ".join(f"{f}[{rounds}]" for f in fields.split())
         + ";\n"
-        + each(count, tile.threads, f"const int m = m0 + x % {tile.bm}; {state}")
+        + each(count, tile.threads, f"const int m = m0 + {_X % tile.bm}; {state}")
         + decl
     )
-    tail = "" if p.k % tile.bk == 0 else f"k < {p.k} && "
-    value = f"const int k = k0 + e; v[e] = 0; if ({tail or ''}true) {{ {fetch} if ({test}) v[e] = A[{place}]; }}"
-    body = f"const int k0 = kb * {tile.bk} + x / {tile.bm} * {p.chunk}; " + _gather(kind, p.chunk, "ra", value)
+    tail = "" if p.k % tile.bk == 0 else f"if (k < {p.k}) "
+    value = f"const int k = k0 + e; v[e] = 0; {tail}{{ {fetch} if ({test}) v[e] = A[{place}]; }}"
+    body = f"const int k0 = {_KB * tile.bk + _X / tile.bm * p.chunk}; " + _gather(kind, p.chunk, "ra", value)
     return Loader(text + more, before, setup, each(count, tile.threads, body), end, size)
 
 
@@ -415,10 +422,11 @@ def _k_places(p: Product, steps: list[int]) -> tuple[str, str]:
             pairs.append(f"{place},{(ky * c.dilations[0]) << 16 | (kx * c.dilations[1])}")
         table = f"__device__ __constant__ const int w_sum[] = {{{','.join(pairs)}}};\n"
         return "const int2 d = make_int2(w_sum[2 * k], w_sum[2 * k + 1]);", table
+    of_tap, y, x = Int("tap"), Int("ky"), Int("kx")
     text = (
-        f"const int tap = k / {c.ic}, ky = tap / {kw}, kx = tap % {kw};"
-        f" const int2 d = make_int2(ky * {steps[0]} + kx * {steps[1]} + k % {c.ic} * {steps[2]},"
-        f" (ky * {c.dilations[0]}) << 16 | (kx * {c.dilations[1]}));"
+        f"const int tap = {_K / c.ic}, ky = {of_tap / kw}, kx = {of_tap % kw};"
+        f" const int2 d = make_int2({summed(y * steps[0], x * steps[1], _K % c.ic * steps[2])},"
+        f" ({y * c.dilations[0]}) << 16 | ({x * c.dilations[1]}));"
     )
     return text, ""
 
@@ -431,21 +439,22 @@ def load_w(p: Product, tile: Tile) -> Loader:
     if p.w_load == "packed":
         count = tile.bn * chunks
         step = tile.bn * tile.bk
-        begin = f"const char* const from = (const char*)(W + kb * {step});" + each(
+        begin = f"const char* const from = (const char*)(W + {_KB * step});" + each(
             count, tile.threads, _copy("to + x * 16", "from + x * 16", "16")
         )
         return Loader(begin=begin)
-    base = f"{walk.offset} + g * {walk.group} + " + offset_of(walk, c.dims, p.batch, "b")
+    offset = summed(walk.offset, _G * walk.group, offset_of(walk, c.dims, p.batch, "b"))
+    base = "W" + offset
     full_n = p.n % tile.bn == 0
     if p.w_load == "nk":
         count = tile.bn * chunks
-        to = f"to + (x / {chunks} * {chunks} + {swizzle(f'x / {chunks}', f't % {chunks}', chunks)}) * 16"
+        to = _chunk(chunks)
         bytes_ = _tail(p, tile)
-        head = f"const int k = kb * {tile.bk} + t % {chunks} * {p.chunk};"
+        head = f"const int k = {_KB * tile.bk + _T % chunks * p.chunk};"
         if bytes_ != "16":
             head += f" const u32 n16 = {bytes_};"
-        place = f"W + {base} + n * {walk.channel} + k"
-        body = f"const int n = n0 + x / {chunks}; "
+        place = str(base + _N * walk.channel + "k")
+        body = f"const int n = n0 + {_X / chunks}; "
         if full_n and bytes_ == "16":
             body += _copy(to, place, "16")
         else:
@@ -456,9 +465,9 @@ def load_w(p: Product, tile: Tile) -> Loader:
     if p.w_load == "kn":
         chunks = tile.bn // p.chunk
         count = tile.bk * chunks
-        to = f"to + (x / {chunks} * {chunks} + {swizzle(f'x / {chunks}', f't % {chunks}', chunks)}) * 16"
-        place = f"W + {base} + n + k * {c.w_k}"
-        body = f"const int k = kb * {tile.bk} + x / {chunks}, n = n0 + t % {chunks} * {p.chunk}; "
+        to = _chunk(chunks)
+        place = str(base + "n" + _K * c.w_k)
+        body = f"const int k = {_KB * tile.bk + _X / chunks}, n = {'n0' + _T % chunks * p.chunk}; "
         ok = ([] if full_n else [f"n < {p.n}"]) + ([] if p.k % tile.bk == 0 else [f"k < {p.k}"])
         if ok:
             body += f"const bool ok = {' && '.join(ok)}; " + _copy(to, f"(ok ? {place} : W)", "(ok ? 16u : 0u)")
@@ -466,20 +475,21 @@ def load_w(p: Product, tile: Tile) -> Loader:
             body += _copy(to, place, "16")
         return Loader(begin=each(count, tile.threads, body))
     if c.kernel == (1, 1) and c.w_k == 1 and _in_words(p, c.w):
-        row = f"n0 + x / {chunks}"
-        place = f"{base} + ({row}) * {walk.channel}"
+        row = "n0" + _X / chunks
+        place = str(offset + row * walk.channel)
         return _runs(p, tile, tile.bn, "w", "", place, f"{row} < {p.n}", _size(p, c.w))
     if p.w_lines:
-        return _lines(tile.bn, tile, "w", f"W + {base} + at", c.w_k, _inside("at", p.n, tile.bn, p, tile), "n0")
+        return _lines(tile.bn, tile, "w", f"{base + 'at'}", c.w_k, _inside("at", p.n, tile.bn, p, tile), "n0")
     if p.w_across:
-        place = f"W + {base} + at + k * {c.w_k}"
+        place = str(base + "at" + _K * c.w_k)
         return _across(tile.bn, tile.bk, tile.threads, "rw", place, f"at < {p.n} && k < {p.k}", "n0")
     kind = storage(p.dtype)
     count = tile.bn * chunks
     rounds = -(-count // tile.threads)
-    to = f"to + (x % {tile.bn} * {chunks} + {swizzle(f'x % {tile.bn}', f'x / {tile.bn}', chunks)}) * 16"
-    value = f"const int k = k0 + e; v[e] = n < {p.n} && k < {p.k} ? W[{base} + n * {walk.channel} + k * {c.w_k}] : 0;"
-    body = f"const int k0 = kb * {tile.bk} + x / {tile.bn} * {p.chunk}, n = n0 + x % {tile.bn}; " + _gather(
+    to = f"to + {chunk_at(_X % tile.bn, _X / tile.bn, chunks)}"
+    at = offset + _N * walk.channel + _K * c.w_k
+    value = f"const int k = k0 + e; v[e] = n < {p.n} && k < {p.k} ? W[{at}] : 0;"
+    body = f"const int k0 = {_KB * tile.bk + _X / tile.bn * p.chunk}, n = n0 + {_X % tile.bn}; " + _gather(
         kind, p.chunk, "rw", value
     )
     return Loader(

@@ -9,6 +9,7 @@ from weft.generate.cuda.gemm.common.normed import PIECE, Norm, column_of, reduct
 from weft.generate.cuda.intrinsics.prelude import load
 from weft.generate.expr.ctype import literal
 from weft.generate.expr.elementwise import Value, elementwise
+from weft.generate.expr.integer import Int
 from weft.ir.graph import NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
@@ -145,7 +146,7 @@ class _Rows:
         name = f"v{self.fresh}_"
         if n.prim is Prim.INPUT:
             wide = n.type.size // self.norm.count
-            place = "row_" if wide == 1 else f"row_ * {wide} + {at}"
+            place = "row_" if wide == 1 else str(Int("row_") * wide + at)
             from_ = self.names[Source("input", graph.inputs.index(node))]
             kind = "float" if n.type.dtype is DType.F32 else "u16"
             lines.append(f"const float {name} = {load(n.type.dtype, f'(const {kind}*){from_} + {place}')};")
@@ -194,7 +195,9 @@ def columns_text(norm: Norm, names: Mapping[Source, str], at: str, padded: int, 
         from_ = names[Source("input", norm.graph.inputs.index(node))]
         value = load(dtype, f"(const {kind}*){from_} + i")
         ok = f"i < {norm.length} ? {value} : 0.0f" if padded > norm.length else value
-        lines.append(f"for (int i = t; i < {padded}; i += {threads}) ((float*)(sm + {at}))[{i * padded} + i] = {ok};")
+        lines.append(
+            f"for (int i = t; i < {padded}; i += {threads}) ((float*)(sm + {at}))[{i * padded + Int('i')}] = {ok};"
+        )
     return lines
 
 
@@ -242,7 +245,7 @@ def joined_text(width: int, columns: int, mean: str, spread: str, inside: str = 
         f" {spread} += far * far * {literal(width * bit / 2, DType.F32)}; {mean} = ({mean} + other) * 0.5f; }}"
         for bit in _bits(lanes)
     ]
-    place = f"(long long)m * {columns // PIECE} + n / {PIECE}"
+    place = Int("(long long)m") * (columns // PIECE) + Int("n") / PIECE
     lines.append(
         f"if ({inside}(lane & {lanes - 1}) == 0) {{ ((float*)means)[{place}] = {mean};"
         f" ((float*)spreads)[{place}] = {spread}; }}"

@@ -9,17 +9,24 @@ from weft.generate.cuda.gemm.common import epilogue, tf32
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.intrinsics.prelude import storage
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
+from weft.generate.expr.integer import Int, integer, summed
 from weft.kernels.source import Pointer
 
 
-def swizzle(row: str, chunk: str, chunks: int) -> str:
+def swizzle(row: Int | str, chunk: Int | str, chunks: int) -> str:
     """Place of a 16-byte chunk within a row of `chunks` of them, such that eight rows hit different banks.
 
     Source: note on matrix products, section 5 (128-, 64- and 32-byte rows).
     """
     shift, mask = {8: (0, 7), 4: (1, 3), 2: (2, 1)}.get(chunks, (0, 7))
-    moved = f"(({row}) & {mask})" if shift == 0 else f"((({row}) >> {shift}) & {mask})"
-    return f"(({chunk}) ^ {moved})"
+    of = integer(row).tight
+    moved = f"({of} & {mask})" if shift == 0 else f"({of} >> {shift} & {mask})"
+    return f"({integer(chunk).tight} ^ {moved})"
+
+
+def chunk_at(row: Int | str, chunk: Int | str, chunks: int) -> str:
+    """Bytes from the first row of a swizzled tile to a chunk, where rows have `chunks` of them."""
+    return f"({integer(row) * chunks + swizzle(row, chunk, chunks)}) * 16"
 
 
 def packed_elements(p: Product, bn: int, bk: int) -> int:
@@ -34,17 +41,21 @@ def pack_body(p: Product, weight: str, bn: int, bk: int) -> str:
     chunks = bk // p.chunk
     taps = c.kernel[1]
     w = c.w_walk
+    kts, nts = -(-p.k // bk), -(-p.n // bn)
+    i, tile, tap = Int("i"), Int("tile"), Int("tap")
+    at: list[Int | int] = [w.offset, Int("g") * w.group, Int("n") * w.channel]
+    at += [Int("kh") * c.w_kernel[0], Int("kw") * c.w_kernel[1], Int("c") * c.w_k]
     return f"""  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= {total}u) return;
-  const int e = i % {p.chunk}, place = i / {p.chunk} % {chunks}, row = i / {bk} % {bn};
-  const int tile = i / {bk * bn}, kt = tile % {-(-p.k // bk)}, nt = tile / {-(-p.k // bk)} % {-(-p.n // bn)};
-  const int g = tile / {-(-p.k // bk) * -(-p.n // bn)};
-  const int k = kt * {bk} + {swizzle("row", "place", chunks)} * {p.chunk} + e, n = nt * {bn} + row;
-  const int c = k % {c.ic}, tap = k / {c.ic}, kh = tap / {taps}, kw = tap % {taps};
+  // which element of which swizzled tile this thread fills
+  const int e = i % {p.chunk}, place = {i / p.chunk % chunks}, row = {i / bk % bn};
+  const int tile = i / {bk * bn}, kt = {tile % kts}, nt = {tile / kts % nts};
+  const int g = {tile / (kts * nts)};
+  const int k = kt * {bk} + {swizzle("row", "place", chunks)} * {p.chunk} + e, n = {Int("nt") * bn + "row"};
+  const int c = {Int("k") % c.ic}, tap = {Int("k") / c.ic}, kh = {tap / taps}, kw = {tap % taps};
   {kind} v = 0;
   if (k < {p.k} && n < {p.n})
-    v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + n * {w.channel} + kh * {c.w_kernel[0]}
-                                  + kw * {c.w_kernel[1]} + c * {c.w_k}];
+    v = ((const {kind}*){weight})[{summed(*at)}];
   (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};"""
 
 
@@ -67,12 +78,15 @@ def pack_vectors(p: Product, width: int, name: str = "pack") -> Packing:
     c, kind = p.c, storage(p.dtype)
     taps = c.kernel[0] * c.kernel[1]
 
+    i, tap = Int("i"), Int("tap")
+    at: list[Int | int] = [c.w_walk.offset, Int("n") * c.w_walk.channel]
+    at += [tap / c.kernel[1] * c.w_kernel[0], tap % c.kernel[1] * c.w_kernel[1]]
+
     def body(weight: str) -> str:
         return f"""  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= {p.n * taps}u) return;
-  const int tap = i / {width} % {taps}, n = i / {width * taps} * {width} + i % {width};
-  (({kind}*)pk)[i] = ((const {kind}*){weight})[{c.w_walk.offset} + n * {c.w_walk.channel}
-      + tap / {c.kernel[1]} * {c.w_kernel[0]} + tap % {c.kernel[1]} * {c.w_kernel[1]}];"""
+  const int tap = {i / width % taps}, n = {i / (width * taps) * width + i % width};
+  (({kind}*)pk)[i] = ((const {kind}*){weight})[{summed(*at)}];"""
 
     return packing(p, p.n * taps, body, name)
 
@@ -103,33 +117,37 @@ def pack_fragments(p: Product, order: FragmentOrder, name: str = "pack") -> Pack
     row = 2 * v * o.bn
     total = c.groups * tiles * o.blocks * o.steps * row
     per = o.bc // 16
+    step, cb = Int("step"), Int("cb")
     if p.tf32 and o.bc == 4:
         place = "tap = step / 2 * 4 + q, ch = step % 2 * 2 + high"
     elif p.tf32:
-        place = f"tap = step / {per}, ch = cb * {o.bc // 2} + step % {per} * 8 + high * 4 + q"
+        place = f"tap = {step / per}, ch = {cb * (o.bc // 2) + step % per * 8} + high * 4 + q"
     elif o.bc == 4:
         place = "tap = step * 4 + q, ch = high * 2 + (e & 1)"
     else:
-        place = f"tap = step / {per}, ch = cb * {o.bc} + step % {per} * 16 + high * 8 + 2 * q + (e & 1)"
+        place = f"tap = {step / per}, ch = {cb * o.bc + step % per * 16} + high * 8 + 2 * q + (e & 1)"
     if o.wide:
-        split = f"o = n % {c.oc}, ky = tap, kx = n / {c.oc}"
+        split = f"o = {Int('n') % c.oc}, ky = tap, kx = {Int('n') / c.oc}"
     else:
-        split = f"o = n, ky = tap / {c.kernel[1]}, kx = tap % {c.kernel[1]}"
+        split = f"o = n, ky = {Int('tap') / c.kernel[1]}, kx = {Int('tap') % c.kernel[1]}"
     w = c.w_walk
+    at: list[Int | int] = [w.offset, Int("g") * w.group, Int("o") * w.channel]
+    at += [Int("ky") * c.w_kernel[0], Int("kx") * c.w_kernel[1], Int("ch") * c.w_k]
+    i, rest = Int("i"), Int("rest")
 
     def body(weight: str) -> str:
         return f"""  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= {total}u) return;
-  const int e = i % {v}, lane = i / {v} % 32, pair = i / {32 * v} % {o.bn // 16}, step = i / {row} % {o.steps};
-  const int rest = i / {row * o.steps}, cb = rest % {o.blocks}, nt = rest / {o.blocks} % {tiles};
-  const int g = rest / {o.blocks * tiles}, q = lane & 3, high = {"e & 1" if p.tf32 else "e >> 1 & 1"};
+  // lane and element of a fragment, as mma.sync holds them
+  const int e = i % {v}, lane = i / {v} % 32, pair = {i / (32 * v) % (o.bn // 16)}, step = {i / row % o.steps};
+  const int rest = {i / (row * o.steps)}, cb = {rest % o.blocks}, nt = {rest / o.blocks % tiles};
+  const int g = {rest / (o.blocks * tiles)}, q = lane & 3, high = {"e & 1" if p.tf32 else "e >> 1 & 1"};
   const int n = nt * {o.bn} + pair * 16 + (e >> {1 if p.tf32 else 2}) * 8 + (lane >> 2);
   const int {place};
   const int {split};
   {kind} v = 0;
   if (n < {o.columns} && tap < {o.taps} && ch < {c.ic})
-    v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + o * {w.channel} + ky * {c.w_kernel[0]}
-                                  + kx * {c.w_kernel[1]} + ch * {c.w_k}];
+    v = ((const {kind}*){weight})[{summed(*at)}];
   (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};"""
 
     return packing(p, total, body, name)

@@ -16,6 +16,7 @@ from typing import Literal, cast
 from weft.generate.contraction.match import Contraction, Walk, match
 from weft.generate.cuda.gemm.common.narrow import Narrow, narrow, narrow_floats
 from weft.generate.cuda.gemm.common.normed import HALVES, PIECE, Norm, Parts, applies, stripped
+from weft.generate.expr.integer import Int, summed
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
@@ -340,15 +341,14 @@ def _columns_together(c: Contraction, chunk: int) -> bool:
     return walk.channel == 1 and c.oc % chunk == 0 and _aligned(chunk, walk.offset, c.w_k, *_outer(c))
 
 
-def offset_of(walk: Walk, dims: Sequence[int], positions: Sequence[int], index: str) -> str:
+def offset_of(walk: Walk, dims: Sequence[int], positions: Sequence[int], index: str) -> Int:
     """C expression of the part of a walk that `positions` of the loop make, from their joint `index`."""
-    parts = index_parts(dims, walk.dims, positions, index)
-    return " + ".join(f"({part}) * {step}" if step != 1 else f"({part})" for part, step in parts) or "0"
+    return summed(*(part * step for part, step in index_parts(dims, walk.dims, positions, index)))
 
 
 def index_parts(
     dims: Sequence[int], strides: Sequence[int], positions: Sequence[int], index: str
-) -> list[tuple[str, int]]:
+) -> list[tuple[Int, int]]:
     """C expressions of the dimensions' own indices in their joint `index`, each with its stride; the innermost first.
 
     Neighbours that act as one dimension are joined, those of size 1 or stride 0 left out.
@@ -366,8 +366,8 @@ def index_parts(
     inner = 1
     for at, (n, step) in reversed(list(enumerate(steps))):
         if step:
-            part = index if inner == 1 else f"{index} / {inner}"
-            found.append((part if at == 0 else f"{part} % {n}", step))
+            part = Int(index) / inner
+            found.append((part if at == 0 else part % n, step))
         inner *= n
     return found
 

@@ -19,6 +19,7 @@ from weft.generate.cuda.gemm.common.product import Product, offset_of
 from weft.generate.cuda.intrinsics.prelude import prelude, storage
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
+from weft.generate.expr.integer import Int, summed
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Schedule
@@ -141,31 +142,32 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     chunks = p.k // p.chunk
     per_lane = -(-chunks // (32 * s.slices))
     unroll = min(s.unroll, per_lane)
-    batches = p.z // c.groups
-    a_base = [offset_of(c.a_walk, c.dims, p.batch, "b"), str(c.a_walk.offset)]
+    batches, y, warp = p.z // c.groups, Int("role.block_y()"), Int("(t >> 5)")
+    a_base = offset_of(c.a_walk, c.dims, p.batch, "b") + c.a_walk.offset
     if c.groups > 1:
-        a_base.append(f"g * {c.a_walk.group}")
+        a_base += Int("g") * c.a_walk.group
     w_name = "pk" if packed else args.names[c.w]
     if packed:
-        w_place = f"((long long)g * {p.n} + n) * {p.k}"
+        w_place = Int(f"((long long)g * {p.n} + n)") * p.k
     else:
-        batch = offset_of(c.w_walk, c.dims, p.batch, "b")
-        w_place = f"{c.w_walk.offset} + g * {c.w_walk.group} + {batch} + n * {c.w_walk.channel}"
+        w_place = summed(c.w_walk.offset, Int("g") * c.w_walk.group, offset_of(c.w_walk, c.dims, p.batch, "b"))
+        w_place += Int("n") * c.w_walk.channel
     row = offset_of(c.a_walk, c.dims, p.rows, "m")
     block_cols = s.cols * s.warps
     lines = [
         f"__shared__ {number} sums[{s.slices}][{p.m}][{block_cols}];",
-        f"const int t = role.thread(), lane = t & 31, slice = (t >> 5) % {s.slices}, group = (t >> 5) / {s.slices};",
-        f"const int g = role.block_y() / {batches}, b = role.block_y() % {batches};",
+        f"const int t = role.thread(), lane = t & 31, slice = {warp % s.slices}, group = {warp / s.slices};",
+        f"const int g = {y / batches}, b = {y % batches};",
         "(void)g; (void)b;",
-        f"const int n0 = role.block_x() * {block_cols};",
-        f"const {kind}* const A = (const {kind}*){args.names[c.a]} + {' + '.join(a_base)};",
+        f"const int n0 = {Int('role.block_x()') * block_cols};",
+        f"const {kind}* const A = {f'(const {kind}*){args.names[c.a]}' + a_base};",
         f"const uint4* w[{s.cols}];",
         "#pragma unroll",
-        f"for (int j = 0; j < {s.cols}; ++j) {{ int n = n0 + group * {s.cols} + j; n = n < {p.n} ? n : {p.n - 1};",
-        f"w[j] = (const uint4*)((const {kind}*){w_name} + {w_place}); }}",
+        f"for (int j = 0; j < {s.cols}; ++j) {{",
+        f"int n = {'n0' + Int('group') * s.cols + 'j'}; n = n < {p.n} ? n : {p.n - 1};",
+        f"w[j] = (const uint4*)({f'(const {kind}*){w_name}' + w_place}); }}",
         f"const uint4* x[{p.m}];",
-        *[f"{{ const int m = {m}; (void)m; x[{m}] = (const uint4*)(A + {row}); }}" for m in range(p.m)],
+        *[f"{{ const int m = {m}; (void)m; x[{m}] = (const uint4*)({'A' + row}); }}" for m in range(p.m)],
         f"{number} acc[{p.m}][{s.cols}];",
         f"uint4 h[{unroll}][{s.cols}];",
         "#pragma unroll",
@@ -177,6 +179,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         f"for (int u = 0; u < {unroll}; ++u) {{ const int k = at + u * {32 * s.slices};",
         "#pragma unroll",
         f"for (int j = 0; j < {s.cols}; ++j) h[u][j] = k < {chunks} ? w[j][k] : make_uint4(0, 0, 0, 0); }} }};",
+        "// a warp reads columns of weights 16 bytes at a time, the next ones while these are multiplied",
         "const int start = slice * 32 + lane;",
         "read(start);" if constant else "",
         *epilogue.prefetch(p, args.names, block_cols),
@@ -197,10 +200,11 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         f"for (int j = 0; j < {s.cols}; ++j) {{",
         "#pragma unroll",
         f"for (int d = 16; d; d >>= 1) acc[i][j] += {add};",
-        f"if (lane == 0) sums[slice][i][group * {s.cols} + j] = acc[i][j]; }}",
+        f"if (lane == 0) sums[slice][i][{Int('group') * s.cols + 'j'}] = acc[i][j]; }}",
+        "// epilogue: slices of the sum meet in shared memory" if s.slices > 1 else "// epilogue",
         "role.sync();",
         f"for (int e = t; e < {p.m * block_cols}; e += {s.threads}) {{",
-        f"const int m = e / {block_cols}, n = n0 + e % {block_cols};",
+        f"const int m = {Int('e') / block_cols}, n = {'n0' + Int('e') % block_cols};",
         f"if (n < {p.n}) {{ {number} {'sum' if p.integers else 'acc'}[1] = {{sums[0][m][n - n0]}};",
         "#pragma unroll" if s.slices > 1 else "",
         f"for (int y = 1; y < {s.slices}; ++y) {'sum' if p.integers else 'acc'}[0] += sums[y][m][n - n0];"

@@ -7,7 +7,7 @@ every thread finishes a few neighbouring results of a row. Source: note on matri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.generate.contraction.match import Source
@@ -22,12 +22,13 @@ from weft.generate.cuda.gemm.common.normed_text import (
     padded_length,
     rows_text,
 )
-from weft.generate.cuda.gemm.common.pack import pack_tiles, packed_by, swizzle
+from weft.generate.cuda.gemm.common.pack import chunk_at, pack_tiles, packed_by
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.mma import wgmma
 from weft.generate.cuda.intrinsics.prelude import prelude, storage
 from weft.generate.cuda.role.assemble import solo
-from weft.generate.cuda.role.role import DeviceRole, RoleSource
+from weft.generate.cuda.role.role import PDL, DeviceRole, RoleSource
+from weft.generate.expr.integer import Int, summed
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -147,17 +148,17 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     names = args.names
     weight = "pk" if packed else names[p.c.w]
     w_start = f" + ((long long)g * {nt} + tn) * {kt * s.bn * s.bk}" if packed else ""
-    batches = p.z // p.c.groups
+    batches, x, y, z = p.z // p.c.groups, Int("role.block_x()"), Int("role.block_y()"), Int("role.block_z()")
     lines = [
         f"enum {{ TABLES = {tables}, FLAG = {shared - 16} }};",
         "const u32 sb = w_shared(sm);",
         "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
-        f"const int tn = role.block_x() % {nt}, m0 = role.block_x() / {nt} * {s.bm}, n0 = tn * {s.bn};",
-        f"const int g = role.block_z() / {batches}, b = role.block_z() % {batches};",
+        f"const int tn = {x % nt}, m0 = {x / nt * s.bm}, n0 = {Int('tn') * s.bn};",
+        f"const int g = {z / batches}, b = {z % batches};",
         "(void)g; (void)b; (void)n0; (void)lane;",
         f"const {kind}* const A = (const {kind}*){names[p.c.a]};",
         f"const {kind}* const W = (const {kind}*){weight}{w_start};",
-        f"const int first = role.block_y() * {kt} / {s.split}, last = (role.block_y() + 1) * {kt} / {s.split};",
+        f"const int first = {y * kt / s.split}, last = {(y + 1) * kt / s.split};",
         fix.before if fix else left.before,
         left.setup,
         fix.setup if fix else "",
@@ -176,7 +177,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     if left.before or fix:
         lines.append("role.sync();")
     lines += epilogue.prefetch(p, names, s.bn)
-    lines.append("role.pdl_wait(); role.pdl_trigger();")
+    lines += [PDL, "role.pdl_wait(); role.pdl_trigger();"]
     fill_w = "" if packed else f"fill_w(first + i, {slot} + {a_bytes}); store_w({slot} + {a_bytes});"
     lines.append(
         f"for (int i = 0; i < {ahead}; ++i) {{ if (first + i < last) {{ {fill_w}"
@@ -185,6 +186,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     lines += fix.after if fix else []
     lines += _loop_normed(s, a_bytes, stage) if fix else _loop(s, a_bytes, stage, slot)
     lines += [
+        "// sums go through shared memory, so that neighbouring threads finish neighbouring columns",
         "float* const sums = (float*)sm;",
         wgmma.to_shared(s.wm, s.wn, s.bn + PAD) if s.group else to_shared(s) if tensor else cores_to_shared(p, s),
     ]
@@ -218,7 +220,8 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
 
 def _loop(s: MmaConfig, a_bytes: int, stage: int, slot: str) -> list[str]:
     """The sum over k-blocks; one barrier each."""
-    begin = ["#pragma unroll 1"] if s.group else []
+    begin = ["// multistage pipeline: copies run ahead of products, one barrier for each k-tile"]
+    begin += ["#pragma unroll 1"] if s.group else []
     begin += ["for (int i = 0; i < last - first; ++i) {", f"w_arrived<{s.ahead - 1}>();"]
     if s.group:
         # the product before the last one is complete in every warpgroup behind the barrier: its stage is free
@@ -275,11 +278,10 @@ def normed_rows(p: Product, s: MmaConfig, names: Mapping[Source, str]) -> Fixed:
         lines.append(f"float c{j}_[8];")
         for h in (0, 4):
             fields = " ".join(f"c{j}_[{h + e}] = h_.{f};" for e, f in enumerate("xyzw"))
-            lines.append(
-                f"{{ const float4 h_ = *(const float4*)((float*)(sm + TABLES) + {j * padded + h} + k); {fields} }}"
-            )
+            at = "(float*)(sm + TABLES)" + summed(j * padded + h, "k")
+            lines.append(f"{{ const float4 h_ = *(const float4*)({at}); {fields} }}")
     inner = [
-        f"const u32 at = to + (x / {chunks} * {chunks} + {swizzle(f'x / {chunks}', f't % {chunks}', chunks)}) * 16;",
+        f"const u32 at = to + {chunk_at(Int('x') / chunks, Int('t') % chunks, chunks)};",
         "uint4* const here_ = (uint4*)(sm + (at - sb)); uint4 w_ = *here_;",
     ]
     for word in range(4):
@@ -344,10 +346,9 @@ def _fragments(p: Product, s: MmaConfig, tensor: bool) -> str:
     """The warp's sums, and the lambda `multiply(a, w)` that adds one k-block to them."""
     if s.group:
         return wgmma.fragments(p.dtype, s.bn, s.wm, s.wn)
-    nm, nn = s.bm // s.wm, s.bn // s.wn
+    nm, nn, warp = s.bm // s.wm, s.bn // s.wn, Int("warp")
     place = (
-        f"const int wk = warp / {nm * nn}, row0 = warp / {nn} % {nm} * {s.wm}, col0 = warp % {nn} * {s.wn};\n"
-        "(void)wk;\n"
+        f"const int wk = {warp / (nm * nn)}, row0 = {warp / nn % nm * s.wm}, col0 = {warp % nn * s.wn};\n(void)wk;\n"
     )
     return place + (_tensor_cores(p, s) if tensor else _cuda_cores(p, s))
 
@@ -359,18 +360,18 @@ def _tensor_cores(p: Product, s: MmaConfig) -> str:
     if p.a_load == "columns":
         row = "kk * 16 + (lane & 7) + ((lane >> 4) << 3)"
         chunk = "(row0 >> 3) + i * 2 + ((lane >> 3) & 1)"
-        a = f"w_matrices_transposed(fa[i], a + (({row}) * {s.bm // 8} + {swizzle(row, chunk, s.bm // 8)}) * 16);"
+        a = f"w_matrices_transposed(fa[i], a + {chunk_at(row, chunk, s.bm // 8)});"
     else:
         row = "row0 + i * 16 + (lane & 15)"
-        a = f"w_matrices(fa[i], a + (({row}) * {chunks} + {swizzle(row, 'kk * 2 + (lane >> 4)', chunks)}) * 16);"
+        a = f"w_matrices(fa[i], a + {chunk_at(row, 'kk * 2 + (lane >> 4)', chunks)});"
     if p.w_load == "kn":
         row = "kk * 16 + (lane & 15)"
         chunk = "(col0 >> 3) + j * 2 + (lane >> 4)"
-        w = f"w_matrices_transposed(fw[j], w + (({row}) * {s.bn // 8} + {swizzle(row, chunk, s.bn // 8)}) * 16);"
+        w = f"w_matrices_transposed(fw[j], w + {chunk_at(row, chunk, s.bn // 8)});"
     else:
         row = "col0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)"
         chunk = "kk * 2 + ((lane >> 3) & 1)"
-        w = f"w_matrices(fw[j], w + (({row}) * {chunks} + {swizzle(row, chunk, chunks)}) * 16);"
+        w = f"w_matrices(fw[j], w + {chunk_at(row, chunk, chunks)});"
     if p.tf32:
         a = f"{{ {a} w_round_tf32(fa[i]); }}"
         if p.w_load != "packed":
@@ -386,7 +387,7 @@ for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f;
 auto multiply = [&](u32 a, u32 w) {{
 #pragma unroll
 for (int q = 0; q < {steps}; ++q) {{
-const int kk = wk * {steps} + q;
+const int kk = {Int("wk") * steps + "q"};
 u32 fa[{mi}][4], fw[{ni}][4];
 #pragma unroll
 for (int i = 0; i < {mi}; ++i) {a}
@@ -413,13 +414,14 @@ def _cuda_cores(p: Product, s: MmaConfig) -> str:
     tm, tn = s.wm // 4, s.wn // 8
     chunks = s.bk // 4
     steps, half, line = chunks // s.wk, chunks // 2, 16 * chunks
-    own = f"wk * {steps} + q" if s.wk > 1 else "q"
+    own = f"({Int('wk') * steps + 'q'})" if s.wk > 1 else "q"
     # every row of 4 or column of 8 has its own place, or every two have one
-    shift = "" if chunks == 8 else " >> 1"
+    of_x, of_y = ("(lane >> 3)", "(lane & 7)") if chunks == 8 else ("(lane >> 3 >> 1)", "((lane & 7) >> 1)")
     kept = steps if s.wk > 1 else half
-    high = f"(u32)(((q / {half}) ^ (i & 1)) * {16 * half})"
-    x_at = "at_x[i & 1][q]" if s.wk > 1 else f"at_x[0][q % {half}] + {high}"
+    high = f"(u32)(({(Int('q') / half).tight} ^ (i & 1)) * {16 * half})"
+    x_at = "at_x[i & 1][q]" if s.wk > 1 else f"at_x[0][{Int('q') % half}] + {high}"
     sides = 2 if s.wk > 1 else 1
+    far = f" ^ {Int('h') * half}" if sides > 1 else ""
     if p.a_lines:
         x, x_of = f"float x[4][{tm}];", "x[{e}][i]"
         x_place = _line_place("x", "row0 + (lane >> 3) * 4", s.bm, steps, s.wk)
@@ -431,7 +433,7 @@ def _cuda_cores(p: Product, s: MmaConfig) -> str:
 for (int h = 0; h < {sides}; ++h)
 #pragma unroll
 for (int q = 0; q < {kept}; ++q)
-at_x[h][q] = (u32)((row0 + (lane >> 3)) * {line} + (({own}) ^ ((lane >> 3){shift}) ^ h * {half}) * 16);"""
+at_x[h][q] = (u32)((row0 + (lane >> 3)) * {line} + ({own} ^ {of_x}{far}) * 16);"""
         x_read = f"""#pragma unroll
 for (int i = 0; i < {tm}; ++i) x[i] = *(const float4*)(fa + {x_at} + {4 * line} * i);"""
     if p.w_lines:
@@ -444,7 +446,7 @@ for (int i = 0; i < {tm}; ++i) x[i] = *(const float4*)(fa + {x_at} + {4 * line} 
         y_place = f"""u32 at_y[{steps}];
 #pragma unroll
 for (int q = 0; q < {steps}; ++q)
-at_y[q] = (u32)((col0 + (lane & 7)) * {line} + (({own}) ^ ((lane & 7){shift})) * 16);"""
+at_y[q] = (u32)((col0 + (lane & 7)) * {line} + ({own} ^ {of_y}) * 16);"""
         y_read = f"""#pragma unroll
 for (int j = 0; j < {tn}; ++j) y[j] = *(const float4*)(fw + at_y[q] + {8 * line} * j);"""
     sums = "\n".join(
@@ -474,13 +476,13 @@ for (int q = 0; q < {steps}; ++q) {{
 
 def _line_place(name: str, first: str, lines: int, steps: int, wk: int) -> str:
     """Text: where a thread's first lines are, for the first element of the sum that its warp takes."""
-    own = f" + wk * {16 * steps * lines}" if wk > 1 else ""
-    return f"const u32 at_{name} = (u32)(({first}) * 4{own});"
+    own = Int("wk") * (16 * steps * lines) if wk > 1 else 0
+    return f"const u32 at_{name} = (u32)({Int(first) * 4 + own});"
 
 
 def _line_reads(name: str, tile: str, lines: int, count: int, period: int, v: int) -> str:
     """Text: a thread's `count` lines, `v` neighbours of every `period`, for four elements of the sum."""
-    fields = " ".join(f"{name}[e][{v} * i + {n}] = r.{f};" for n, f in enumerate("xyzw"[:v]))
+    fields = " ".join(f"{name}[e][{v * Int('i') + n}] = r.{f};" for n, f in enumerate("xyzw"[:v]))
     return f"""#pragma unroll
 for (int e = 0; e < 4; ++e)
 #pragma unroll
@@ -507,7 +509,7 @@ def cores_to_shared(p: Product, s: MmaConfig) -> str:
             f"for (int j = 0; j < {s.wn // 8}; ++j)"
             f" mine[(row0 + {row}) * {pitch} + col0 + j * 8 + (lane & 7)] = acc[i][j];"
         )
-    values = ", ".join(f"acc[i][j * {v} + {n}]" for n in range(v))
+    values = ", ".join(f"acc[i][{Int('j') * v + n}]" for n in range(v))
     return begin + (
         f"for (int j = 0; j < {s.wn // 8 // v}; ++j) *(float{v}*)(mine + (row0 + {row}) * {pitch}"
         f" + col0 + (j * 8 + (lane & 7)) * {v}) = make_float{v}({values});"
@@ -552,26 +554,26 @@ def finish(
     tiles: int,
     *,
     row: str = "m0 + r",
-    inside: str = "",
+    inside: Sequence[str] | None = None,
     names: Mapping[Source, str] | None = None,
 ) -> list[str]:
     """From the sums in shared memory to the outputs.
 
-    `row` is the expression of the product's row in the block's r-th one, `inside` says which of them exist ("": those
+    `row` is the expression of the product's row in the block's r-th one, `inside` says which of them exist (None: those
     below the number of rows). `names` are those of what is read, if they are not those of the product alone.
     """
     v = end.width
     if s.cluster and v == 8 and s.bm * s.bn < 8 * s.split * s.threads:
         v = 4  # more threads of each block take part
     pitch = s.bn + PAD
-    count = s.bm * s.bn // v
+    count, x = s.bm * s.bn // v, Int("x")
     where = (
-        f"const int r = x % {s.bm}, q = x / {s.bm} * {v};"
+        f"const int r = {x % s.bm}, q = {x / s.bm * v};"
         if end.by_row
-        else f"const int r = x / {s.bn // v}, q = x % {s.bn // v} * {v};"
+        else f"const int r = {x / (s.bn // v)}, q = {x % (s.bn // v) * v};"
     )
     where += f" const int m = {row}, n = n0 + q;"
-    test = [inside] if inside else [f"m < {p.m}"] if p.m % s.bm else []
+    test = list(inside) if inside is not None else [f"m < {p.m}"] if p.m % s.bm else []
     if p.n % s.bn:
         test.append(f"n < {p.n}")
     guard = f"if ({' && '.join(test)}) " if test else ""
@@ -583,6 +585,7 @@ def finish(
             guard = guard[:-2] + f" && x < {count}) " if guard else f"if (x < {count}) "
         return [
             *fold_warps(s, pitch),
+            "// split-K over a cluster: each CTA finishes its share of the tile, in order",
             "w_cluster_sync();",
             f"for (int i = t; i < {per}; i += {s.threads}) {{ const int x = i + (int)role.block_y() * {per}; {where}",
             f"{guard}{{ float acc[{v}];",
@@ -600,7 +603,7 @@ def finish(
             done,
             "} }",
         ]
-    tile = f"((long long)role.block_z() * {tiles} + role.block_x())"
+    tile = f"({Int('(long long)role.block_z()') * tiles + 'role.block_x()'})"
     kind = {4: "float4", 8: "float4"}.get(v, "float")
     per = 4 if v % 4 == 0 else 1
     parts = f"(({kind}*)work + {tile} * {s.split * s.bm * s.bn // per})"
@@ -611,7 +614,7 @@ def finish(
             if per == 4
             else f"acc[{i}]"
         )
-        stores.append(f"part[role.block_y() * {s.bm * s.bn // per} + {i} * {count} + x] = {value};")
+        stores.append(f"part[{summed(Int('role.block_y()') * (s.bm * s.bn // per), i * count, 'x')}] = {value};")
     adds = []
     for i in range(v // per):
         fields = (
@@ -621,9 +624,11 @@ def finish(
         )
         adds += [s.added(to, of) for to, of in fields]
     reads = " ".join(
-        f"h[{i}] = w_read_partial(part + y * {s.bm * s.bn // per} + {i} * {count} + x);" for i in range(v // per)
+        f"h[{i}] = w_read_partial(part + {summed(Int('y') * (s.bm * s.bn // per), i * count, 'x')});"
+        for i in range(v // per)
     )
     return [
+        "// split-K: partial sums in memory; the last CTA of a tile to arrive adds them in order",
         "role.sync();",
         f"{kind}* const part = {parts};",
         f"for (int x = t; x < {count}; x += {s.threads}) {{ float acc[{v}]; {where} (void)m; (void)n;",
@@ -678,7 +683,7 @@ def fold_warps(s: Sums, row: int) -> list[str]:
 
 def sum_cluster(s: Sums, v: int, row: int) -> str:
     """`acc` from the tiles of all blocks of the cluster, in order."""
-    adds = [s.added(f"acc[4 * i + {j}]", f"h.{f}") for j, f in enumerate("xyzw")]
+    adds = [s.added(f"acc[{4 * Int('i') + j}]", f"h.{f}") for j, f in enumerate("xyzw")]
     return (
         f"\n#pragma unroll\nfor (int i = 0; i < {v}; ++i) acc[i] = 0.0f;\n"
         f"#pragma unroll\nfor (int rank = 0; rank < {s.split}; ++rank)\n"

@@ -8,6 +8,7 @@ Source: note on matrix products, sections 2.3 to 2.5 (descriptors, fragments).
 from __future__ import annotations
 
 from weft.generate.cuda.intrinsics.wgmma import wgmma
+from weft.generate.expr.integer import Int
 from weft.ir.types import DType
 
 
@@ -19,8 +20,8 @@ def instruction(dtype: DType, columns: int) -> str:
 
 def fragments(dtype: DType, bn: int, wm: int, wn: int) -> str:
     """The warpgroup's sums, and the lambda `multiply(a, w, add)` that issues one k-block of 64."""
-    across = bn // wn
-    return f"""const int wk = 0, row0 = (warp >> 2) / {across} * {wm}, col0 = (warp >> 2) % {across} * {wn};
+    across, group = bn // wn, Int("(warp >> 2)")
+    return f"""const int wk = 0, row0 = {group / across * wm}, col0 = {group % across * wn};
 (void)wk;
 float acc[{wm // 64}][{wn // 2}];
 #pragma unroll

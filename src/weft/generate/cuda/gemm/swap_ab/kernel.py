@@ -19,10 +19,12 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma.kernel import instruction
 from weft.generate.cuda.gemm.tma.operands import STEP, Operand, Share, left, right, rows_of, stages_of_sum
 from weft.generate.cuda.gemm.tma.pack import pack_panels
+from weft.generate.cuda.gemm.tma.ring import PHASES
 from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES
 from weft.generate.cuda.intrinsics.prelude import multicast_header, prelude, storage, tma_header
 from weft.generate.cuda.role.assemble import solo
-from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
+from weft.generate.cuda.role.role import PDL, DeviceRole, Parameter, RoleSource
+from weft.generate.expr.integer import Int
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -151,7 +153,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         "const u32 sb = w_shared(sm);",
         "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
         *_places(s, mt, nt, kt),
-        f"const int g = z / {batches}, b = z % {batches}; (void)g; (void)b;",
+        f"const int g = {Int('z') / batches}, b = {Int('z') % batches}; (void)g; (void)b;",
         _tile_of_weights(p, s, nt * cluster_n) if packed else "",
         (
             f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
@@ -162,7 +164,9 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         f"if (warp >= {4 * s.consumers}) {{",
         *_copies(s, a, w),
         "} else {",
+        "// swap-AB: the 64 rows of wgmma are columns of the result, so that few rows of it fill an instruction",
         *epilogue.prefetch(p, args.names, s.bn),
+        PDL,
         "role.pdl_wait(); role.pdl_trigger();",
         *_beside(p, s, args.names),
         *_products(p, s, w),
@@ -193,29 +197,30 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
 
 def _places(s: SwapAbConfig, mt: int, nt: int, kt: int) -> list[str]:
     """Declares which steps of the sum of which tile a block has; tiles of the same columns are neighbours."""
+    block, tile, rank = Int("role.block_x()"), Int("tile"), Int("rank")
+    z, tn, tm = tile / (mt * nt), tile % (mt * nt) / mt, tile % mt
     if not s.multicast:
+        first, last = (x * kt / s.split for x in (rank, rank + 1))
         return [
-            f"const int rank = role.block_x() % {s.split}, tile = role.block_x() / {s.split};",
-            f"const int first = rank * {kt} / {s.split}, last = (rank + 1) * {kt} / {s.split};",
-            (
-                f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt}, n0 = tn * {s.bn},"
-                f" i0 = tile % {mt} * {s.bm};"
-            ),
+            f"const int rank = {block % s.split}, tile = {block / s.split};",
+            f"const int first = {first}, last = {last};",
+            f"const int z = {z}, tn = {tn}, n0 = tn * {s.bn}, i0 = {tm * s.bm};",
         ]
     cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
+    together = Int("together")
     return [
-        f"const int rank = 0, together = role.block_x() % {s.cluster}, tile = role.block_x() / {s.cluster};",
-        f"const int down = together / {cluster_n}, aside = together % {cluster_n}, first = 0, last = {kt};",
+        f"const int rank = 0, together = {block % s.cluster}, tile = {block / s.cluster};",
+        f"const int down = {together / cluster_n}, aside = {together % cluster_n}, first = 0, last = {kt};",
         (
-            f"const int z = tile / {mt * nt}, tn = tile % {mt * nt} / {mt} * {cluster_n} + aside, n0 = tn * {s.bn},"
-            f" i0 = (tile % {mt} * {cluster_m} + down) * {s.bm};"
+            f"const int z = {z}, tn = {tn * cluster_n + 'aside'}, n0 = tn * {s.bn},"
+            f" i0 = {(tm * cluster_m + 'down') * s.bm};"
         ),
     ]
 
 
 def _tile_of_weights(p: Product, s: SwapAbConfig, nt: int) -> str:
     kind, size = storage(p.dtype), stages_of_sum(p, STEP) * s.bn * STEP
-    return f"const {kind}* const pk_tile = (const {kind}*)pk + ((long long)g * {nt} + tn) * {size};"
+    return f"const {kind}* const pk_tile = (const {kind}*)pk + ({Int('(long long)g') * nt + 'tn'}) * {size};"
 
 
 def _walk(stages: int) -> str:
@@ -229,17 +234,21 @@ def _copies(s: SwapAbConfig, a: Operand, w: Operand) -> list[str]:
     packed = w.map is None
     cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
     one = f"if (t == {128 * s.consumers}) {{"
+    # the CTAs of a cluster take turns in loading what they share
     load_a = f"if (it % {cluster_n} == aside) {{ {a.load} }}" if cluster_n > 1 else a.load
     load_w = f"if (it % {cluster_m} == down) {{ {w.load} }}" if cluster_m > 1 else w.load
     early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)" if packed and cluster_m == 1 else "0u"
-    lines = [f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);")]
+    lines = ["// producer warp: one thread keeps the ring of stages full by TMA"]
+    lines += [f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);")]
     if packed and cluster_m == 1:
         lines += [
+            "// weights are constants: a first round of stages, before what earlier kernels wrote is waited for",
             f"for (u32 i = 0; i < {early}; ++i) {{ const int kb = first + (int)i; const u32 to = sb + i * STAGE;",
             f"const u32 bar = sb + FULL + 8 * i; w_bar_expect(bar, {s.stage_bytes}u); {w.load} }}",
         ]
     lines += [
         "}",
+        PDL,
         "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
         f"{one}\n{_walk(s.stages)}",
         "const int kb = first + (int)it; const u32 bar = sb + FULL + 8 * slot, at = sb + slot * STAGE;",
@@ -262,6 +271,7 @@ def _products(p: Product, s: SwapAbConfig, w: Operand) -> list[str]:
         of_w = f"w_operand_at({of_w} + q * 32, 16, 1024, 1)"
     of_a = f"w_operand_at(at + {s.bn * STEP * 2} + q * 32, 16, 1024, 1)"
     return [
+        PHASES,
         f"float acc[{s.bm // 2}];",
         _walk(s.stages),
         "const u32 at = sb + slot * STAGE;",
@@ -269,7 +279,7 @@ def _products(p: Product, s: SwapAbConfig, w: Operand) -> list[str]:
         "w_group_begin();\n#pragma unroll\nfor (u32 q = 0; q < 4; ++q)",
         f"w_product_{p.multiplied}_{int(w.mn_major)}0(acc, {of_w}, {of_a}, it | q);",
         "w_group_commit(); w_group_wait<1>();",
-        # the products before these are complete: their stage is free
+        "// the products before these are complete: their stage is free",
         f"if (it > 0 && {_given(s, f'slot == 0 ? {s.stages - 1} : slot - 1')}",
         "}",
         "w_group_wait<0>();",
@@ -333,8 +343,10 @@ def _end(p: Product, s: SwapAbConfig, w: Operand, names: Mapping[Source, str]) -
     parts = []
     for e in range(0, 8, width):
         body = "\n".join(epilogue.body(p, names, width, f"(v + {e})" if e else "v", given=given))
-        parts.append(f"{{ const int n = n0 + c * 8 + {e}; {inside}{{ {body} }} }}")
+        parts.append(f"{{ const int n = {Int('n0') + Int('c') * 8 + e}; {inside}{{ {body} }} }}")
     return [
+        "// the accumulators are transposed through the shared memory of the stages"
+        + ("; split-K: each CTA of the cluster sums its share, in order" if s.split > 1 else ""),
         f"role.named_barrier(0, {threads});",
         f"#pragma unroll\nfor (int h = 0; h < 2; ++h) {{ const int r = {row}; const int n = {column};",
         f"#pragma unroll\nfor (int c = 0; c < {s.bm // 8}; ++c)\n#pragma unroll\nfor (int e = 0; e < 2; ++e)",

@@ -12,6 +12,7 @@ from weft.generate.cuda.gemm.tma import store as tma_store
 from weft.generate.cuda.gemm.tma.operands import Operand, Rows
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.intrinsics.prelude import storage
+from weft.generate.expr.integer import Int
 from weft.ir.types import DType
 
 _OTHERS = 48
@@ -30,10 +31,12 @@ def _row(rows: Rows, s: TmaConfig, at: str) -> str:
         test = f"i0 + {at} < {n0}" if _clipped(rows, s) else ""
         place = f"i0 + {at}"
     else:
-        head = f"const int x0 = i0 + ({at}) % {b0}, x1 = i1 + ({at}) / {b0} % {b1}, x2 = i2 + ({at}) / {b0 * b1};"
-        tests = [f"({at}) < {b0 * b1 * b2}"] if b0 * b1 * b2 < s.bm else []
+        r = Int(at)
+        xs = (Int("i0") + r % b0, Int("i1") + r / b0 % b1, Int("i2") + r / (b0 * b1))
+        head = f"const int x0 = {xs[0]}, x1 = {xs[1]}, x2 = {xs[2]};"
+        tests = [f"{at} < {b0 * b1 * b2}"] if b0 * b1 * b2 < s.bm else []
         tests += [f"x{i} < {n}" for i, n, b in ((0, n0, b0), (1, n1, b1), (2, n2, b2)) if n % b]
-        place, test = f"(x2 * {n1} + x1) * {n0} + x0", " && ".join(tests)
+        place, test = str((Int("x2") * n1 + "x1") * n0 + "x0"), " && ".join(tests)
         return f"{head} const int m = {f'{test} ? {place} : -1' if test else place};"
     return f"const int m = {f'{test} ? {place} : -1' if test else place};"
 
@@ -72,7 +75,7 @@ def finish(
         later = "o" if p.parts is not None and s.split == 1 else ""
         acc = f"(v + {e})" if e else "v"
         body = "\n".join(epilogue.body(p, names, width, acc, given=given, later=later, sink=sink))
-        parts.append(f"{{ const int n = n8 + {_column(p, w, e)}; {inside}{{ {body} }} }}")
+        parts.append(f"{{ const int n = {Int('n8') + _column(p, w, e)}; {inside}{{ {body} }} }}")
     one, two = (narrow.carried(f"acc[i][{_chunk(s)} * 4 + 2 * h{x}]", integers=p.integers) for x in ("", " + 1"))
     take = [
         "float v[8];",
@@ -87,7 +90,7 @@ def finish(
     if s.split > 1:
         return [], _shared_sum(p, rows, s, take, row, parts, _first(p, w))
     place = [
-        f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}, n8 = {_first(p, w)};"
+        f"const int h = o % 2, i = {Int('o') / 2 % high}, j = o / {2 * high}, n8 = {_first(p, w)};"
         if to is None
         else f"{tma_store.order(s)} const int n8 = {_first(p, w)};",
         f"const int r = {row}; {_row(rows, s, 'r')}",
@@ -106,6 +109,7 @@ def finish(
     extent = f"[{len(pieces)}]" if len(pieces) > 1 else ""
     before = []
     if columns:
+        before += ["// vectors along the columns are read before the main loop"]
         before += [f"uint4 column{slot}[{wide}]{extent};" for slot in columns]
         for k, at in enumerate(pieces):
             piece = f"[{k}]" if len(pieces) > 1 else ""
@@ -118,6 +122,7 @@ def finish(
             )
     if residuals:
         before += [
+            "// residuals are asked for ahead, so that their latency hides behind the main loop",
             *(f"uint4 ahead{slot}[{ring}]{extent};" for slot in residuals),
             f"auto ask = [&](int o) {{ {' '.join(place)} {' '.join(ask)} }};",
             f"#pragma unroll\nfor (int o = 0; o < {ring}; ++o) ask(o);",
@@ -128,6 +133,7 @@ def finish(
     if to is not None:
         step = tma_store.boxed(s, f"FULL - {s.staged_bytes}", to, step)
     after = [
+        f"// epilogue: a thread has 8 {'columns' if not _apart(p, w) else 'of 32 columns'} of a row at a time",
         "float total[8];" if p.column_sums else "",
         f"#pragma unroll\nfor (int o = 0; o < {count}; ++o) {{",
         *place,
@@ -170,7 +176,7 @@ def _words(p: Product, s: TmaConfig, *, boxes: bool) -> list[str]:
         return words
     return [
         *words,
-        # each of four neighbouring lanes holds a word of every chunk; afterwards lane q holds all of chunk q
+        "// each of four neighbouring lanes has a word of every 8 columns; behind this, lane q has all of the q-th 8",
         "#pragma unroll\nfor (int bit = 1; bit <= 2; bit *= 2)",
         "#pragma unroll\nfor (int c = 0; c < 4; ++c) if (!(c & bit)) {",
         "const bool upper = lane & bit; const u32 got = w_shfl_word(upper ? x[c] : x[c + bit], bit);",
@@ -259,7 +265,7 @@ def _warps(s: TmaConfig) -> int:
 def _summed(p: Product, rows: Rows, s: TmaConfig) -> list[str]:
     """Of 32 columns of a warp's rows of a tile."""
     last, warps = 2 * (s.rows // 64) - 1, _warps(s)
-    at = f"(i0 / {s.bm} * {warps} + {'(warp & 3)' if s.pingpong else 'warp'})"
+    at = f"({Int('i0') / s.bm * warps + ('(warp & 3)' if s.pingpong else 'warp')})"
     return [
         f"if (o % {last + 1} == {last} && i0 < {rows.sizes[2]})",
         f"w_put_sums_of_columns(total, (float*)sums + (long long){at} * {p.n}, n8, {p.n}, lane);",
@@ -281,16 +287,17 @@ def _shared_sum(
     piece = f"sb + (u32)(o * {32 * threads} + t * 16)"
     eight = [f"{x}.{f}" for x in ("lo", "hi") for f in "xyzw"]
     return [
+        "// split-K: sums of the CTAs of the cluster through distributed shared memory, in order",
         f"role.named_barrier(0, {threads});",
         f"#pragma unroll\nfor (int j = 0; j < {wide}; ++j)\n#pragma unroll\nfor (int i = 0; i < {high}; ++i)",
         "#pragma unroll\nfor (int h = 0; h < 2; ++h) {",
         *take,
-        f"const int o = (j * {high} + i) * 2 + h;",
+        f"const int o = {(Int('j') * high + 'i') * 2 + 'h'};",
         f"float4* const to = (float4*)(sm + o * {32 * threads} + t * 16);",
         f"to[0] = make_float4(v[0], v[1], v[2], v[3]); to[{threads}] = make_float4(v[4], v[5], v[6], v[7]); }}",
         "w_cluster_sync();",
         f"#pragma unroll 1\nfor (int o = rank; o < {2 * high * wide}; o += {s.split}) {{",
-        f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high}; const int n8 = {first};",
+        f"const int h = o % 2, i = {Int('o') / 2 % high}, j = o / {2 * high}; const int n8 = {first};",
         "float v[8];\n#pragma unroll\nfor (int e = 0; e < 8; ++e) v[e] = 0.0f;",
         f"#pragma unroll\nfor (int y = 0; y < {s.split}; ++y) {{",
         f"const float4 lo = w_read_cluster({piece}, y), hi = w_read_cluster({piece} + {16 * threads}, y);",

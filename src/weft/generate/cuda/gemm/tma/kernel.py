@@ -36,7 +36,7 @@ from weft.generate.cuda.gemm.tma.operands import (
     stages_of_sum,
 )
 from weft.generate.cuda.gemm.tma.pack import pack_panels
-from weft.generate.cuda.gemm.tma.ring import ring
+from weft.generate.cuda.gemm.tma.ring import PHASES, ring
 from weft.generate.cuda.gemm.tma.shape import (
     MOST_SHARES,
     MOST_TWO_LEVEL,
@@ -50,10 +50,12 @@ from weft.generate.cuda.gemm.tma.shape import (
 from weft.generate.cuda.intrinsics.prelude import multicast_header, prelude, storage, tma_header
 from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.generate.cuda.role.assemble import solo
-from weft.generate.cuda.role.role import DeviceRole, Parameter, RegisterSplit, RoleSource
+from weft.generate.cuda.role.role import PDL, DeviceRole, Parameter, RegisterSplit, RoleSource
+from weft.generate.expr.integer import Int, summed
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaSource, Schedule
 
+_BLOCK, _BLOCKS = Int("role.block_x()"), Int("role.blocks_x()")
 _MODE = {64: 1, 32: 2, 16: 3}
 """Swizzle of an operand by its panel, as descriptors have it."""
 _MOVED = {2: RegisterSplit(40, 232), 3: RegisterSplit(32, 160)}
@@ -145,27 +147,33 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     own = 4 if s.pingpong else 4 * s.consumers
     readers = own * (s.cluster_m + s.cluster_n - 1)
     ring = s.stages * s.stage_bytes + s.staged_bytes
+    places = f", FIELD = {a.bytes}, THERE = TURN + 16, READ = THERE + {8 * s.halo_stages}" if s.halo_stages else ""
+    halo = (
+        f" for (int i = 0; i < {s.halo_stages}; ++i) {{ w_bar_init(sb + THERE + 8 * i, 1);"
+        f" w_bar_init(sb + READ + 8 * i, {own}); }}"
+    )
     lines = [
         (
             f"enum {{ STAGE = {s.stage_bytes}, RING = {s.halo_stages * a.bytes}, FULL = RING + {ring},"
-            f" EMPTY = FULL + {8 * s.stages}, TURN = EMPTY + {8 * s.stages}, FIELD = {a.bytes}, THERE = TURN + 16,"
-            f" READ = THERE + {8 * s.halo_stages}{fixed.place(p, s)} }};"
+            f" EMPTY = FULL + {8 * s.stages}, TURN = EMPTY + {8 * s.stages}{places}{fixed.place(p, s)} }};"
         ),
         "const u32 sb = w_shared(sm);",
         "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
+        "// full barriers count TMA's bytes, empty ones the consumer warps that have read a stage",
         (
             f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
             f" w_bar_init(sb + EMPTY + 8 * i, {readers}); }}"
-            f" for (int i = 0; i < {s.halo_stages}; ++i) {{ w_bar_init(sb + THERE + 8 * i, 1);"
-            f" w_bar_init(sb + READ + 8 * i, {own}); }}"
+            f"{halo if s.halo_stages else ''}"
             " w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }"
         ),
         "role.sync();",
         f"w_cluster_sync();\nconst u32 rank = role.block_x() % {s.multicast_ctas};" if s.multicast else "",
         _range(p, rows, s),
         f"if (warp >= {4 * s.consumers}) {{",
+        "// producer warp: one thread keeps the ring of stages full by TMA",
         *_copies(p, rows, s, a, w),
         "} else {",
+        f"// consumer warpgroup{'s' if s.consumers > 1 else ''}: wgmma from shared memory, sums in registers",
         *_products(p, rows, s, a, w, end.width, to),
         "}",
     ]
@@ -286,45 +294,42 @@ def _range(p: Product, rows: Rows, s: TmaConfig) -> str:
     kt = _k_tiles(p, s)
     if s.stream_k:
         e = stream_k_of(p, rows, s, kt)
-        unit = f"role.block_x() / {s.multicast_ctas}" if s.multicast else "role.block_x()"
+        unit = _BLOCK / s.multicast_ctas
         return f"const int unit = {unit}, lowest = {e.range_of('unit')}, highest = {e.range_of('unit + 1')};"
     if s.split == 1:
         return f"const int first = 0, last = {kt};"
     taps = _rounds(p, s)  # a field is read whole
-    times = f" * {taps}" if taps > 1 else ""
-    return (
-        f"const int rank = role.block_x() % {s.split};\n"
-        f"const int first = rank * {kt // taps} / {s.split}{times},"
-        f" last = (rank + 1) * {kt // taps} / {s.split}{times};"
-    )
+    rank = Int("rank")
+    first, last = (x * (kt // taps) / s.split * taps for x in (rank, rank + 1))
+    return f"const int rank = role.block_x() % {s.split};\nconst int first = {first}, last = {last};"
 
 
 def _tile(p: Product, rows: Rows, s: TmaConfig) -> str:
     """Declares where `tile` begins: group, batch, column, and the coordinates of its box of rows."""
     counts, _ = tiles_of(p, rows, s)
     (mt, nt), batches = clusters_of(p, rows, s), p.z // p.c.groups
-    n0 = f"(tn * {s.cluster_n} + (int){s.rank_n}) * {s.bn}" if s.cluster_n > 1 else f"tn * {s.bn}"
+    tile, r, tm, tn, z = map(Int, ("tile", "r", "tm", "tn", "z"))
+    n0 = (tn * s.cluster_n + f"(int){s.rank_n}" if s.cluster_n > 1 else tn) * s.bn
     if nt == 1 or mt == 1:
-        place = f"const int tm = r / {nt}, tn = r % {nt};"
+        place = f"const int tm = {r / nt}, tn = {r % nt};"
     else:
         n = s.raster_group
         high = str(n) if mt % n == 0 else f"({mt} - band * {n} < {n} ? {mt} % {n} : {n})"
         place = (
-            f"const int band = r / {n * nt}, in = r % {n * nt}, high = {high},"
-            f" tm = band * {n} + in % high, tn = in / high;"
+            f"\n// raster order: columns of {n} tiles, so that operands stay in the L2 cache\n"
+            f"const int band = {r / (n * nt)}, in = {r % (n * nt)}, high = {high},"
+            f" tm = {Int('band') * n} + in % high, tn = in / high;"
         )
     b2, b1, b0 = s.box
-    tm = "tm"
     if s.cluster_m > 1:
-        place += f" const int mine = tm * {s.cluster_m} + (int){s.rank_m};"
-        tm = "mine"
-    i0 = f"{tm} % {counts[2]} * {b0}" if not (s.cluster_m > 1 and rows.linear) else f"{tm} * {b0}"
-    i2 = "0" if s.cluster_m > 1 and rows.linear else f"{tm} / {counts[2] * counts[1]} * {b2}"
+        place += f" const int mine = {tm * s.cluster_m} + (int){s.rank_m};"
+        tm = Int("mine")
+    i0 = tm % counts[2] * b0 if not (s.cluster_m > 1 and rows.linear) else tm * b0
+    i2 = "0" if s.cluster_m > 1 and rows.linear else tm / (counts[2] * counts[1]) * b2
     return (
-        f"const int z = tile / {mt * nt}, r = tile % {mt * nt}; {place}"
-        f" const int g = z / {batches}, b = z % {batches}, n0 = {n0};"
-        f" const int i0 = {i0}, i1 = {tm} / {counts[2]} % {counts[1]} * {b1},"
-        f" i2 = {i2};"
+        f"const int z = {tile / (mt * nt)}, r = {tile % (mt * nt)}; {place}"
+        f" const int g = {z / batches}, b = {z % batches}, n0 = {n0};"
+        f" const int i0 = {i0}, i1 = {tm / counts[2] % counts[1] * b1}, i2 = {i2};"
         " (void)g; (void)b; (void)n0; (void)i0; (void)i1; (void)i2;"
     )
 
@@ -343,7 +348,7 @@ def _loop(p: Product, rows: Rows, s: TmaConfig, begin: str, step: str) -> str:
             f" {_tile(p, rows, s)}"
         )
     if s.split > 1:
-        return f"{{ const int tile = role.block_x() / {s.split}; {_tile(p, rows, s)}"
+        return f"{{ const int tile = {_BLOCK / s.split}; {_tile(p, rows, s)}"
     return f"#pragma unroll 1\nfor (int tile = {begin}; tile < {tiles}; tile += {step}) {{ {_tile(p, rows, s)}"
 
 
@@ -354,52 +359,57 @@ def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> lis
     kind = storage(p.dtype)
     box = math.prod(s.box) if not a.mn_major else s.bm
     bytes_ = ((0 if s.halo_stages else box) + s.bn + s.overfetch) * s.step * 2
-    tn = f"tn * {s.cluster_n} + {s.rank_n}" if s.cluster_n > 1 else "tn"
+    tn = Int("tn") * s.cluster_n + s.rank_n if s.cluster_n > 1 else Int("tn")
     tile_at = (
         f"const {kind}* const pk_tile = (const {kind}*)pk"
-        f" + ((long long)g * {nt} + {tn}) * {kt * s.bn * p.in_elements(STEP)};"
+        f" + ({Int('(long long)g') * nt + tn}) * {kt * s.bn * p.in_elements(STEP)};"
         if packed
         else ""
     )
     a_bytes = 0 if s.halo_stages else s.bm * STEP * 2
     walk = ring(s)
     one = f"if (t == {128 * s.consumers}) {{"
-    lines = ["role.dealloc_registers();"] if s.moves_registers else []
+    lines = ["// register split: what the producer gives back, consumers take"] if s.moves_registers else []
+    lines += ["role.dealloc_registers();"] if s.moves_registers else []
     stored = " w_map_prefetch(&my);" if s.store else ""
     lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);") + stored)
     early = "0u"
     if packed and not s.stream_k:
         early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)"
-        start = f"role.block_x() / {s.cluster}" if s.cluster > 1 else "role.block_x()"
         lines += [
-            f"const int tile = {start}; {_tile(p, rows, s)} {tile_at}",
+            "// weights are constants: a first round of stages, before what earlier kernels wrote is waited for",
+            f"const int tile = {_BLOCK / s.cluster}; {_tile(p, rows, s)} {tile_at}",
             (
                 f"for (u32 i = 0; i < {early}; ++i) {{ const u32 bar = sb + FULL + 8 * i;"
-                f" const u32 to = sb + RING + i * STAGE + {a_bytes};"
+                f" const u32 to = {summed('sb', 'RING', Int('i') * 'STAGE', a_bytes)};"
                 f" const int kb = first + (int)i;"
                 f" w_bar_expect(bar, {bytes_}u); {w.load} }}"
             ),
         ]
     lines += [
         "}",
+        PDL,
         "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
         f"{one} u32 it = 0{', cell = 0' if s.halo_stages else ''};",
         _loop(
             p,
             rows,
             s,
-            *((x + f" / {s.multicast_ctas}" * bool(s.multicast)) for x in ("role.block_x()", "role.blocks_x()")),
+            *(str(x / s.multicast_ctas) for x in (_BLOCK, _BLOCKS)),
         ),
         tile_at,
+        PHASES,
         f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{ const int kb = st; (void)kb;",
         _load_halo(p, s, a) if s.halo_stages else "",
         f"const u32 {walk.slot}bar = sb + FULL + 8 * slot;",
         f"if (it >= {early}) {{" if packed and not s.stream_k else "{",
         f"w_bar_wait(sb + EMPTY + 8 * slot, {walk.parity} ^ 1); w_bar_expect(bar, {bytes_}u);",
-        f"const u32 to = sb + RING + slot * STAGE + {a_bytes}; {w.load} }}",
+        f"const u32 to = {summed('sb', 'RING', Int('slot') * 'STAGE', a_bytes)}; {w.load} }}",
         "}" if s.halo_stages else f"const u32 to = sb + slot * STAGE; {a.load} }}",
         "} }",
+        "// as often as consumers: see the sums of split-K" if s.split > 1 else "",
         "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
+        "// no CTA leaves while another one may still write into its shared memory" if s.multicast else "",
         "__syncwarp(); w_cluster_sync();" if s.multicast else "",
     ]
     return lines
@@ -410,7 +420,7 @@ def _load_halo(p: Product, s: TmaConfig, a: Operand) -> str:
     taps = _rounds(p, s)
     return (
         f"if (st % {taps} == 0) {{ const u32 slot = cell % {s.halo_stages}, bar = sb + THERE + 8 * slot;"
-        f" const u32 to = sb + slot * FIELD; const int cb = st / {taps};"
+        f" const u32 to = sb + slot * FIELD; const int cb = {Int('st') / taps};"
         f" w_bar_wait(sb + READ + 8 * slot, cell / {s.halo_stages} & 1 ^ 1); w_bar_expect(bar, {a.copied}u);"
         f" {a.load} ++cell; }}"
     )
@@ -420,8 +430,8 @@ def _descriptor(at: str, step: str, o: Operand, rows: int, panel: int) -> str:
     """An operand's 32 bytes of the sum number `step` (0 to 3) of a stage."""
     if o.mn_major:
         return f"w_operand_at({at} + {step} * 2048, {2 * STEP * STEP}, 1024, 1)"
-    per = panel // 16
-    offset = f"{step} * 32" if per == 4 else f"{step} / {per} * {rows * panel * 2} + {step} % {per} * 32"
+    per, q = panel // 16, Int(step)
+    offset = q * 32 if per == 4 else q / per * (rows * panel * 2) + q % per * 32
     return f"w_operand_at({at} + (u32)({offset}), 16, {16 * panel}, {_MODE[panel]})"
 
 
@@ -430,12 +440,12 @@ def _in_halo(p: Product, s: TmaConfig) -> str:
     c, (_, tall, _) = p.c, s.box
     high, wide = halo_size(p, s.box)
     dy, dx = c.dilations
-    line = "(row0 + i * 64) / 8"
-    start = f"({line}) * {wide}" if s.box[0] == 1 else f"(({line}) / {tall} * {high} + ({line}) % {tall}) * {wide}"
+    line, tap = Int("((row0 + i * 64) / 8)"), Int("tap")
+    start = line * wide if s.box[0] == 1 else (line / tall * high + line % tall) * wide
     if s.taps_per_stage == 1:
-        place = f"{start} + tap / {c.kernel[1]} * {dy * wide} + tap % {c.kernel[1]} * {dx}"
+        place = start + tap / c.kernel[1] * (dy * wide) + tap % c.kernel[1] * dx
     else:
-        place = f"{start} + tap * {dy * wide} + u * {dx}"
+        place = start + tap * (dy * wide) + Int("u") * dx
     row = 2 * s.panel
     return f"w_operand_at(there + (u32)(({place}) * {row} + q * 32), 16, {row * wide}, {_MODE[s.panel]})"
 
@@ -452,10 +462,10 @@ def _fix_up(p: Product, rows: Rows, s: TmaConfig, end: list[str]) -> list[str]:
     flags = warps * (e.sharers if s.coop_fixup else 1)
 
     def mine(unit: str) -> str:
-        block = f"({unit} * {s.multicast_ctas} + (int)rank)" if s.multicast else unit
+        block = f"({Int(unit) * s.multicast_ctas} + (int)rank)" if s.multicast else unit
         return (
             f"float4* const sums = (float4*)work + {block} * {s.bm * s.bn // 4} + t;"
-            f" unsigned* const flag = (unsigned*)state + {block} * {flags} + warp;"
+            f" unsigned* const flag = (unsigned*)state + {Int(block) * flags} + warp;"
         )
 
     if s.coop_fixup:
@@ -463,6 +473,7 @@ def _fix_up(p: Product, rows: Rows, s: TmaConfig, end: list[str]) -> list[str]:
         add = f"{{ {read} {kind}* const d = acc[i] + 4 * c; {adds} }}"
         return [*_cooperative_fix_up(s, e, mine, f"sums{place} = make_float4({left});", add), *end]
     return [
+        "// stream-K fix-up: the CTA that ends a tile adds what those before it have left of it, the nearest first",
         f"if (last < {e.k_tiles}) {{ {mine('unit')}\n{each}",
         f"sums{place} = make_float4({left});",
         "__syncwarp(); if (lane == 0) w_raise(flag);",
@@ -491,15 +502,18 @@ def _cooperative_fix_up(s: TmaConfig, e: StreamK, mine: Callable[[str], str], pu
     def pieces(of: int) -> str:
         unroll = "#pragma unroll\nfor (int"
         loops = f"{unroll} v = {of}; v < {count}; v += {e.sharers})\n{unroll} q = 0; q < 4; ++q)"
-        return f"{loops} {{ const int i = v % {high}, c = v / {high} * 4 + q;"
+        return f"{loops} {{ const int i = {Int('v') % high}, c = {Int('v') / high} * 4 + q;"
 
-    lines = [f"const int share = unit % {e.sharers};", f"{{ {mine('unit')}"]
+    lines = [
+        "// cooperative fix-up: each CTA of a tile finishes a share of its fragments, and leaves its sums of the others"
+    ]
+    lines += [f"const int share = unit % {e.sharers};", f"{{ {mine('unit')}"]
     lines += [f"if (share != {of}) {{\n{pieces(of)} {put} }} }}" for of in range(e.sharers)]
     lines += [
-        f"__syncwarp(); if (lane < {e.sharers} && lane != share) w_raise(flag + lane * {warps}); }}",
+        f"__syncwarp(); if (lane < {e.sharers} && lane != share) w_raise(flag + {Int('lane') * warps}); }}",
         (
             f"if (lane < {e.sharers} && lane != share) {{ {mine('(unit - share + lane)')} (void)sums;"
-            f" w_await(flag + share * {warps}); }}\n__syncwarp();"
+            f" w_await(flag + {Int('share') * warps}); }}\n__syncwarp();"
         ),
     ]
     for of in range(e.sharers):
@@ -513,8 +527,13 @@ def _cooperative_fix_up(s: TmaConfig, e: StreamK, mine: Callable[[str], str], pu
 def _two_level_stages(s: TmaConfig, product: str, free: str) -> list[str]:
     """The main loop of a tile with two-level accumulation."""
     if s.two_level == 2:
-        return [two_level.clear(s), *two_level.promoted_overlapped(s, product, free)]
+        return [
+            "// two-level accumulation: one k-tile is added in f32 while tensor cores sum the next one",
+            two_level.clear(s),
+            *two_level.promoted_overlapped(s, product, free),
+        ]
     return [
+        "// two-level accumulation: tensor cores sum one k-tile of 8-bit floats, f32 additions the k-tiles",
         two_level.clear(s),
         "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {",
         f"const u32 slot = it % {s.stages}, at = sb + RING + slot * STAGE;",
@@ -534,16 +553,15 @@ def _products(
     taps, f = _rounds(p, s), s.halo_stages
     before = 2 if taps == 1 else 1  # with one stage for a field, the counter is beyond it already
     w_at = f"at + (u32)(u * {s.bn * s.panel * 2})" if f else f"at + {s.bm * STEP * 2}"
-    per_tile = f"(u32)(last - first) / {taps}"
+    per_tile = Int("(u32)(last - first)") / taps
     kind = f"{p.multiplied}_{int(a.mn_major)}{int(w.mn_major)}"
-    half = f" / {s.multicast_ctas}" if s.multicast else ""
-    begin, step, skip, mine, other = f"role.block_x(){half}", f"role.blocks_x(){half}", "", "", ""
+    begin, step, skip, mine, other = _BLOCK / s.multicast_ctas, _BLOCKS / s.multicast_ctas, "", "", ""
     if s.pingpong:
-        begin, step = f"{begin} + (warp >> 2) * ({step})" if half else f"{begin} + (warp >> 2) * {step}", f"2 * {step}"
-        step = f"role.blocks_x() / {s.multicast_ctas} * 2" if half else step
+        begin, step = begin + Int("(warp >> 2)") * step, step * 2 if s.multicast else 2 * step
         skip = "it += last - first;" + (f" cell += {per_tile};" if f else "")
         # nobody waits for a stage before all that were filled earlier have been seen: a parity tells two phases apart
         mine = (
+            "// ping-pong: the warpgroups' main loops take turns, the epilogue of one overlaps that of the other\n"
             "{ const u32 before = warp < 4 ? turn : turn + 1; ++turn;"
             " if (before) w_bar_wait(sb + TURN + 8 * (warp >> 2), (before - 1) & 1); }"
         )
@@ -559,7 +577,7 @@ def _products(
         f"w_product_{kind}(acc[i], {of_a},",
         f"  {of_w}, (st - first) | u | q);",
         "w_group_commit();",
-        # the product before this one is complete: its stage is free
+        "// the product before this one is complete: its stage is free",
         "w_group_wait<1>();",
         walk.release(walk.last, unless_first=True),
         f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - {before}) % {f}));"
@@ -567,10 +585,12 @@ def _products(
         else "",
     ]
     stages = [
+        PHASES,
         f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{",
         f"const u32 {walk.slot}at = sb + RING + slot * STAGE;",
         (
-            f"const int tap = st % {taps}; if (tap == 0) w_bar_wait(sb + THERE + 8 * (cell % {f}), cell / {f} & 1);"
+            f"const int tap = {Int('st') % taps};"
+            f" if (tap == 0) w_bar_wait(sb + THERE + 8 * (cell % {f}), cell / {f} & 1);"
             f" const u32 there = sb + cell % {f} * FIELD; if (tap == {taps - 1}) ++cell;"
             if f
             else ""
@@ -589,13 +609,14 @@ def _products(
     return [
         "role.alloc_registers();" if s.moves_registers else "",
         *fixed.vectors(p, s),
+        PDL,
         "role.pdl_wait(); role.pdl_trigger();",
         f"const int row0 = {row0}; (void)row0;",
         f"{'int' if p.integers else 'float'} acc[{high}][{s.bn // 2}];",
         f"u32 it = {'(warp >> 2) * (u32)(last - first), turn = 0' if skip else '0'};",
         f"u32 cell = {f'(warp >> 2) * ({per_tile})' if skip else '0'};" if f else "",
         "u32 put = 0;" if to is not None else "",
-        _loop(p, rows, s, begin, step),
+        _loop(p, rows, s, str(begin), str(step)),
         *first,
         *fixed.values(p, rows, s),
         mine,

@@ -22,6 +22,7 @@ from weft.generate.cuda.gemm.tma.operands import STEP, Rows
 from weft.generate.cuda.gemm.tma.ring import Ring
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.intrinsics.wgmma import wgmma
+from weft.generate.expr.integer import summed
 from weft.ir.declined import Declined
 
 BARRIER, FIRST = 2, 3
@@ -66,7 +67,8 @@ def place(p: Product, s: TmaConfig) -> str:
     """A further constant: where the vectors lie."""
     if p.norm is None:
         return ""
-    return f", COLUMNS = (READ + {8 * s.halo_stages} + 15) / 16 * 16"
+    end = f"READ + {8 * s.halo_stages}" if s.halo_stages else "TURN + 16"
+    return f", COLUMNS = ({end} + 15) / 16 * 16"
 
 
 def instruction(kind: str, columns: int, *, mn_major_b: bool) -> str:
@@ -136,7 +138,10 @@ def _fragments(p: Product, s: TmaConfig, to: str) -> list[str]:
         *(_of_rows(p, s, "0", f"{to}[o / 2][q][2 * u + o % 2]") if norm.own else []),
         "#pragma unroll\nfor (int q = 0; q < 4; ++q)\n#pragma unroll\nfor (int u = 0; u < 2; ++u) {",
         f"const int k = st * {STEP} + q * 16 + u * 8 + (lane & 3) * 2;",
-        *(f"const float2 c{j}_ = *(const float2*)((const float*)(sm + COLUMNS) + {j * padded} + k);" for j in range(n)),
+        *(
+            f"const float2 c{j}_ = *(const float2*)({summed('(const float*)(sm + COLUMNS)', j * padded, 'k')});"
+            for j in range(n)
+        ),
         f"#pragma unroll\nfor (int i = 0; i < {_high(s)}; ++i)\n#pragma unroll\nfor (int h = 0; h < 2; ++h) {{",
         f"u32& word = {to}[i][q][2 * u + h]; const float2 x_ = w_unpack_{kind}(word);",
     ]

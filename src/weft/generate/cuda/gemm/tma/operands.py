@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from weft.generate.contraction.match import Walk
 from weft.generate.cuda.gemm.common.product import Product
+from weft.generate.expr.integer import Int
 from weft.ir.declined import Declined
 from weft.kernels.source import Pointer, TensorMap
 
@@ -150,7 +151,7 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Shar
     c = p.c
     if p.a_load == "columns":
         dims = [
-            Dim(p.m + c.a_walk.offset, 1, STEP, f"i0 + {c.a_walk.offset}"),
+            Dim(p.m + c.a_walk.offset, 1, STEP, str(Int("i0") + c.a_walk.offset)),
             Dim(c.ic, c.a_walk.channel, STEP, f"kb * {STEP}"),
             *outer(p, c.a_walk, c.a_walk.group),
         ]
@@ -184,15 +185,16 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Shar
     per = STEP // panel
     lines = []
     for i in range(per):
-        q = f"kb * {per} + {i}" if per > 1 else "kb"
-        channel = f"q % {blocks} * {wide} + {c.a_walk.offset}" if blocks > 1 else str(c.a_walk.offset)
+        at = Int("q")
+        channel = str(at % blocks * wide + c.a_walk.offset)
         if used % per:
             channel = f"q < {used} ? {channel} : {first.size}"
-        tap = f"q / {blocks}" if blocks > 1 else "q"
-        taps = f"const int tap = {tap}, kh = tap / {c.kernel[1]}, kw = tap % {c.kernel[1]}; (void)kh; (void)kw;"
+        kh, kw = Int("tap") / c.kernel[1], Int("tap") % c.kernel[1]
+        taps = f"const int tap = {at / blocks}, kh = {kh}, kw = {kw}; (void)kh; (void)kw;"
         lines.append(
-            f"{{ const int q = {q}; (void)q; {taps if c.kernel != (1, 1) else ''} const int c = {channel};"
-            f" {_copy('ma', f'to + {i * bm * panel * 2}', dims, share, part * panel * 2)} }}"
+            f"{{ const int q = {Int('kb') * per + i}; (void)q; {taps if c.kernel != (1, 1) else ''}"
+            f" const int c = {channel};"
+            f" {_copy('ma', i * bm * panel * 2, dims, share, part * panel * 2)} }}"
         )
     return Operand(map_, " ".join(lines))
 
@@ -212,16 +214,16 @@ def halo_tile(p: Product, rows: Rows, box: Three, panel: int) -> Operand | Decli
         return Declined("halo tiles are for convolutions of stride 1, in tiles of 8 columns")
     high, wide = halo_size(p, box)
     channels = p.in_elements(panel)
-    first = Dim(p.c.ic + p.c.a_walk.offset, 1, channels, f"cb * {channels} + {p.c.a_walk.offset}")
+    first = Dim(p.c.ic + p.c.a_walk.offset, 1, channels, str(Int("cb") * channels + p.c.a_walk.offset))
     image = _image(p, box)
-    ats = [f"i0 - {_lows(p)[1]}", f"i1 - {_lows(p)[0]}"]
+    ats = [str(Int("i0") - _lows(p)[1]), str(Int("i1") - _lows(p)[0])]
     sized = [replace(d, box=n, at=at) for d, n, at in zip(image, (wide, high), ats, strict=False)]
     dims = [first, *sized, *image[2:]]
     map_ = box_map(p, Pointer("in", p.c.a.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
     copied = box[0] * high * wide * 2 * panel
-    return Operand(map_, _copy("ma", "to", dims), bytes=-(-copied // 1024) * 1024, copied=copied)
+    return Operand(map_, _copy("ma", 0, dims), bytes=-(-copied // 1024) * 1024, copied=copied)
 
 
 def i_name(position: int) -> int:
@@ -244,11 +246,11 @@ def _image(p: Product, box: Three) -> list[Dim]:
     else:
         sizes = ((high - 1) * sh + (kh - 1) * dh + 1, (wide - 1) * sw + (kw - 1) * dw + 1)
         steps = (c.a_kernel[0] // dh, c.a_kernel[1] // dw)
-    lows = _lows(p)
+    lows, (i0, i1, ky, kx) = _lows(p), map(Int, ("i0", "i1", "kh", "kw"))
     row = steps[0] if steps[0] > 0 else sizes[1] * steps[1]
     dims = [
-        Dim(sizes[1], steps[1], box[2] * sw, f"i0 * {sw} + kw * {dw} - {lows[1]}", sw),
-        Dim(sizes[0], row, box[1] * sh, f"i1 * {sh} + kh * {dh} - {lows[0]}", sh),
+        Dim(sizes[1], steps[1], box[2] * sw, str(i0 * sw + kx * dw - lows[1]), sw),
+        Dim(sizes[0], row, box[1] * sh, str(i1 * sh + ky * dh - lows[0]), sh),
     ]
     if images > 1 or box[0] > 1:
         dims.append(Dim(images, c.a_walk.dims[0] or sizes[0] * row, box[0], "i2"))
@@ -280,7 +282,7 @@ def right(
         if bn % STEP or panel != STEP:
             return Declined("an MN-major operand in tiles that are no multiple of 64 columns")
         dims = [
-            Dim(p.n + walk.offset, 1, STEP, f"n0 + {walk.offset}"),
+            Dim(p.n + walk.offset, 1, STEP, str(Int("n0") + walk.offset)),
             Dim(c.ic, c.w_k, STEP, f"kb * {STEP}"),
             *outer(p, walk, walk.group),
         ]
@@ -294,8 +296,8 @@ def right(
     if isinstance(map_, Declined):
         return map_
     lines = [
-        f"{{ const int c = kb * {p.in_elements(STEP)} + {i * wide + walk.offset};"
-        f" {_copy('mw', f'to + {i * bn * panel * 2}', dims, share, part * panel * 2)} }}"
+        f"{{ const int c = {Int('kb') * p.in_elements(STEP) + (i * wide + walk.offset)};"
+        f" {_copy('mw', i * bn * panel * 2, dims, share, part * panel * 2)} }}"
         for i in range(per)
     ]
     return Operand(map_, " ".join(lines))
@@ -309,24 +311,29 @@ def _interleaved(p: Product, bn: int, panel: int, share: Share | None) -> Operan
     c, walk = p.c, p.c.w_walk
     count = share.parts if share else 1
     whole = INTERLEAVED * count
-    own = f" + {share.rank} * {bn // whole}" if share else ""
+    rank = Int(share.rank) if share else Int("0")
     if p.w_load != "nk" or panel != STEP or p.n % INTERLEAVED or bn % whole or outer(p, walk, walk.group):
         return Declined("columns that cannot be interleaved: a K-major operand, one matrix of a multiple of 32 columns")
     step = walk.channel
     first = [Dim(c.ic + walk.offset, 1, p.in_elements(panel), "c"), Dim(2, step, 2, "0")]
     if not p.by_fours:
         first += [Dim(4, 8 * step, 4, "0"), Dim(4, 2 * step, 4, "0")]
-        dims = [*first, Dim(p.n // INTERLEAVED, INTERLEAVED * step, bn // whole, f"n0 / {INTERLEAVED}" + own)]
+        dims = [
+            *first,
+            Dim(
+                p.n // INTERLEAVED, INTERLEAVED * step, bn // whole, str(Int("n0") / INTERLEAVED + rank * (bn // whole))
+            ),
+        ]
     else:
         first += [Dim(4, 4 * step, 4, "0"), Dim(2, 2 * step, 2, "0")]
         half = INTERLEAVED // 2
-        own = f" + {share.rank} * {bn // count // half}" if share else ""
-        dims = [*first, Dim(p.n // half, half * step, bn // count // half, f"n0 / {half}" + own)]
+        at = str(Int("n0") / half + rank * (bn // count // half))
+        dims = [*first, Dim(p.n // half, half * step, bn // count // half, at)]
     map_ = box_map(p, Pointer("in", c.w.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
-    copy = _copy("mw", "to", dims, share, bn // count * panel * 2)
-    load = f"{{ const int c = kb * {p.in_elements(STEP)} + {walk.offset}; {copy} }}"
+    copy = _copy("mw", 0, dims, share, bn // count * panel * 2)
+    load = f"{{ const int c = {Int('kb') * p.in_elements(STEP) + walk.offset}; {copy} }}"
     return Operand(map_, load, interleaved=True)
 
 
@@ -342,9 +349,9 @@ def _mn_major(
     if isinstance(map_, Declined):
         return map_
     panel = 2 * STEP * STEP
-    first = dims[0].at
+    first = Int(dims[0].at)
     lines = [
-        _copy(name, f"to + {i * panel}", [Dim(0, 0, 0, f"{first} + {i * STEP}"), *dims[1:]], share, part * STEP * 2)
+        _copy(name, i * panel, [Dim(0, 0, 0, str(first + i * STEP)), *dims[1:]], share, part * STEP * 2)
         for i in range(rows // STEP)
     ]
     return Operand(map_, " ".join(lines), mn_major=True)
@@ -356,8 +363,7 @@ def outer(p: Product, walk: Walk, group: int) -> list[Dim]:
     found = [Dim(c.groups, group, 1, "g")] if c.groups > 1 and group else []
     for n, step, faster in reversed(joined(walk, c.dims, p.batch)):
         if step:
-            at = "b" if faster == 1 else f"b / {faster}"
-            found.append(Dim(n, step, 1, f"{at} % {n}"))
+            found.append(Dim(n, step, 1, str(Int("b") / faster % n)))
     return found
 
 
@@ -385,9 +391,9 @@ def box_map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorM
     )
 
 
-def _copy(name: str, to: str, dims: Sequence[Dim], share: Share | None = None, part: int = 0) -> str:
-    """`part`: bytes of the slice of a multicast."""
-    at = ", ".join(d.at for d in dims)
+def _copy(name: str, offset: int, dims: Sequence[Dim], share: Share | None = None, part: int = 0) -> str:
+    """Statement: a box to `offset` bytes behind `to`. `part`: bytes of the slice of a multicast."""
+    at, to = ", ".join(d.at for d in dims), Int("to") + offset
     if share is None:
         return f"w_tma(&{name}, {to}, bar, {at});"
-    return f"w_tma_shared(&{name}, {to} + {share.rank} * {part}, bar, {share.mask}, {at});"
+    return f"w_tma_shared(&{name}, {to + Int(share.rank) * part}, bar, {share.mask}, {at});"

@@ -7,6 +7,7 @@ from weft.generate.cuda.gemm.common.pack import Packing, packing, swizzle
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma.operands import STEP, blocks_of_channels, stages_of_sum
 from weft.generate.cuda.intrinsics.prelude import storage
+from weft.generate.expr.integer import Int, integer, summed
 
 
 def packed_columns(p: Product, bn: int) -> int:
@@ -29,7 +30,10 @@ def pack_panels(p: Product, bn: int, panel: int, *, halo: bool = False) -> Packi
     total = c.groups * tiles * bn * stages * p.in_elements(STEP)
     taps = c.kernel[0] * c.kernel[1]
     w = c.w_walk
-    block, tap = (f"q / {taps}", f"q % {taps}") if halo else (f"q % {blocks}", f"q / {blocks}")
+    i, q, tile, tap = Int("i"), Int("q"), Int("tile"), Int("tap")
+    block, tap_of = (q / taps, q % taps) if halo else (q % blocks, q / blocks)
+    at: list[Int | int] = [w.offset, Int("g") * w.group, Int("n") * w.channel]
+    at += [tap / c.kernel[1] * c.w_kernel[0], tap % c.kernel[1] * c.w_kernel[1], Int("c") * c.w_k]
     wide = "row % 8 / 2 * 8 + row / 8 % 4 * 2"
     column = wide if not p.by_fours else "row / 16 % 2 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2"
     real = f"q < {taps * blocks}"
@@ -37,15 +41,15 @@ def pack_panels(p: Product, bn: int, panel: int, *, halo: bool = False) -> Packi
     def body(weight: str) -> str:
         return f"""  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= {total}u) return;
-  const int e = i % {p.chunk}, place = i / {p.chunk} % {chunks}, row = i / {row} % {bn};
-  const int q = i / {row * bn} % {stages * per}, tile = i / {row * bn * stages * per};
-  const int nt = tile % {tiles}, g = tile / {tiles};
-  const int c = {block} * {row} + {swizzle("row", "place", chunks)} * {p.chunk} + e, tap = {tap};
+  // rows are columns of the weights: permuted so that a thread's fragments are neighbours, swizzled as TMA would
+  const int e = i % {p.chunk}, place = {i / p.chunk % chunks}, row = {i / row % bn};
+  const int q = {i / (row * bn) % (stages * per)}, tile = {i / (row * bn * stages * per)};
+  const int nt = {tile % tiles}, g = {tile / tiles};
+  const int c = {block * row + integer(swizzle("row", "place", chunks)) * p.chunk + "e"}, tap = {tap_of};
   const int n = nt * {bn} + row / 32 * 32 + {column} + row % 2;
   {kind} v = 0;
   if ({real} && c < {c.ic} && n < {p.n})
-    v = ((const {kind}*){weight})[{w.offset} + g * {w.group} + n * {w.channel} + tap / {c.kernel[1]} * {c.w_kernel[0]}
-                                  + tap % {c.kernel[1]} * {c.w_kernel[1]} + c * {c.w_k}];
+    v = ((const {kind}*){weight})[{summed(*at)}];
   (({kind}*)pk)[i] = {tf32.rounded("v", tf32=p.tf32)};"""
 
     return packing(p, total, body)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
 
+PHASES = "// the parity of a slot's phase flips whenever the ring comes round"
+"""Comment of the text where a loop over stages begins."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ring:

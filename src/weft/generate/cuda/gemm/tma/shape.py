@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma.operands import STEP, Rows, Share, Three
+from weft.generate.expr.integer import Int
 from weft.generate.parameters import Parameters
 from weft.kernels.source import Schedule
 
@@ -225,7 +226,7 @@ class StreamK:
 
     def range_of(self, unit: str) -> str:
         """C text: the first shared k-tile of a unit, counted over all tiles."""
-        return f"({unit}) * {self.shared * self.k_tiles} / {self.units}"
+        return str(Int(unit) * (self.shared * self.k_tiles) / self.units)
 
 
 def stream_k_of(p: Product, rows: Rows, s: TmaConfig, k_tiles: int) -> StreamK:

@@ -18,6 +18,7 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.common.sink import ToShared
 from weft.generate.cuda.gemm.tma.operands import Dim, Rows, box_map, joined, outer, rows_of
 from weft.generate.cuda.gemm.tma.shape import STORED_ROWS, TmaConfig
+from weft.generate.expr.integer import Int
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import Pointer, TensorMap
@@ -91,10 +92,10 @@ def offered(p: Product, ranked: Sequence[tuple[float, TmaConfig]], facts: GpuFac
 
 def order(s: TmaConfig) -> str:
     """Declares half, rows and columns of step `o` of the end of a tile, box by box."""
-    per, high = s.store // 32, s.rows // 64
+    per, high, o = s.store // 32, s.rows // 64, Int("o")
     if per == 1:
-        return f"const int h = o % 2, i = o / 2 % {high}, j = o / {2 * high};"
-    return f"const int h = o % 2, i = o / {2 * per} % {high}, j = o / {2 * per * high} * {per} + o / 2 % {per};"
+        return f"const int h = o % 2, i = {o / 2 % high}, j = {o / (2 * high)};"
+    return f"const int h = o % 2, i = {o / (2 * per) % high}, j = {o / (2 * per * high) * per + o / 2 % per};"
 
 
 def into_box(s: TmaConfig) -> ToShared:
@@ -119,13 +120,14 @@ def boxed(s: TmaConfig, ring: str, to: Stored, step: list[str]) -> list[str]:
     size = STORED_ROWS * s.store * 2
     return [
         f"const u32 staged = {ring} + (warp * 2 + put % 2) * {size};",
+        "// through shared memory, swizzled; a warp fills one box while TMA stores the other",
         f"if (o % {per} == 0) {{ if (lane == 0) w_stores_read<1>(); __syncwarp(); }}",
         *step,
         # all lanes' stores are there before TMA reads
         f"if (o % {per} == {per - 1}) {{ w_async_fence(); __syncwarp(); ++put;",
         (
             f"if (lane == 0) {{ const u32 box = sb + staged;"
-            f" const int row = i0 + row0 + i * 64 + (warp & 3) * {STORED_ROWS}, column = n0 + j / {s.store // 32} *"
-            f" {s.store}; {to.send} w_stores_commit(); }} }}"
+            f" const int row = i0 + row0 + i * 64 + (warp & 3) * {STORED_ROWS},"
+            f" column = n0 + {Int('j') / (s.store // 32) * s.store}; {to.send} w_stores_commit(); }} }}"
         ),
     ]
