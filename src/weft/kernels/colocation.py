@@ -13,6 +13,7 @@ from typing import Literal
 
 from weft.ir.declined import Declined
 from weft.kernels.source import CudaArgument
+from weft.sm_budget import NAMES, SmBudget
 
 Place = Literal["extra", "idle"]
 """Where BE threads come from: `extra` warps behind LC's, or the `idle` warps of LC's producer warpgroup."""
@@ -23,28 +24,13 @@ _MOST_BLOCKS = 1 << 31
 """Blocks are counted modulo 2^32, and compared by the sign of their difference."""
 
 
-@dataclass(frozen=True, slots=True)
-class SmBudget:
-    """What kernels may take of one multiprocessor, all their resident CTAs together."""
-
-    registers: int
-    """32-bit registers."""
-    shared_bytes: int
-    """Shared memory, what the system takes of each CTA included."""
-    threads: int
-    ctas: int
-
-    def __post_init__(self) -> None:
-        if min(self.registers, self.shared_bytes, self.threads, self.ctas) < 0:
-            raise ValueError(f"a budget of less than nothing: {self}")
-
-    def without(self, other: SmBudget) -> SmBudget | Declined:
-        """What is left beside `other`, or which resource is short."""
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in self.__slots__}
-        short = [f"{wanted} {name} of {there}" for name, (there, wanted) in pairs.items() if wanted > there]
-        if short:
-            return Declined("over the budget of a multiprocessor: " + ", ".join(short))
-        return SmBudget(**{name: there - wanted for name, (there, wanted) in pairs.items()})
+def left_beside(there: SmBudget, other: SmBudget) -> SmBudget | Declined:
+    """What is left of a budget beside another, all numbers given; or which resource is short."""
+    pairs = {field: (getattr(there, field), getattr(other, field)) for field in NAMES.values()}
+    short = [f"{wanted} {field} of {has}" for field, (has, wanted) in pairs.items() if wanted > has]
+    if short:
+        return Declined("over the budget of a multiprocessor: " + ", ".join(short))
+    return SmBudget(**{field: has - wanted for field, (has, wanted) in pairs.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ COMPILER = Nvrtc("13.0 (test)", (80, 90), json)
 def test_shipped_records(name: str) -> None:
     facts = profile(name)
     assert name.upper() in facts.name and GpuFacts.from_json(facts.to_json()) == facts
-    chosen = {"tf32", "fast_f8"}  # by the caller
+    chosen = {"tf32", "fast_f8", "sm_budget", "whole_sm"}  # by the caller
     assert set(profile_sources(name)) == {f.name for f in fields(facts)} - chosen
     assert all(profile_sources(name).values()) and facts.provenance == ()
     for dtype, rate in facts.achieved_flops:

@@ -20,6 +20,12 @@ from dataclasses import dataclass
 _HEADER = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _CODE = ".text."
+_SHARED = ".nv.shared."
+_RESERVED = ".nv.shared.reserved."
+_SYSTEM_BYTES = 1024
+"""Since compute capability 9.0 a CTA's section of shared memory has what the system takes of it in front; the
+assembler's report leaves that out, and so do we."""
+_REGISTER_COUNT = 0x2F
 _NOBITS = 8
 _RELOCATIONS = {9: struct.Struct("<QQ"), 4: struct.Struct("<QQq")}
 """By a section's type: offset, symbol and kind, and for the second the addend."""
@@ -52,6 +58,36 @@ class _Section:
     size: int
     alignment: int
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a launch of an entry takes."""
+
+    registers: int
+    """Of a thread, as the launch is given them."""
+    shared_bytes: int
+    """Static shared memory of a CTA."""
+
+
+def usage(cubin: bytes) -> dict[str, Usage]:
+    """What each entry takes, by its name: as the assembler reports it and the driver states it of the loaded function.
+
+    Raises:
+        ValueError: not a 64-bit little-endian ELF file, or a damaged one.
+    """
+    try:
+        sections = _sections(cubin)
+        symbols = _Symbols(sections)
+        counted = next((s.data for s in sections if s.name == _INFO), b"")
+        registers = {
+            symbols.name(value): _number(value[4:]) for code, value in _records(counted) if code == _REGISTER_COUNT
+        }
+        sizes = {s.name.removeprefix(_SHARED): s.size for s in sections if s.name.startswith(_SHARED)}
+        system = _SYSTEM_BYTES if any(s.name.startswith(_RESERVED) for s in sections) else 0
+        return {x: Usage(registers[x], max(0, sizes.get(x, 0) - system)) for x in symbols.entries & registers.keys()}
+    except (struct.error, ValueError, IndexError, OverflowError, StopIteration) as error:
+        raise ValueError(f"not a cubin, or a damaged one: {error}") from None
 
 
 def entries(cubin: bytes) -> dict[str, str]:
@@ -103,12 +139,18 @@ class _Symbols:
         strings = sections[table.link].data
         rows = [(_string(strings, name), *rest) for name, *rest in _SYMBOL.iter_unpack(table.data)]
         self.entries = {name for name, _, other, *_ in rows if other & _IS_ENTRY}
+        self._names = [name for name, *_ in rows]
         self._known: list[tuple[str, list[object]]] = []
         for name, kind, other, section, value, size in rows:
             inside = sections[section].name if 0 < section < len(sections) else ""
             owner, plain = self.place(inside)
             external = "" if inside else name  # what others define is known by its name alone
             self._known.append((owner, [external, kind, other, plain, value, size]))
+
+    def name(self, value: bytes) -> str:
+        """Of the symbol that an attribute begins with."""
+        name: str = self._names[_number(value)]
+        return name
 
     def place(self, name: str) -> tuple[str, str]:
         """The entry whose section it is, or nothing, and its name without the entry's."""

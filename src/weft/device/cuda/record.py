@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import cast
 
 from weft.device.stored import NOT_STORED, Provenance, Table, dump, interpolate, parse
+from weft.sm_budget import NAMES, SmBudget
 
 SCHEMA = 1
 FLOPS_PER_CLOCK: Mapping[int, Mapping[str, int]] = {
@@ -83,6 +84,60 @@ class GpuFacts:
     """Not of the device but the caller's choice for it: products of f32 may round their operands to TF32."""
     fast_f8: bool = field(default=False, metadata=NOT_STORED)
     """The same: sums of products of 8-bit floats may stay in the tensor cores, which keep some 14 bits."""
+    sm_budget: SmBudget | None = field(default=None, metadata=NOT_STORED)
+    """The same: what a plan may take of one SM, every number given; the counts of an SM above are then these."""
+    whole_sm: tuple[int, ...] = field(default=(), metadata=NOT_STORED)
+    """The fields of `_OF_SM` as the GPU has them, where they are a budget's here."""
+
+    @property
+    def whole(self) -> GpuFacts:
+        """The GPU as it is, without a budget."""
+        if self.sm_budget is None:
+            return self
+        registers, shared, of_a_block, threads, ctas = self.whole_sm
+        return replace(
+            self,
+            registers_per_sm=registers,
+            shared_per_sm=shared,
+            shared_per_block=of_a_block,
+            threads_per_sm=threads,
+            blocks_per_sm=ctas,
+            sm_budget=None,
+            whole_sm=(),
+        )
+
+    def within(self, budget: SmBudget | None) -> GpuFacts:
+        """The same GPU with SMs as large as the budget, so that whatever asks for room finds no more; None: whole ones.
+
+        Raises:
+            ValueError: more than an SM of this GPU has, or less than a CTA takes; the text says of what.
+        """
+        if budget is None:
+            return self.whole
+        whole = self.whole
+        has = {
+            "registers": whole.registers_per_sm,
+            "shared": whole.shared_per_sm,
+            "threads": whole.threads_per_sm,
+            "ctas": whole.blocks_per_sm,
+        }
+        given = {name: has[name] if (value := budget.of(name)) is None else value for name in NAMES}
+        for name, value in given.items():
+            if value > has[name]:
+                raise ValueError(f"{name} is {value}, and an SM of {self.name} has {has[name]}")
+        if given["shared"] <= whole.shared_reserved:
+            why = f"{whole.shared_reserved} bytes of them are the system's in each CTA"
+            raise ValueError(f"shared is {given['shared']} bytes, and {why}")
+        return replace(
+            whole,
+            registers_per_sm=given["registers"],
+            shared_per_sm=given["shared"],
+            shared_per_block=min(whole.shared_per_block, given["shared"] - whole.shared_reserved),
+            threads_per_sm=given["threads"],
+            blocks_per_sm=given["ctas"],
+            sm_budget=SmBudget(**{NAMES[name]: value for name, value in given.items()}),
+            whole_sm=tuple(getattr(whole, name) for name in _OF_SM),
+        )
 
     def source_of(self, field: str) -> Provenance:
         """Where a field's value comes from."""
@@ -164,6 +219,8 @@ class GpuFacts:
             raise ValueError("provenance of an unknown field, or of an unknown kind")
 
 
+_OF_SM = ("registers_per_sm", "shared_per_sm", "shared_per_block", "threads_per_sm", "blocks_per_sm")
+"""Counts that a budget makes smaller."""
 _COUNTS = (
     "capability",
     "sms",

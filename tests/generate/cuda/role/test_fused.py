@@ -18,7 +18,8 @@ from weft.device.cuda.resources import Resources
 from weft.generate.cuda.role import fused
 from weft.generate.cuda.role.role import DeviceRole, RegisterSplit, RoleSource
 from weft.ir.declined import Declined
-from weft.kernels.colocation import BYTES, FusedSource, FusionShape, RoleRegisters, SmBudget, WorkCounter
+from weft.kernels.colocation import BYTES, FusedSource, FusionShape, RoleRegisters, WorkCounter, left_beside
+from weft.sm_budget import SmBudget
 
 FACTS = GpuFacts()
 
@@ -61,9 +62,9 @@ def test_a_counter_is_read_as_it_was_written() -> None:
 
 def test_a_budget_says_what_is_short() -> None:
     whole = SmBudget(65536, 228 * 1024, 2048, 32)
-    left = whole.without(SmBudget(16384, 25600, 256, 1))
+    left = left_beside(whole, SmBudget(16384, 25600, 256, 1))
     assert left == SmBudget(49152, 228 * 1024 - 25600, 1792, 31)
-    wrong = whole.without(SmBudget(65537, 0, 2049, 0))
+    wrong = left_beside(whole, SmBudget(65537, 0, 2049, 0))
     assert isinstance(wrong, Declined) and "65537 registers of 65536, 2049 threads of 2048" in wrong.reason
     with pytest.raises(ValueError, match="less than nothing"):
         SmBudget(-1, 0, 0, 0)
