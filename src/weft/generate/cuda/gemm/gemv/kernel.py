@@ -110,7 +110,7 @@ def cycles(p: Product, s: GemvConfig, facts: GpuFacts) -> float:
     fit = costs_of(facts).gemv
     size = p.dtype.itemsize
     blocks = -(-p.n // (s.cols * s.warps)) * p.z
-    resident = min(facts.threads_per_sm // s.threads, 65536 // (s.threads * 64))
+    resident = min(facts.threads_per_sm // s.threads, facts.registers_per_sm // (s.threads * 64))
     active = min(blocks, facts.sms * resident)
     flight = active * s.threads * s.cols * s.unroll * 16.0
     total = p.n * p.k * p.z * size

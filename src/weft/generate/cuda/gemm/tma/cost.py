@@ -16,9 +16,13 @@ from weft.costmodel.constants import Tma
 from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import gap_us
 from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.occupancy import register_need
 from weft.generate.cuda.gemm.mma.cost import Sizes
 from weft.generate.cuda.gemm.tma.operands import STEP, Rows, Three
 from weft.generate.cuda.gemm.tma.shape import StreamK, TmaConfig
+
+_LEAST_BESIDE = 24
+"""Registers of a thread that no kernel does without beside its sums: addresses, counters, an instruction's operands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,20 @@ def busy(case: Case, s: TmaConfig, facts: GpuFacts) -> float:
     else:
         inside = busiest * (main + end)
     return inside + (c.field + halo_bytes(case, s.box, s.panel) / c.port if s.halo_stages else 0.0)
+
+
+def finds_room(s: TmaConfig, facts: GpuFacts) -> bool:
+    """Whether a CTA may find room in the budget of an SM, by its threads and registers; true where there is none.
+
+    Where registers move, the launch takes what its bounds allow; elsewhere at least its sums and some more, and the
+    assembler has the last word.
+    """
+    if facts.sm_budget is None:
+        return True
+    allowed = min(255, facts.whole.registers_per_sm // (s.threads * s.min_ctas) // 8 * 8)
+    sums = (s.rows + 64 * s.two_level) * s.bn // 128
+    registers = allowed if s.moves_registers else min(allowed, sums + _LEAST_BESIDE)
+    return s.threads <= facts.threads_per_sm and register_need(s.threads, registers) <= facts.registers_per_sm
 
 
 def active_clusters(case: Case, s: TmaConfig, facts: GpuFacts) -> int:
