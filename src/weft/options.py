@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from weft import private
 from weft.errors import OptionError
+from weft.sm_budget import NAMES, SmBudget
 
 
 def default_cache_dir(environ: Mapping[str, str]) -> Path | None:
@@ -46,6 +47,9 @@ class Options:
     memory_limit_bytes: int = 0
     """Most memory that the intermediate values and results of a plan may take at once, without inputs, weights and what
     a library call takes for itself; 0: no limit. With one, the model's own execution is only a comparison."""
+    sm_budget: SmBudget | None = None
+    """On a GPU: what the kernels of a plan may take of one SM, so that a persistent grid of another job stays resident
+    beside them; an object or its text, `registers=49152,shared=200KiB,threads=1792,ctas=24`. None: all of it."""
     compile_memory_bytes: int = 0
     """Most memory that the values of a model may take at once while it is compiled, float64 reference included; a model
     that needs more is refused before anything is computed. 0: what is free."""
@@ -89,6 +93,11 @@ class Options:
         """The cache directory in use; None, said once, where others could write to it or no place is known."""
         return private.usable(self.cache_dir or default_cache_dir(os.environ))
 
+    @property
+    def bounds_plans(self) -> bool:
+        """Whether plans keep to what nobody knows of the framework's own execution, which then is no answer."""
+        return bool(self.memory_limit_bytes) or self.sm_budget is not None
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
         """Options with each `WEFT_<FIELD>` that is set, else as the options file has it (see `options_table`).
@@ -112,6 +121,8 @@ def _checked(name: str, kind: str, value: object) -> object:
     Raises:
         OptionError: it is of another type, or less than 0 [W001].
     """
+    if kind.startswith("SmBudget"):
+        return _checked_budget(name, value)
     if kind.startswith("Path"):
         if value is None or isinstance(value, str | os.PathLike):
             return None if value is None else Path(value)
@@ -127,6 +138,18 @@ def _checked(name: str, kind: str, value: object) -> object:
         value = float(number)  # NumPy's
     if isinstance(value, int | float) and not (value >= 0 or name in _ANY_SIGN):
         raise OptionError(option=name, problem=f"{value!r} is {no_such or 'less than 0'}")
+    return value
+
+
+def _checked_budget(name: str, value: object) -> SmBudget | None:
+    if isinstance(value, str):
+        value = parse_text(name, "SmBudget", value)
+    if value is None:
+        return None
+    if not isinstance(value, SmBudget):
+        raise OptionError(option=name, problem=f"{value!r} is no SmBudget, and not its text")
+    if problem := value.problem():
+        raise OptionError(option=name, problem=problem)
     return value
 
 
@@ -189,7 +212,12 @@ def read_fields(
     return found
 
 
-_WORDS = {"bool": "true or false", "int": "a whole number, or a size such as 256MiB", "float": "a number"}
+_WORDS = {
+    "bool": "true or false",
+    "int": "a whole number, or a size such as 256MiB",
+    "float": "a number",
+    "SmBudget | None": "a text such as registers=49152,shared=200KiB,threads=1792,ctas=24",
+}
 
 
 def parse_text(option: str, kind: str, text: str) -> object:
@@ -198,6 +226,8 @@ def parse_text(option: str, kind: str, text: str) -> object:
     Raises:
         OptionError: it is none [W001]; `option` is how the user named it.
     """
+    if kind.startswith("SmBudget"):
+        return _budget(option, text)
     try:
         if kind == "bool":
             return {"0": False, "1": True, "false": False, "true": True}[text.lower()]
@@ -208,6 +238,28 @@ def parse_text(option: str, kind: str, text: str) -> object:
         return Path(text) if kind.startswith("Path") else text
     except (KeyError, ValueError):
         raise OptionError(option=option, problem=f"{text!r} is not {_WORDS.get(kind, kind)}") from None
+
+
+def _budget(option: str, text: str) -> SmBudget:
+    """`registers=49152,shared=200KiB,threads=1792,ctas=24`, in any order; what is left out has no limit."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = (x.strip() for x in part.partition("="))
+        if name not in NAMES or name in found:
+            problem = f"{name[:40]!r} stands there twice" if name in found else f"{part[:40]!r} is none of its parts"
+            raise OptionError(option=option, problem=f"{problem}: {', '.join(f'{n}=N' for n in NAMES)}")
+        try:
+            found[name] = _integer(number)
+        except ValueError:
+            problem = f"{name}={number[:40]!r} is not a whole number, or a size such as 200KiB"
+            raise OptionError(option=option, problem=problem) from None
+    try:
+        budget = SmBudget(**{NAMES[name]: value for name, value in found.items()})
+    except ValueError as error:
+        raise OptionError(option=option, problem=str(error)) from None
+    if problem := budget.problem():
+        raise OptionError(option=option, problem=problem)
+    return budget
 
 
 def _integer(text: str) -> int:

@@ -39,6 +39,7 @@ from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.record import CompileRecord
 from weft.options import Options, default_cache_dir, parse_text
 from weft.private import usable, weakness
+from weft.sm_budget import SmBudget
 
 if TYPE_CHECKING:
     from weft.cli.peers import Peer
@@ -112,8 +113,10 @@ def _point_to_log(error: BaseException) -> None:
         print(f"  full log: {visible(str(path), 400)}", file=sys.stderr)
 
 
-def _options(budget: float | None, memory_limit: str = "") -> Options:
+def _options(budget: float | None, memory_limit: str = "", sm_budget: str = "") -> Options:
     options = Options.from_environment(os.environ)
+    if sm_budget:
+        options = replace(options, sm_budget=cast("SmBudget", parse_text("--sm-budget", "SmBudget", sm_budget)))
     if memory_limit:
         limit = parse_text("--memory-limit", "int", memory_limit)
         options = replace(options, memory_limit_bytes=cast("int", limit))
@@ -180,6 +183,12 @@ def compile_command(
     memory_limit: Annotated[
         str, typer.Option(help="most memory of values alive at once, inputs and weights left out, e.g. 256MiB")
     ] = "",
+    sm_budget: Annotated[
+        str,
+        typer.Option(
+            help="on a GPU: what the plan may take of one SM, e.g. registers=49152,shared=200KiB,threads=1792"
+        ),
+    ] = "",
     dim: Dims = [],  # noqa: B006
     input: Inputs = [],  # noqa: B006
     device: Device = "cpu",
@@ -190,7 +199,7 @@ def compile_command(
     screen = Screen(format)
     _can_be_written(output, report)
     given = given_inputs(input)
-    compiled = _compile(model, _options(budget, memory_limit), dim, device, limits, screen, given)
+    compiled = _compile(model, _options(budget, memory_limit, sm_budget), dim, device, limits, screen, given)
     if output is not None:
         digest = compiled.save(output)
         with _writing(_record_path(output)):
@@ -445,6 +454,8 @@ def explain(
         return
     if not record.is_tuned:
         screen.out.print(f"[bold]{plain(record.verdict, 200)}[/bold]")
+    if record.sm_budget:
+        screen.out.print(f"[bold]within {plain(record.sm_budget, 200)} of each SM[/bold]")
     for s in steps:
         screen.out.print(f"[bold]kernel {s.position}[/bold] {plain(s.schedule, 160)}")
         print_pairs(
@@ -457,6 +468,7 @@ def explain(
                 "  model": f"{microseconds(s.predicted_us)}, bound {microseconds(s.bound_us)}",
                 "  runner-up": f"{plain(s.runner_up, 120)} {microseconds(s.runner_up_us)}" if s.runner_up else "none",
                 "  tried": f"{s.alternatives} kernels, {s.rejected} rejected",
+                **({"  of an SM": plain(s.sm_share, 200)} if s.sm_share else {}),
             },
         )
         for n in s.neighbours:
