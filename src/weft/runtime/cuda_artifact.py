@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 
+from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.device.files import doing_without, publish, read_private
-from weft.errors import ArtifactError, DeviceError
+from weft.errors import ArtifactError, DeviceError, OptionError
 from weft.generate.library.algorithm import Engine, chosen
 from weft.generate.library.conv_call import engines
 from weft.generate.library.lt_call import library
@@ -18,8 +20,11 @@ from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.kernels.plan import Plan
 from weft.kernels.source import CudaSource
+from weft.options import parse_text
+from weft.runtime.budgeted import SM_BUDGET, Budgeted
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.executable import Linked
+from weft.sm_budget import SmBudget
 
 
 def link(
@@ -52,7 +57,24 @@ def link(
                 where=path.name, problem=f"a kernel needs compute capability {source.capability}, this GPU has {here}"
             )
         objects[source.sha256] = _cubin(path, source, members, facts, here, cache_dir)
-    return CudaExecutable(Linked(graph, plan, objects, None, cache_dir, 0, facts))
+    linked, budgeted = Linked(graph, plan, objects, None, cache_dir, 0, facts), _budgeted(path, facts)
+    return CudaExecutable(linked) if budgeted is None else CudaExecutable(linked, budgeted=budgeted)
+
+
+def _budgeted(path: Path, facts: Mapping[str, str]) -> Budgeted | None:
+    """Under which budget of an SM the plan was made; its kernels are checked against it on this GPU again."""
+    if SM_BUDGET not in facts:
+        return None
+    try:
+        budget = cast("SmBudget", parse_text(SM_BUDGET, "SmBudget", facts[SM_BUDGET]))
+    except OptionError as error:
+        problem = f"its {SM_BUDGET} is none: {error.details['problem']}"
+        raise ArtifactError(where=path.name, problem=problem, remedy="save the plan again") from None
+    try:
+        return Budgeted(gpu_facts(None, device=torch.cuda.current_device(), calibrate=False).within(budget))
+    except ValueError as error:
+        problem = f"it was made under {SM_BUDGET} {budget}, but {error}"
+        raise ArtifactError(where=path.name, problem=problem, remedy="compile the model on this GPU") from None
 
 
 def _check_algorithms(path: Path, plan: Plan) -> None:

@@ -39,6 +39,7 @@ from weft.ir.prims import Prim
 from weft.kernels.formats import Format
 from weft.kernels.plan import Plan, Step
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
+from weft.runtime.budgeted import SM_BUDGET, Budgeted
 from weft.runtime.executable import InputError, Linked, check_count, to_torch, typed, without_autocast
 from weft.runtime.indices import checked
 from weft.runtime.lanes import Use, order_of
@@ -113,15 +114,27 @@ class CudaExecutable:
         IndexOutsideError: the plan has checks, and an index is outside of its bounds; not in a capture [W013].
     """
 
-    def __init__(self, linked: Linked, *, device: torch.device | None = None, lease: Lease | None = None) -> None:
+    def __init__(
+        self,
+        linked: Linked,
+        *,
+        device: torch.device | None = None,
+        lease: Lease | None = None,
+        budgeted: Budgeted | None = None,
+    ) -> None:
         """Allocate, pack weights, run once, and record the graphs.
 
         `lease`: streams to record on, shared with plans that never run at the same time (None: of its own).
+        `budgeted`: loads the kernels of a plan that was made under a budget of an SM; its graphs are then brought to
+        the GPU here, not by the first run.
 
         Raises:
             InvalidGraphError: the plan reads a value before a step wrote it: our bug.
-            DeviceError: a cubin cannot be loaded, or a launch fails.
+            DeviceError: a cubin cannot be loaded, a launch fails, or a step is over the budget.
         """
+        if (SM_BUDGET in linked.facts) != (budgeted is not None):
+            raise InvalidGraphError(problem="a plan under sm_budget is loaded as one without, or the other way round")
+        self._budgeted = budgeted
         self.linked, self.graph, self.plan = linked, linked.graph, linked.plan
         self.device = device or torch.device("cuda", torch.cuda.current_device())
         """Where inputs must be."""
@@ -148,6 +161,7 @@ class CudaExecutable:
             self.static_outputs = tuple(self._shaped(n) for n in self.graph.outputs)
             self._ends = self._copied_outputs()
             self._segments = self._record()
+            self._bring()
         self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
         owned = [self._arena, *self.static_inputs, self._packed, *self._state, *self._constants.values()]
         owned += self.static_outputs if self._ends else ()
@@ -155,7 +169,7 @@ class CudaExecutable:
 
     def with_graph(self, graph: Graph) -> CudaExecutable:
         """The same plan with the constants of another graph, which has the same nodes: its weights are packed anew."""
-        return CudaExecutable(replace(self.linked, graph=graph), device=self.device)
+        return CudaExecutable(replace(self.linked, graph=graph), device=self.device, budgeted=self._budgeted)
 
     @contextlib.contextmanager
     def _policy(self) -> Iterator[None]:
@@ -264,7 +278,8 @@ class CudaExecutable:
     def _load(self, source: CudaSource) -> BoundCuda:
         identity = source.sha256
         if identity not in self._loaded:
-            self._loaded[identity] = BoundCuda(source, self.linked.objects[identity])
+            load = BoundCuda if self._budgeted is None else self._budgeted.load
+            self._loaded[identity] = load(source, self.linked.objects[identity])
         return self._loaded[identity]
 
     def _address(self, key: Key) -> int:
@@ -282,6 +297,8 @@ class CudaExecutable:
                 self._constants.pop(node, None)
 
     def _bind_call(self, i: int, step: Step, call: LibraryCall) -> Run:
+        if self._budgeted is not None:
+            self._budgeted.refuse(call)
         weights = {
             slot: self._constant(node)
             for slot, (node, _) in enumerate(step.inputs)
@@ -348,6 +365,14 @@ class CudaExecutable:
         run += self._ends
         flush()
         return segments
+
+    def _bring(self) -> None:
+        """Beside a co-runner the first run shall wait for nothing: what it would load, is loaded now."""
+        if self._budgeted is not None:
+            (stream,) = self._lease.streams(1)
+            for graph in self._graphs:
+                self._budgeted.residence.upload(graph.raw_cuda_graph_exec(), stream.cuda_stream)
+            stream.synchronize()
 
     def _in_lanes(self, lanes: Sequence[torch.cuda.Stream]) -> None:
         """Put all steps on the streams of their lanes, beginning and ending on the first."""
@@ -472,6 +497,13 @@ class CudaExecutable:
             if stored is not None and output.untyped_storage().data_ptr() != stored.untyped_storage().data_ptr():
                 found.append(partial(copy, output, node))
         return found
+
+    @property
+    def sm_shares(self) -> Sequence[str]:
+        """Of a plan under a budget of an SM what each step takes of one, for people; else none."""
+        if self._budgeted is None:
+            return ()
+        return [self._budgeted.share(s.kernel) if isinstance(s.kernel, CudaSource) else "" for s in self.plan.steps]
 
     @property
     def kernels(self) -> int:

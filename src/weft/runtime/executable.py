@@ -460,6 +460,11 @@ class Executable:
         return self._static[node, Format.ROW]
 
     @property
+    def sm_shares(self) -> Sequence[str]:
+        """None: a CPU has no SMs."""
+        return ()
+
+    @property
     def kernels(self) -> int:
         """Number of launches per call."""
         return len(self.plan.steps)

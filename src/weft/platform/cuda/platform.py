@@ -18,7 +18,7 @@ import torch
 from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
-from weft.errors import ToolchainError
+from weft.errors import OptionError, ToolchainError
 from weft.generate.library.lt_call import library
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
@@ -33,6 +33,7 @@ from weft.platform.cuda.device import device_of
 from weft.platform.cuda.products import Products
 from weft.platform.policy import SearchPolicy
 from weft.runtime.any import AnyExecutable
+from weft.runtime.budgeted import SM_BUDGET, Budgeted
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.executable import Linked
 from weft.runtime.lanes import order_of
@@ -53,13 +54,14 @@ def survey(options: Options, *, calibrate: bool = True) -> tuple[GpuFacts, Nvrtc
 
     Raises:
         DeviceError: torch sees no such GPU [W301].
+        OptionError: its multiprocessors have less than the budget of the options [W001].
     """
     device = device_of(options)
     products = Products(device)
     lease = Lease(device)
     stream = lease.streams(1)[0].cuda_stream
     measured = gpu_facts(options.cache, device=device.index or 0, calibrate=calibrate, matmul=products, stream=stream)
-    facts = replace(measured, tf32=options.allow_tf32, fast_f8=options.allow_fast_f8)
+    facts = within(replace(measured, tf32=options.allow_tf32, fast_f8=options.allow_fast_f8), options)
     products.close()
     found = find_nvrtc()
     compiler = None if isinstance(found, Declined) else found
@@ -78,7 +80,21 @@ def survey(options: Options, *, calibrate: bool = True) -> tuple[GpuFacts, Nvrtc
         "allow_tf32": str(options.allow_tf32),
         "allow_fast_f8": str(options.allow_fast_f8),
     }
+    if facts.sm_budget is not None:
+        environment[SM_BUDGET] = str(facts.sm_budget)
     return facts, compiler, environment
+
+
+def within(facts: GpuFacts, options: Options) -> GpuFacts:
+    """The GPU as plans of these options may take it.
+
+    Raises:
+        OptionError: its multiprocessors have less than the budget [W001].
+    """
+    try:
+        return facts.within(options.sm_budget)
+    except ValueError as error:
+        raise OptionError(option="sm_budget", problem=str(error)) from None
 
 
 @final
@@ -137,9 +153,12 @@ class Cuda:
 
     @classmethod
     def limits(cls, options: Options, facts: DeviceFacts | None = None) -> EnumerationLimits:
-        """See `Platform`: attention, products in one launch where the number of multiprocessors is known, calls."""
-        sms = facts.sms if isinstance(facts, GpuFacts) else 0
-        return replace(Cpu.limits(options), attention=True, multiprocessors=sms, library_calls=True)
+        """See `Platform`: attention, products in one launch where the number of multiprocessors is known, calls.
+
+        No calls under a budget of an SM: see `generate.library`.
+        """
+        sms, calls = facts.sms if isinstance(facts, GpuFacts) else 0, options.sm_budget is None
+        return replace(Cpu.limits(options), attention=True, multiprocessors=sms, library_calls=calls)
 
     def lending(self) -> Self:
         """With streams that all plans share: the framework keeps a workspace for each."""
@@ -222,7 +241,8 @@ class Cuda:
         linked = Linked(graph, plan, objects, None, options.cache, 0, self.environment)
         # what stays shall not lie in segments that libraries took for a moment: those could not be given back
         torch.cuda.empty_cache()
-        return CudaExecutable(linked, device=self.device, lease=self.lease)
+        budgeted = None if self.facts.sm_budget is None else Budgeted(self.facts)
+        return CudaExecutable(linked, device=self.device, lease=self.lease, budgeted=budgeted)
 
     def again(self, executable: AnyExecutable, inputs: Tensors) -> Callable[[], Tensors]:  # noqa: ARG002
         """A replay: it runs on what the first run has put in place."""
