@@ -39,11 +39,13 @@ from pathlib import Path
 from typing import Any, Self, cast, final
 
 from weft.device.any import DeviceFacts
-from weft.device.cuda.cubin import entries
+from weft.device.cuda.budget import first_over_budget
+from weft.device.cuda.cubin import entries, usage
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc
 from weft.device.toolchain import HostCompiler
 from weft.errors import DeviceError, NoWorkerError
+from weft.ir.declined import Declined
 from weft.ir.types import Array
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json, code_sha256, kernel_sha256, kernel_to_json
@@ -302,6 +304,10 @@ class Tuner:
         """
         self._options = options
         self._site: Site = make_site(options, facts, compiler, policy)
+        self._budgeted = facts if isinstance(facts, GpuFacts) and facts.sm_budget is not None else None
+        self._over: dict[str, Refused] = {}
+        """By SHA-256 of the source: kernels that compile and are over the budget of an SM. Nothing of that is stored:
+        without a budget, or within a larger one, the same kernel is measured and taken."""
         self._database = database
         self._clock, self._thread = clock, thread
         self._retry = retry | (_FAILED if retry_failed else frozenset())
@@ -529,7 +535,7 @@ class Tuner:
         """Begin to compile what has no binary; equal sources once: `known` has them by their SHA-256."""
         futures: dict[int, Future[Built | Refused | None]] = {}
         forms: dict[int, tuple[str, Future[str]]] = {}
-        for number in () if self._expired(deadline) else work.left:
+        for number in () if self._expired(deadline) else (*work.left, *self._unweighed(work)):
             _, kernel, binary = work.trial.kernels[number]
             if isinstance(kernel, LibraryCall):
                 work.paths[number] = ""
@@ -539,9 +545,11 @@ class Tuner:
                 if kernel.sha256 not in known:
                     known[kernel.sha256] = pool.submit(self._compile, kernel, deadline)
                 futures[number] = known[kernel.sha256]
-                if (form := self._to_shake(kernel, deadline)) is not None:
+                if number not in work.done and (form := self._to_shake(kernel, deadline)) is not None:
                     forms[number] = (form.skeleton, pool.submit(self._site.build_shaken, form, self._left_s(deadline)))
-        if self._site.builds_ahead and any(isinstance(work.trial.kernels[k][1], CudaSource) for k in futures):
+        if self._site.builds_ahead and any(
+            isinstance(work.trial.kernels[k][1], CudaSource) for k in futures.keys() - work.done.keys()
+        ):
             self.start_early()  # it loads while they are built
         return _Build(work, futures, forms)
 
@@ -562,14 +570,43 @@ class Tuner:
         if self._expired(deadline):
             return None
         found = self._site.build(kernel, self._left_s(deadline))
+        if self._budgeted is not None and isinstance(found, Built) and isinstance(kernel, CudaSource):
+            found = self._weighed(kernel, found, self._budgeted)
         # a compiler that was ended for want of time says nothing of the kernel
         return None if isinstance(found, Refused) and self._expired(deadline) else found
+
+    def _unweighed(self, work: _Work) -> Sequence[int]:
+        """Kernels that the database answered, which says nothing of what they take of an SM."""
+        if self._budgeted is None:
+            return ()
+        kernels = [work.trial.kernels[k][1] for k in range(len(work.trial.kernels))]
+        right = {k for k, found in work.done.items() if found.verdict is Verdict.OK}
+        return [k for k in sorted(right) if isinstance(kernels[k], CudaSource)]
+
+    def _weighed(self, kernel: CudaSource, built: Built, facts: GpuFacts) -> Built | Refused:
+        """Whether a compiled kernel fits into the budget of an SM."""
+        try:
+            taken = usage(Path(built.path).read_bytes())
+        except (OSError, ValueError) as error:
+            declined = Declined(f"what it takes of an SM cannot be read: {error}")
+        else:
+            found = first_over_budget(kernel.launches, taken, facts)
+            if found is None:
+                return built
+            declined = found
+        self._over[kernel.sha256] = Refused(Verdict.RESOURCE, declined.reason)
+        return self._over[kernel.sha256]
+
+    def _is_over(self, kernel: Kernel) -> bool:
+        return isinstance(kernel, CudaSource) and kernel.sha256 in self._over
 
     def _finish(self, work: _Work, deadline: float | None) -> Iterator[Measurement]:
         """Measure what is left of a trial, commit it, yield all outcomes."""
         if work.left and not self._expired(deadline) and not self.gave_up:
             self._run(work, deadline)
-        new = [work.done[k] for k in sorted(set(work.done) - work.known - work.adopted.keys())]
+        over = {k for k in work.done if self._is_over(work.trial.kernels[k][1])}
+        self._rejected.update(work.done[k].verdict for k in over)
+        new = [work.done[k] for k in sorted(set(work.done) - work.known - work.adopted.keys() - over)]
         if new:
             self._database.commit(new, self._environment_of(work.trial), kills=work.kills)
             self._kernels += len(new) if work.trial.timed else 0
@@ -871,5 +908,5 @@ def make_site(
 ) -> Site:
     """The site of a device; a compiler for another kind of device counts as none."""
     if isinstance(facts, GpuFacts):
-        return CudaSite(options, facts, compiler if isinstance(compiler, Nvrtc) else None, policy)
+        return CudaSite(options, facts.whole, compiler if isinstance(compiler, Nvrtc) else None, policy)
     return HostSite(options, facts, compiler if isinstance(compiler, HostCompiler) else None, policy)
