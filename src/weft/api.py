@@ -721,7 +721,7 @@ class _TorchModel:
     def _check(self, clock: Deadline, reserved_s: float = 0.0) -> Callable[[], None] | None:
         """What ends an export with the budget, or so much earlier, where the framework's own execution may answer."""
         options = self._options
-        if options.budget_s <= 0 or options.memory_limit_bytes or options.check_indices:
+        if options.budget_s <= 0 or options.bounds_plans or options.check_indices:
             return None
 
         def check() -> None:

@@ -16,7 +16,7 @@ from tests.runtime.plans import library_plan
 
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.facts import CpuFacts
-from weft.errors import ToolchainError
+from weft.errors import OptionError, ToolchainError
 from weft.frontends.imported import Imported
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder
@@ -33,6 +33,7 @@ from weft.platform.cuda.platform import Cuda
 from weft.platform.protocol import Platform
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.streams import Lease
+from weft.sm_budget import SmBudget
 
 HERE = torch.device("cpu")
 """Where the stand-in for a GPU computes."""
@@ -240,6 +241,27 @@ def test_a_gpu_is_compiled_for_from_its_survey_to_the_answer(
         "preflight", "survey", "clean up", "alternatives", "recall", "link"
     ]  # fmt: skip
     assert freed == [True, True, False], "before plans are linked, when one is chosen, and when one was recalled"
+
+
+def test_without_time_to_tune_no_plan_keeps_to_a_budget_of_an_sm(
+    cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls would be all of it, and the framework's own execution is only compared with."""
+    asked: list[Options] = []
+
+    def survey(options: Options, *, calibrate_s: float) -> Cuda:
+        asked.append(options)
+        return replace(platform(), facts=gpu.within(profile("h200"), options))
+
+    monkeypatch.setattr(Cuda, "survey", survey)
+    monkeypatch.setattr(Cuda, "room_bytes", lambda options: 1 << 40)
+    options = Options(device="cuda", budget_s=0.0, cache_dir=tmp_path, sm_budget=SmBudget(threads=1024))
+    with pytest.raises(OptionError, match=r"'sm_budget': budget_s is 0.*calls may not stand.*W001"):
+        compile_imported(
+            Imported(two_products(), 4), options, example_inputs=inputs(1), eager=lambda *x: [expected(*x)]
+        )
+    assert asked == [options] and not Cuda.limits(options).library_calls
+    assert not cuda.graphs, "nothing ran"
 
 
 # --- another kind

@@ -18,7 +18,7 @@ from weft.pipeline.deadline import Deadline
 from weft.pipeline.framework import by_framework, captured, first_run, started, started_late
 from weft.pipeline.job import Compilation, Framework, Job, Searched, Start
 from weft.pipeline.link import judged_in_time
-from weft.pipeline.plans import qualified_plans, select_in_time
+from weft.pipeline.plans import over_budget, qualified_plans, select_in_time
 from weft.pipeline.recall import recalled
 from weft.pipeline.search.measure import measured, opened
 from weft.pipeline.setting import survey
@@ -57,6 +57,9 @@ def compile_imported(
 
     `start` makes `eager` where that takes time, and is asked only where no plan is remembered, or where it had won.
     `framework` names it in the record.
+
+    Raises:
+        OptionError: no plan keeps to a limit on memory or to a budget of an SM [W001].
     """
     stages, clock = stages or Stages(options, say), clock or Deadline.of(options.budget_s)
     stages.run("preflight", preflight.check, imported.graph, options, platform_of(options.device).room_bytes(options))
@@ -92,6 +95,8 @@ def compile_imported(
         plans = stages.run("select", select_in_time, alternatives, problems, known, setting, lost, clock)
         verdict = judged(known, plans, options)
         plans = qualified_plans(job, bench, plans, alternatives, problems, known, lost)
+    if not plans and options.sm_budget is not None and not known.failed:
+        raise over_budget(options, known, lost)
     searched = Searched(found, problems, known, [replace(p, checks=job.checks) for p in plans], verdict)
     if verdict.warning:
         warnings.warn(verdict.warning, BudgetWarning, stacklevel=2)

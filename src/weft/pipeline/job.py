@@ -126,8 +126,8 @@ class Job:
 
     @property
     def stands_in(self) -> bool:
-        """Whether the framework's own execution may answer; nothing is known of the memory that it takes."""
-        return self.framework.run is not None and not self.setting.options.memory_limit_bytes
+        """Whether the framework's own execution may answer; nothing is known of what it takes of memory or of an SM."""
+        return self.framework.run is not None and not self.setting.options.bounds_plans
 
 
 @dataclass(frozen=True)

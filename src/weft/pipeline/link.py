@@ -101,7 +101,7 @@ def link_all(
     if eager is not None:
         first = time.perf_counter()
         if not tunes or takes(setting.bounded(eager, clock), inputs) or not contenders:
-            run, free = (lambda: eager(*inputs)), not setting.options.memory_limit_bytes
+            run, free = (lambda: eager(*inputs)), not setting.options.bounds_plans
             took_s = 0.0 if platform.asynchronous else time.perf_counter() - first
             contenders.append(finish.Contender(framework, run, 0, 0.0, True, None, eligible=free, first_s=took_s))
     return contenders

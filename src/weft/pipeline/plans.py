@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from weft.generate.registry import generators
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.plan import Plan, Step
 from weft.kernels.source import LibraryCall, Schedule
+from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import choose, qualify
 from weft.pipeline.deadline import Deadline, OutOfTime, call_with_timeout
@@ -33,6 +35,8 @@ VERIFIED_SHARE = 0.3
 """Of the time that is left, for the solver of the plan of what was verified alone."""
 UNVERIFIED_BY = 0.9
 """The share of the budget after which no plan that was not verified is begun to be judged."""
+_REASONS = 4
+"""Of those why no plan keeps to a budget of an SM, so many are told."""
 QUALIFY_GRACE_S = 0.3
 """How long an answer is waited for when the time of verifying what was not measured is up."""
 
@@ -127,6 +131,18 @@ def _stand_in(problems: Problems, known: Known, makers: Sequence[Generator], set
             calls = write(Order(task, Depth.ALL), makers, setting.platform.facts, setting.options).pairs
             had = known.kernels.get(key, Kernels(()))
             known.wrote(key, replace(had, pairs=(*had.pairs, *(pair for pair in calls if pair not in had.pairs))))
+
+
+def over_budget(options: Options, known: Known, lost: Sequence[str]) -> OptionError:
+    """What to raise where no plan keeps to a budget of an SM: what was declined and refused, the most often first."""
+    if options.budget_s <= 0:
+        problem = "budget_s is 0, the cache has no plan of this model that keeps to it, and calls may not stand in one"
+        return OptionError(option="sm_budget", problem=f"{problem}: give it seconds to tune in")
+    counts = Counter(why for kernels in known.kernels.values() for why in kernels.declined)
+    counts.update(m.error for m in known.measurements.values() if "sm_budget" in m.error)
+    reasons = [f"{n} times: {why}" for why, n in counts.most_common(_REASONS)]
+    said = "; ".join(dict.fromkeys([*lost, *reasons]))[:1000] or "there was no time to find one"
+    return OptionError(option="sm_budget", problem=f"no plan of this model keeps to {options.sm_budget}: {said}")
 
 
 def qualified_plans(

@@ -18,7 +18,7 @@ from weft.device.any import DeviceFacts
 from weft.device.facts import CpuFacts, cpu_facts
 from weft.device.room import free_bytes
 from weft.device.toolchain import HostCompiler, find_compiler
-from weft.errors import ToolchainError
+from weft.errors import OptionError, ToolchainError
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.kernels.plan import Plan
@@ -65,7 +65,14 @@ class Cpu:
 
     @classmethod
     def survey(cls, options: Options, *, calibrate_s: float) -> Self:
-        """See `Platform`; without a compiler, which is warned of, nothing is generated."""
+        """See `Platform`; without a compiler, which is warned of, nothing is generated.
+
+        Raises:
+            OptionError: a budget of what a CPU does not have [W001].
+        """
+        if options.sm_budget is not None:
+            problem = f"{options.sm_budget} are of one SM of a GPU, and the device is {options.device!r}"
+            raise OptionError(option="sm_budget", problem=problem)
         facts = cpu_facts(options.cache, calibrate=calibrate_s > 0, most_s=calibrate_s)
         if options.threads or torch.get_num_threads() != facts.threads:
             facts = replace(facts, threads=options.threads or torch.get_num_threads())

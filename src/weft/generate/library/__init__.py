@@ -54,7 +54,14 @@ class LibraryGenerator:
     name = "library"
 
     def schedules(self, problem: Problem, facts: DeviceFacts) -> Sequence[Schedule] | Declined:
-        """Forms worth measuring. Groups of several primitives without a library form are declined."""
+        """Forms worth measuring. Groups of several primitives without a library form are declined.
+
+        So are all under a budget of an SM: what a framework or a library launches has no resources that could be asked.
+        """
+        if isinstance(facts, GpuFacts) and facts.sm_budget is not None:
+            return Declined(
+                "a call, of which nobody knows what its kernels take of an SM: none may stand under sm_budget"
+            )
         on_gpu = isinstance(facts, GpuFacts)
         prims = [n.prim for n in problem.graph.nodes if n.prim not in FREE]
         found: list[Schedule] = []
