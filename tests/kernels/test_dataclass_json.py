@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from weft.errors import ArtifactError
 from weft.kernels.codec import Json
-from weft.kernels.dataclass_json import from_json, to_json
+from weft.kernels.dataclass_json import LEFT_OUT, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,22 @@ def through_text(record: object) -> Json:
 
 def test_a_record_comes_back_from_json_text_as_it_was() -> None:
     assert from_json(Whole, through_text(WHOLE)) == WHOLE
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A record with a field that came later."""
+
+    name: str
+    later: str = field(default="", metadata=LEFT_OUT)
+
+
+def test_a_field_that_came_later_stands_there_only_where_it_is_told() -> None:
+    assert through_text(Grown("a")) == {"name": "a"} and from_json(Grown, {"name": "a"}) == Grown("a")
+    assert from_json(Grown, through_text(Grown("a", "b"))) == Grown("a", "b")
+    for bad in ({}, {"later": "b"}, {"name": "a", "other": "b"}, {"name": "a", "later": 3}):
+        with pytest.raises(ArtifactError, match="malformed Grown"):
+            from_json(Grown, bad)  # type: ignore[arg-type]
 
 
 def test_numbers_that_json_lacks_come_back() -> None:

@@ -116,6 +116,7 @@ def summary(screen: Screen, record: CompileRecord) -> None:
             "verdict": plain(r.verdict, 200),
             "plan": plain(next((s.detail for s in r.stages[-1:] if s.name == "link"), "")) or "made now",
             "kernels": f"{len(r.steps)} for {r.operators} operators",
+            **({"of an SM": f"at most {plain(r.sm_budget, 200)}"} if r.sm_budget else {}),
             "memory": f"arena {memory(r.arena_bytes)}, largest live set {memory(r.live_bytes)}",
             "predicted": microseconds(r.objective_us) if r.is_tuned else "-",
             "chosen": f"{plain(r.chosen)} ({microseconds(r.median_us)})",

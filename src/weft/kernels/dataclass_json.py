@@ -16,10 +16,19 @@ T = TypeVar("T")
 _Reader = Callable[[Json], object]
 
 
+LEFT_OUT: Mapping[str, bool] = types.MappingProxyType({"left_out": True})
+"""Metadata of a field with a default that came later: JSON has it only where it is another value, so that records from
+before are read, and those that do not need it are as they were."""
+
+
 def to_json(value: object) -> Json:
     """Dataclasses become mappings, tuples lists, floats that JSON lacks their hexadecimal text."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+        return {
+            f.name: to_json(getattr(value, f.name))
+            for f in fields(value)
+            if not (f.metadata.get("left_out") and getattr(value, f.name) == f.default)
+        }
     if isinstance(value, tuple | list):
         return [to_json(v) for v in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
@@ -55,12 +64,13 @@ def _reader(kind: Any) -> _Reader:
 
 def _record_reader(kind: type) -> _Reader:
     readers = {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
+    later = {f.name for f in fields(kind) if f.metadata.get("left_out")}
 
     def read(data: Json) -> object:
         record = cast("Mapping[str, Json]", data)
-        if record.keys() != readers.keys():
+        if record.keys() - later != readers.keys() - later or not record.keys() <= readers.keys():
             raise ValueError
-        return kind(**{name: one(record[name]) for name, one in readers.items()})
+        return kind(**{name: one(record[name]) for name, one in readers.items() if name in record})
 
     return read
 

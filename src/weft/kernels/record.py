@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from weft.kernels.dataclass_json import LEFT_OUT
 
 
 class Tuning(Enum):
@@ -91,6 +93,8 @@ class StepRecord:
     """Generated text, or the library call as text."""
     measured: bool = True
     """False: `cost_us` is a guess, made unattractive; nobody measured this kernel."""
+    sm_share: str = field(default="", metadata=LEFT_OUT)
+    """Under a budget of an SM: what its launches take of one, `2 CTAs: registers 50 %, shared 31 %, threads 25 %`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,11 @@ class CompileRecord:
         if not self.is_tuned:
             return "over guesses, which says nothing of the plan"
         return f"gap {100 * self.solver_gap:.2f} %" + ("" if self.tuning == "complete" else " among what was measured")
+
+    @property
+    def sm_budget(self) -> str:
+        """What the plan may take of an SM, as text; empty: all of it."""
+        return dict(self.environment).get("sm_budget", "")
 
     @property
     def median_us(self) -> float:

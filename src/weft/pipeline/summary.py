@@ -54,7 +54,7 @@ def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tup
     graph = parts.union
     around = _Around.of(parts, plan)
     solver = next((p.solver for p in parts.plans if p.solver is not None), None)
-    refused = Counter(m.verdict.value for m in parts.known.measurements.values() if m.verdict is not Verdict.OK)
+    refused = Counter(_refusal(m) for m in parts.known.measurements.values() if m.verdict is not Verdict.OK)
     made = sum(len(k.pairs) for k in parts.known.kernels.values())
     declined = Counter(why for k in parts.known.kernels.values() for why in k.declined)
     measured = len(parts.known.measurements)
@@ -95,6 +95,12 @@ def record(parts: Parts, model: str, environment: Mapping[str, str], stages: tup
     )
 
 
+def _refusal(found: Measurement) -> str:
+    """In what a refused kernel is counted; one that is right, but over a budget of an SM, by itself."""
+    over = found.verdict is Verdict.RESOURCE and "over sm_budget" in found.error
+    return "over sm_budget" if over else found.verdict.value
+
+
 def renamed(
     old: CompileRecord, model: str, imported: Imported, executable: AnyExecutable, stages: tuple[StageRecord, ...]
 ) -> CompileRecord:
@@ -132,6 +138,8 @@ class _Around:
     """By a step's first primitive: problems with the members of their first use, several of them, that compute it."""
     steps: Mapping[NodeId, Sequence[tuple[int, Mask]]]
     """By primitive: positions of the steps that compute it, with their members."""
+    shares: Sequence[str]
+    """Of each step, what it takes of an SM; empty: that is not bounded."""
 
     @staticmethod
     def of(parts: Parts, plan: Plan) -> _Around:
@@ -151,7 +159,7 @@ class _Around:
             mine = mask_of(step.members)
             for node in step.members:
                 computed.setdefault(node, []).append((position, mine))
-        return _Around(tried, over, computed)
+        return _Around(tried, over, computed, () if parts.executable is None else parts.executable.sm_shares)
 
 
 def _step(position: int, step: Step, plan: Plan, parts: Parts, around: _Around) -> StepRecord:
@@ -178,6 +186,7 @@ def _step(position: int, step: Step, plan: Plan, parts: Parts, around: _Around) 
         measured=step.measured,
         neighbours=_neighbours(step, plan, parts, around),
         source=step.kernel.text if isinstance(step.kernel, KernelSource | CudaSource) else call_text(step.kernel),
+        sm_share=around.shares[position] if around.shares else "",
     )
 
 

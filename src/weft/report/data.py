@@ -105,6 +105,7 @@ def _step(s: StepRecord, total_us: float, strings: Strings, source: int) -> dict
         "runnerUs": finite(s.runner_up_us),
         "tried": s.alternatives,
         "rejected": s.rejected,
+        **({"sm": strings.number(s.sm_share, 300)} if s.sm_share else {}),
         "near": [
             [strings.number(n.what, 240), finite(n.cost_us), finite(n.parts_us), strings.number(n.reason)]
             for n in s.neighbours[:MAX_NAMES]

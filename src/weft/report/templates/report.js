@@ -170,6 +170,7 @@
       ["Predicted", ratio(k) !== null ? `${time(k.predicted)}, ${ratio(k).toFixed(2)} of measured` : positive(k.predicted) ? time(k.predicted) : ""],
       ["Primitives", `${k.count}: ${say(k.prims)}`],
       ["Written in", say(k.written)],
+      ["Of an SM", k.sm === undefined ? "" : say(k.sm)],
     ]));
     all.push(make("h4", "", "Why this kernel"), make("p", "", whyChosen(k)));
     all.push(make("h4", "", "Why it is not fused further"), ...notFused(k));
