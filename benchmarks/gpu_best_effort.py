@@ -25,7 +25,19 @@ from typing import Protocol, final
 
 import numpy as np
 
-from benchmarks.best_effort.jobs import Array, Job, Operation, Stage, difference, expected, load, names, sampled
+from benchmarks.best_effort.jobs import (
+    Array,
+    Job,
+    Operation,
+    Stage,
+    difference,
+    drawn,
+    expected,
+    load,
+    names,
+    sampled,
+    word,
+)
 from benchmarks.best_effort.references import OPERATIONS
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.device.cuda.driver import Bound, Module, primary_context
@@ -82,20 +94,23 @@ class Gpu:
             module = Module(cubin.path)
             held.callback(module.unload)
             self._constants(module, stage)
-            function = module.function(stage.entry)
-            words = [p.word() if p.kind == "scalar" else self._address[p.buffer] for p in stage.parameters]
-            shared = stage.dynamic_shared_bytes
-            self._bounds.append(function.bind(stage.grid, stage.block, words, shared_bytes=shared))
-            fits = function.occupancy(stage.block, shared)
+            told = stage.manifest
+            function = module.function(told.entry)
+            words = [word(p) if p.kind == "scalar" else self._address[p.buffer] for p in told.parameters]
+            shared = told.dynamic_shared_bytes
+            self._bounds.append(function.bind(told.grid, told.block, words, shared_bytes=shared))
+            fits = function.occupancy(told.block, shared)
             self._resources.append({**resources(cubin, stage), "blocks_per_sm": fits})
 
     @staticmethod
     def _constants(module: Module, stage: Stage) -> None:
-        for c in stage.constants:
+        for c in stage.manifest.constants:
             address, size = module.variable(c.name)
-            data = c.drawn(stage.path.parent).tobytes()
+            data = drawn(c).tobytes()
             if size != len(data):
-                raise ValueError(f"{stage.path}: constant {c.name} has {len(data)} bytes; {size} in the source")
+                raise ValueError(
+                    f"{stage.manifest.path}: constant {c.name} has {len(data)} bytes; {size} in the source"
+                )
             write(address, data)
 
     def put(self, name: str, contents: Array) -> None:
@@ -138,8 +153,8 @@ class Gpu:
 
 def resources(cubin: CompiledCubin, stage: Stage) -> dict[str, int]:
     """What a thread and a block of a stage take."""
-    own = cubin.of(stage.entry)
-    return {"registers": own.registers, "shared_bytes": own.shared_bytes + stage.dynamic_shared_bytes}
+    own = cubin.of(stage.manifest.entry)
+    return {"registers": own.registers, "shared_bytes": own.shared_bytes + stage.manifest.dynamic_shared_bytes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +215,9 @@ def row(job: Job, stages: Sequence[int], machine: Machine, samples: Sequence[flo
     told = [job.stages[k] for k in stages]
     launches: list[Row] = [
         {
-            "entry": stage.entry,
-            "grid": list(stage.grid),
-            "block": list(stage.block),
+            "entry": stage.manifest.entry,
+            "grid": list(stage.manifest.grid),
+            "block": list(stage.manifest.block),
             **machine.resources(k),
         }
         for k, stage in zip(stages, told, strict=True)
@@ -210,7 +225,7 @@ def row(job: Job, stages: Sequence[int], machine: Machine, samples: Sequence[flo
     return {
         "record": "case",
         "suite": SUITE,
-        "case": job.name if whole else f"{job.name}/{told[0].path.stem}",
+        "case": job.name if whole else f"{job.name}/{told[0].name}",
         "us": round(statistics.median(samples), 2),
         "least_us": round(min(samples), 2),
         "most_us": round(max(samples), 2),
@@ -239,7 +254,7 @@ def chosen(only: str) -> list[str]:
 def _dry(jobs: Sequence[Job], nvrtc: Nvrtc) -> None:
     for job in jobs:
         for stage in job.stages:
-            print(job.name, stage.path.stem, resources(nvrtc.compile(stage.text, arch=DRY), stage), flush=True)
+            print(job.name, stage.name, resources(nvrtc.compile(stage.text, arch=DRY), stage), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ HEAD = (
 
 def case(job: str, stage: Stage, stages: int) -> str:
     """What the record calls a stage of a job."""
-    return job if stages == 1 else f"{job}/{stage.path.stem}"
+    return job if stages == 1 else f"{job}/{stage.name}"
 
 
 def table(nvrtc: Nvrtc, record: Path = RECORD, cache_dir: Path | None = None) -> str:
@@ -45,7 +44,7 @@ def table(nvrtc: Nvrtc, record: Path = RECORD, cache_dir: Path | None = None) ->
     for job in names():
         stages = load(job).stages
         for stage in stages:
-            used = nvrtc.compile(stage.text, arch=ARCH, cache_dir=cache_dir).of(stage.entry)
+            used = nvrtc.compile(stage.text, arch=ARCH, cache_dir=cache_dir).of(stage.manifest.entry)
             name = case(job, stage, len(stages))
             seen = measured.get(name, {})
             told = "failed" if "failed" in seen else f"{seen['us']}" if seen else "not yet"
@@ -57,10 +56,10 @@ def _cells(stage: Stage, used: Resources) -> Iterator[str]:
     about = stage.about
     yield f"{about['operation']}" + (f" ({about['source']})" if "source" in about else "")
     yield str(about["limited_by"])
-    yield " x ".join(map(str, stage.grid))
-    yield " x ".join(map(str, stage.block))
-    yield str(math.prod(stage.block))
-    yield str(used.shared_bytes + stage.dynamic_shared_bytes)
+    yield " x ".join(map(str, stage.manifest.grid))
+    yield " x ".join(map(str, stage.manifest.block))
+    yield str(stage.manifest.threads)
+    yield str(used.shared_bytes + stage.manifest.dynamic_shared_bytes)
     yield str(used.registers)
     yield f"{about['estimate_us']}"
     yield str(about["work"])

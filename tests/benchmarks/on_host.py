@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from benchmarks.best_effort.jobs import Array, Job, Stage
+from benchmarks.best_effort.jobs import Array, Job, Stage, drawn, word
 
 _SCRATCH = tempfile.TemporaryDirectory(prefix="weft-test-")
 _WAITS = ("__syncthreads", "_sync(", "__syncwarp")
@@ -66,19 +66,19 @@ def launch(stage: Stage, memory: Memory, order: Sequence[int], *, backwards: boo
     """One launch: these blocks in that order. `text`: in place of the stage's."""
     text = text or stage.text
     library = built(text)
-    for c in stage.constants:
+    for c in stage.manifest.constants:
         symbol = getattr(library, f"symbol_{c.name}")
         symbol.restype = ctypes.c_void_p
-        data = c.drawn(stage.path.parent).tobytes()
+        data = drawn(c).tobytes()
         ctypes.memmove(symbol(), data, len(data))
-    words = [p.word() if p.kind == "scalar" else memory.address(p.buffer) for p in stage.parameters]
+    words = [word(p) if p.kind == "scalar" else memory.address(p.buffer) for p in stage.manifest.parameters]
     values = (ctypes.c_uint64 * max(1, len(words)))(*words)
     places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(values) + 8 * i for i in range(len(values))))
-    dims = [(ctypes.c_uint * 3)(*d) for d in (stage.grid, stage.block)]
+    dims = [(ctypes.c_uint * 3)(*d) for d in (stage.manifest.grid, stage.manifest.block)]
     waits = any(word in text for word in _WAITS)
-    run_entry = getattr(library, f"run_{stage.entry}")
+    run_entry = getattr(library, f"run_{stage.manifest.entry}")
     failed = run_entry(places, *dims, (ctypes.c_uint * len(order))(*order), len(order), int(waits), int(backwards))
-    assert not failed, f"{stage.path}: threads wait for each other in vain"
+    assert not failed, f"{stage.manifest.path}: threads wait for each other in vain"
 
 
 def run(
@@ -93,7 +93,7 @@ def run(
     before = job.buffers() if before is None else before
     memory = Memory(before)
     for stage in job.stages:
-        order = np.arange(int(np.prod(stage.grid)))
+        order = np.arange(int(np.prod(stage.manifest.grid)))
         if seed:
             np.random.default_rng(seed).shuffle(order)
         launch(stage, memory, order.tolist(), backwards=backwards, text=changed(stage.text))

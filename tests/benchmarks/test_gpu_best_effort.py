@@ -37,7 +37,7 @@ class Host:
     def run(self) -> None:
         memory = Memory(self._contents)
         for stage in self._job.stages:
-            launch(stage, memory, range(int(np.prod(stage.grid))))
+            launch(stage, memory, range(int(np.prod(stage.manifest.grid))))
         self._contents = {name: memory.read(name) for name in self._contents}
         self._runs += 1
         if self._runs > self._broken:
@@ -151,6 +151,7 @@ def test_constants_of_another_size_than_the_source_has_are_refused(monkeypatch: 
     (stage,) = load("mriq", small=True).stages
     with pytest.raises(ValueError, match="constant samples has 768 bytes; 64 in the source"):
         gpu_best_effort.Gpu._constants(Module(), stage)
-    four = replace(stage, constants=(replace(stage.constants[0], shape=(4,)),))
+    (samples,) = stage.manifest.constants
+    four = replace(stage, manifest=replace(stage.manifest, constants=(replace(samples, shape=(4,)),)))
     gpu_best_effort.Gpu._constants(Module(), four)
     assert written == [64]

@@ -42,7 +42,7 @@ aes(const uint4* __restrict__ in, uint4* __restrict__ out, int blocks) {
   const unsigned* own = table + t % 32;
   for (int n = 0; n < EACH; ++n) {
     const int block = (blockIdx.x * EACH + n) * THREADS + t;
-    if (block >= blocks) return;
+    if (block >= blocks) break;
     const uint4 text = in[block];
     unsigned a = counter[0] ^ round_keys[0], b = counter[1] ^ round_keys[1], c = counter[2] ^ round_keys[2];
     unsigned d = (counter[3] + block) ^ round_keys[3];
