@@ -159,7 +159,7 @@ class BoundCuda:
             self._functions[launch.entry].bind(
                 launch.grid,
                 launch.block,
-                tuple(self._argument(x, addresses) for x in launch.arguments),
+                tuple(resolved(x, addresses, self._driver.encode) for x in launch.arguments),
                 shared_bytes=launch.shared_bytes,
                 cluster=launch.cluster,
                 dependent=launch.dependent and (dependent or number > 0),
@@ -173,23 +173,29 @@ class BoundCuda:
 
         return run
 
-    def _argument(self, argument: CudaArgument, addresses: Addresses) -> Argument:
-        if isinstance(argument, Pointer):
-            return _address(argument, addresses)
-        if isinstance(argument, Number):
-            return argument.value
-        if isinstance(argument, Inside):
-            return _address(argument.base, addresses) + argument.bytes
-        base = _address(argument.base, addresses)
-        return self._driver.encode(
-            base,
-            argument.dtype,
-            argument.sizes,
-            argument.strides_bytes,
-            argument.box,
-            argument.element_strides,
-            argument.swizzle_bytes,
-        )
+
+def resolved(argument: CudaArgument, addresses: Addresses, encode: Encode) -> Argument:
+    """What a launch passes for an argument.
+
+    Raises:
+        ArtifactError: a buffer without an address [W401].
+    """
+    if isinstance(argument, Pointer):
+        return _address(argument, addresses)
+    if isinstance(argument, Number):
+        return argument.value
+    if isinstance(argument, Inside):
+        return _address(argument.base, addresses) + argument.bytes
+    base = _address(argument.base, addresses)
+    return encode(
+        base,
+        argument.dtype,
+        argument.sizes,
+        argument.strides_bytes,
+        argument.box,
+        argument.element_strides,
+        argument.swizzle_bytes,
+    )
 
 
 def _needs(source: CudaSource) -> list[tuple[str, int, Dim3]]:

@@ -1,0 +1,134 @@
+"""A compiled kernel of roles that share CTAs, or a persistent co-runner, bound to device addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, cast, final
+
+from weft.errors import ArtifactError, DeviceError
+from weft.generate.bind import Addresses, Argument, CudaDriver, CudaFunction, Prepared, real_driver, resolved
+from weft.kernels.colocation import BYTES, JOB, FusedSource
+
+_ALIGNED = 16
+"""Of a work counter's address."""
+
+
+class Attributes(Protocol):
+    """`weft.device.cuda.driver.FunctionAttributes`."""
+
+    @property
+    def registers(self) -> int:
+        """Of a thread."""
+        ...
+
+    @property
+    def local_bytes(self) -> int:
+        """Of a thread."""
+        ...
+
+    @property
+    def shared_bytes(self) -> int:
+        """Static, of a CTA."""
+        ...
+
+
+class LoadedFunction(CudaFunction, Protocol):
+    """One entry of a loaded module whose resources can be asked."""
+
+    @property
+    def attributes(self) -> Attributes:
+        """As the driver says them."""
+        ...
+
+    def occupancy(self, block: tuple[int, int, int], shared_bytes: int) -> int:
+        """CTAs that fit into one multiprocessor at once."""
+        ...
+
+
+class LoadedModule(Protocol):
+    """A loaded cubin whose variables can be asked."""
+
+    def variable(self, name: str) -> tuple[int, int]:
+        """(address, bytes). DeviceError: there is none."""
+        ...
+
+
+@final
+class BoundFused:
+    """A loaded fused kernel. The module stays loaded while this lives."""
+
+    def __init__(self, source: FusedSource, cubin_path: Path | str, *, driver: CudaDriver | None = None) -> None:
+        """Load the entry, and prove once more that its warpgroups get the registers that they ask for.
+
+        Raises:
+            DeviceError: the cubin cannot be loaded, lacks the entry, asks for more than the device has, or has fewer
+                registers at launch than its warpgroups wait for [W301, W302].
+        """
+        self.source = source
+        self._driver = driver or real_driver()
+        self._module = self._driver.load(Path(cubin_path))
+        self._function = cast("LoadedFunction", self._module.function(source.entry))
+        at_launch = self._function.attributes.registers * source.threads
+        if source.registers_asked > at_launch:
+            raise DeviceError(
+                where=f"kernel {source.entry}",
+                problem=f"its warpgroups ask for {source.registers_asked} registers, the launch has {at_launch}:"
+                " it would never end",
+            )
+        self._function.prepare(source.shared_bytes, source.cluster)
+
+    @property
+    def attributes(self) -> Attributes:
+        """Registers, local and static shared memory."""
+        return self._function.attributes
+
+    def variable(self, name: str) -> tuple[int, int]:
+        """(address, bytes) of a `__constant__` or `__device__` variable, which the host fills before a launch.
+
+        Raises:
+            DeviceError: there is none [W302].
+        """
+        return cast("LoadedModule", self._module).variable(name)
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """CTAs that fit into one multiprocessor at once."""
+        return self._function.occupancy(self.source.block, self.source.shared_bytes)
+
+    def prepare(self, addresses: Sequence[Addresses], counter: int, *, dependent: bool = True) -> Prepared:
+        """Resolve the arguments: `addresses[0]` are LC's, `addresses[k]` those of BE source k - 1.
+
+        `counter`: device memory of a work counter.
+        A persistent co-runner has no LC role: `addresses[0]` is not looked at. Without `dependent` the launch begins
+        only when all before it has ended.
+
+        Raises:
+            ArtifactError: an argument without an address, or a counter that is not aligned to 16 bytes [W401].
+        """
+        if counter == 0 or counter % _ALIGNED:
+            raise ArtifactError(
+                problem=f"kernel {self.source.entry}: a work counter of {BYTES} bytes at {counter:#x}",
+                remedy=f"give device memory aligned to {_ALIGNED} bytes",
+            )
+        arguments: list[Argument] = []
+        for p in self.source.parameters:
+            if p.role == JOB:
+                arguments.append(counter)
+                continue
+            assert p.argument is not None  # only the counter has none
+            if p.role >= len(addresses):
+                raise ArtifactError(
+                    problem=f"kernel {self.source.entry}: no addresses of best-effort source {p.role}",
+                    remedy="give those of every source of the job",
+                )
+            arguments.append(resolved(p.argument, addresses[p.role], self._driver.encode))
+        launch = self._function.bind(
+            self.source.grid,
+            self.source.block,
+            arguments,
+            shared_bytes=self.source.shared_bytes,
+            cluster=self.source.cluster,
+            dependent=dependent and self.source.dependent,
+        )
+        return launch.launch
