@@ -24,6 +24,18 @@ def device_memory(size_bytes: int) -> Iterator[int]:
         call(api.cuMemFree, pointer)
 
 
+def copy(to: int, source: int, size_bytes: int, stream: int) -> None:
+    """Copy within the device, in the order of a stream."""
+    api = driver_api()
+    call(api.cuMemcpyDtoDAsync, to, source, size_bytes, api.CUstream(stream))
+
+
+def priorities() -> tuple[int, int]:
+    """The numbers of the lowest and of the highest priority of a stream."""
+    least, greatest = call(driver_api().cuCtxGetStreamPriorityRange)
+    return int(least), int(greatest)
+
+
 def fill(address: int, byte: int, size_bytes: int) -> None:
     """Set memory, after all work of the default stream."""
     call(driver_api().cuMemsetD8, address, byte, size_bytes)
@@ -45,11 +57,12 @@ def write(address: int, data: bytes) -> None:
 class Stream:
     """A stream that does not wait for the default one."""
 
-    def __init__(self, handle: int = 0) -> None:
-        """`handle`: of a stream that belongs to somebody else; 0: a new one."""
+    def __init__(self, handle: int = 0, *, priority: int = 0) -> None:
+        """`handle`: of a stream that belongs to somebody else; 0: a new one. Lower numbers of priority go first."""
         api = driver_api()
         self._owned = not handle
-        self._stream = call(api.cuStreamCreate, 1) if self._owned else api.CUstream(handle)
+        made = call(api.cuStreamCreateWithPriority, 1, priority) if self._owned else api.CUstream(handle)
+        self._stream = made
         self._events = tuple(call(api.cuEventCreate, 0) for _ in range(2))
         self.handle = int(self._stream)
 
@@ -89,6 +102,20 @@ class Stream:
         finally:
             self.synchronise()
             call(api.cuGraphExecDestroy, executable)
+
+    def fork(self, work: Callable[[int], None], stream: int) -> None:
+        """Put work on this stream behind what is on `stream` now, captured where that is captured; see `join`."""
+        api = driver_api()
+        there = api.CUstream(stream)
+        call(api.cuEventRecord, self._events[0], there)
+        call(api.cuStreamWaitEvent, self._stream, self._events[0], 0)
+        work(self.handle)
+
+    def join(self, stream: int) -> None:
+        """Let `stream` wait for what is on this one."""
+        api = driver_api()
+        call(api.cuEventRecord, self._events[1], self._stream)
+        call(api.cuStreamWaitEvent, api.CUstream(stream), self._events[1], 0)
 
     def close(self) -> None:
         """Give the events back, and the stream if it is ours."""
