@@ -117,7 +117,7 @@ def _run(
     folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
     glue = [
         f"""int run(void* const* a, const unsigned* g, const unsigned* b, const unsigned* o) {{
-  return launched({entry}, a, g, b, o, 1, 0);
+  return launched({entry}, a, g, b, o, g[0] * g[1] * g[2], 1, 0);
 }}""",
         *(f"void* symbol_{i}() {{ return (void*)&{name}; }}" for i, name in enumerate(symbols)),
         *extra,

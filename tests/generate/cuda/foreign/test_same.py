@@ -184,7 +184,7 @@ def test_a_barrier_that_is_lost_is_seen(tmp_path: Path) -> None:
     """That the comparison can fail: threads that leave and meet nobody, and a barrier that is none."""
     _, role = case(tmp_path, "leaves")
     with pytest.raises(AssertionError, match=r"was not at a barrier|wait in vain"):
-        on_host.wrapped(role, change=("\n::w_foreign_leave<1>(w_role);", ""))
+        on_host.wrapped(role, change=("\nw_foreign_leave<1>(w_role);", ""))
     m, role = case(tmp_path, "shared memory of the file")
     lost = on_host.wrapped(role, change=("#define __syncthreads() (w_role.sync())", "#define __syncthreads()"))
     assert not np.array_equal(lost[1], on_host.original(m, FILE_SHARED)[1])
@@ -225,7 +225,7 @@ def test_what_the_role_says_of_itself(tmp_path: Path) -> None:
     assert role.symbols == ("w_foreign::weights",)
     assert [p.type for p in one.parameters] == ["void*", "void*", "unsigned long long"]
     assert "host(" not in role.original and "main" not in role.original
-    assert "threadIdx" not in one.body and "#undef threadIdx" in one.globals
+    assert "threadIdx" not in one.body and '#pragma pop_macro("threadIdx")' in one.globals
 
 
 def test_the_kernel_alone_is_the_source_without_its_host_code(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 What speaks of threads, blocks, barriers or shared memory becomes a member function of `w_kernel<Role>`; types, data and
 other functions stand in front of it in a namespace of the role's own, so that data exists once per role. The text
 stands there twice, each time with the other half blanked, so that macros and conditions mean in both what they meant
-where they stood. threadIdx and its like are macros that ask the role; all macros are undefined behind it.
+where they stood. threadIdx and its like are macros that ask the role; behind it they are what they were, and all others undefined.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def role_text(wrapped: Wrapped, manifest: Manifest, name: str, placed: Placed | 
     def at(found: re.Match[str]) -> str:
         which, kind = found[1], found[2]
         if placed is None and which != "D":
-            return f"(::w_foreign_size<{which}, sizeof({kind}), alignof({kind})>(), *({kind}*)(w_shared))"
+            return f"(w_foreign_size<{which}, sizeof({kind}), alignof({kind})>(), *({kind}*)(w_shared))"
         if placed is not None:
             offset = placed.static_bytes if which == "D" else placed.offsets.get(int(which), 0)
             return f"*({kind}*)(w_shared + {offset})"
@@ -279,19 +279,21 @@ def role_text(wrapped: Wrapped, manifest: Manifest, name: str, placed: Placed | 
 
     x, y, z = manifest.block
     own = {
-        "threadIdx": f"(::w_foreign_thread<{x}u, {y}u, {z}u>(w_role.thread()))",
-        "blockIdx": "(::w_foreign_block(w_role))",
-        "blockDim": f"(::w_foreign_dim<{x}u, {y}u, {z}u>())",
-        "gridDim": "(::w_foreign_grid(w_role))",
+        "threadIdx": f"(w_foreign_thread<{x}u, {y}u, {z}u>(w_role.thread()))",
+        "blockIdx": "(w_foreign_block(w_role))",
+        "blockDim": f"(w_foreign_dim<{x}u, {y}u, {z}u>())",
+        "gridDim": "(w_foreign_grid(w_role))",
     }
     if wrapped.meets:
         own |= {
             "__syncthreads()": _SYNC[wrapped.form],
-            "__syncthreads_count(x)": f"(::w_foreign_count<{wrapped.form}>(w_role, (x) != 0))",
-            "__syncthreads_and(x)": f"(::w_foreign_and<{wrapped.form}>(w_role, (x) != 0))",
-            "__syncthreads_or(x)": f"(::w_foreign_or<{wrapped.form}>(w_role, (x) != 0))",
+            "__syncthreads_count(x)": f"(w_foreign_count<{wrapped.form}>(w_role, (x) != 0))",
+            "__syncthreads_and(x)": f"(w_foreign_and<{wrapped.form}>(w_role, (x) != 0))",
+            "__syncthreads_or(x)": f"(w_foreign_or<{wrapped.form}>(w_role, (x) != 0))",
         }
-    ours = [f"#define {left} {right}\n" for left, right in own.items()]
+    names = [left.partition("(")[0] for left in own]
+    ours = [f'#pragma push_macro("{n}")\n#undef {n}\n' for n in names]
+    ours += [f"#define {left} {right}\n" for left, right in own.items()]
     gone = "".join(f"#undef {n}\n" for n in wrapped.macros)
     line = f'#line 1 "{UNIT}"\n' if lines else ""
     behind = '#line 1 "w_role"\n' if lines else ""
@@ -302,7 +304,7 @@ def role_text(wrapped: Wrapped, manifest: Manifest, name: str, placed: Placed | 
             "const w_Role w_role;\nunsigned char* const w_shared;\n",
             line, _squeezed(_PLACE.sub(at, wrapped.second), lines), behind, gone,
             run_text(wrapped, manifest), "};\n",
-            *(f"#undef {left.partition('(')[0]}\n" for left in own), "}\n",
+            *(f'#pragma pop_macro("{n}")\n' for n in names), "}\n",
         ]
     )  # fmt: skip
 
@@ -326,14 +328,14 @@ def run_text(wrapped: Wrapped, manifest: Manifest) -> str:
         names = argument_names(p, i)
         if p.kind == "scalar":
             declared += [f"unsigned long long {n}" for n in names]
-            given.append(f"::w_foreign_scalar<{p.type}>({', '.join(names)})")
+            given.append(f"w_foreign_scalar<{p.type}>({', '.join(names)})")
         else:
             declared.append(f"{'const ' if p.kind == 'input' else ''}void* {names[0]}")
             given.append(f"({p.type}*){names[0]}")
     call = f"this->{'template ' if '<' in manifest.entry else ''}{manifest.entry}({', '.join(given)});"
     if manifest.threads % 32:
         call = f"if (w_role.thread() < {manifest.threads}u) {call}"
-    leave = f"\n::w_foreign_leave<{wrapped.form}>(w_role);" if wrapped.form else ""
+    leave = f"\nw_foreign_leave<{wrapped.form}>(w_role);" if wrapped.form else ""
     sizes = "".join(
         f'static_assert(sizeof({d.type}) == {d.per * d.element.nbytes}, "the type of {d.name} in kernel.toml");\n'
         for d in [*(p.data for p in manifest.parameters if p.data), *manifest.constants]
