@@ -41,7 +41,6 @@ from weft.gemm.search import feasible
 from weft.gemm.spec import Gemm
 from weft.generate.bind import Addresses, BoundCuda, CudaDriver, Prepared
 from weft.generate.bind_fused import BoundFused
-from weft.generate.cuda.foreign import manifest
 from weft.generate.cuda.foreign.read import ForeignRole
 from weft.generate.cuda.foreign.read import read as foreign
 from weft.generate.cuda.gemm.common.product import Product, product
@@ -156,11 +155,11 @@ class Loader:
         module = self._load(cubin.path)
         for k, role in enumerate(roles):
             outer = [p.format(k) for p in prefix]
-            data = {c.name: c for c in jobs.read(role.manifest.path).constants}
+            data = {c.name: c for c in role.manifest.constants}
             for symbol in role.symbols:
                 namespace, name = symbol.split("::")
                 address, _ = module.variable(mangled([*outer, namespace, name]))
-                write(address, data[name].drawn(role.manifest.path.parent).tobytes())
+                write(address, jobs.drawn(data[name]).tobytes())
 
 
 def mangled(names: Sequence[str]) -> str:
@@ -184,7 +183,7 @@ class Job:
     @property
     def exact(self) -> bool:
         """Whether its results have one value, bit by bit."""
-        return all(s.exact for s in self.job.stages)
+        return all(s.manifest.exact for s in self.job.stages)
 
     def addresses(self, at: dict[str, int]) -> list[Addresses]:
         """Of each stage, given those of the job's buffers."""
@@ -204,7 +203,7 @@ def job_of(name: str, *, small: bool = False) -> Job:
     found = jobs.load(name, small=small)
     stages = []
     for k, stage in enumerate(found.stages):
-        role = foreign(manifest.read(stage.path, small=small), f"w_f{k}")
+        role = foreign(stage.manifest, f"w_f{k}")
         if isinstance(role, Declined):
             raise ValueError(f"{name}: {role.reason}")  # noqa: TRY004 - it is the file
         stages.append(role)
