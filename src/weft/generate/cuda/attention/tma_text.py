@@ -23,6 +23,7 @@ from weft.generate.cuda.attention.tma_maps import PANEL, ROWS, Mapped, panels
 from weft.generate.cuda.attention.tma_shapes import AttentionTmaConfig, k_bytes, padded, q_bytes, tiles, v_bytes
 from weft.generate.cuda.gemm.common.epilogue import wide_store
 from weft.generate.cuda.intrinsics.prelude import storage
+from weft.generate.cuda.intrinsics.ring import Ring, initialised, prefetched, prologue
 from weft.generate.cuda.role.role import PDL
 from weft.generate.expr.ctype import c_type, literal
 from weft.generate.expr.elementwise import Value
@@ -94,15 +95,13 @@ class Kernel:
             "const u32 sb = w_shared(sm);",
             "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
             "// rings of keys and values: full barriers count TMA's bytes, empty ones the warps that have read a tile",
-            (
-                f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{"
-                f" w_bar_init(sb + FULLK + 8 * i, 1); w_bar_init(sb + EMPTYK + 8 * i, {readers});"
-                f" w_bar_init(sb + FULLV + 8 * i, 1); w_bar_init(sb + EMPTYV + 8 * i, {readers}); }}"
-                f" w_bar_init(sb + FULLQ, 1); w_bar_init(sb + EMPTYQ, {4 * s.consumers});"
-                f" for (int i = 0; i < {s.consumers}; ++i) w_bar_init(sb + TURN + 8 * i, 4);"
-                f" w_bar_init(sb + KNOWN, 3); w_bar_init(sb + READ, {4 * s.consumers});"
+            prologue(
+                initialised(readers, self._ring("K"), self._ring("V")),
+                f"w_bar_init(sb + FULLQ, 1); w_bar_init(sb + EMPTYQ, {4 * s.consumers});",
+                f"for (int i = 0; i < {s.consumers}; ++i) w_bar_init(sb + TURN + 8 * i, 4);",
+                f"w_bar_init(sb + KNOWN, 3); w_bar_init(sb + READ, {4 * s.consumers});",
                 # nothing waits at MET: it keeps the machine code of kernels that were measured
-                f" w_bar_init(sb + MET, {max(1, 4 * s.consumers - 4)}); w_bar_ready(); }}"
+                f"w_bar_init(sb + MET, {max(1, 4 * s.consumers - 4)});",
             ),
             "role.sync();",
             f"if (warp >= {4 * s.consumers}) {{",
@@ -171,15 +170,16 @@ class Kernel:
         v = [self.v.copy("mv", panel[j], "bar", j * PANEL) for j in range(panels(p.head))]
 
         def tile(name: str, at: str, size: int, copies: list[str]) -> str:
+            ring = self._ring(name)
             return (
-                f"{{ const u32 bar = sb + FULL{name} + 8 * slot, to = sb + {at} + slot * {size};"
-                f" w_bar_wait(sb + EMPTY{name} + 8 * slot, phase ^ 1); w_bar_expect(bar, {size}u);"
+                f"{{ const u32 bar = {ring.filled_at()}, to = sb + {at} + slot * {size};"
+                f" {ring.await_read('slot', 'phase ^ 1')} w_bar_expect(bar, {size}u);"
                 f" {' '.join(copies)} }}"
             )
 
         return [
             f"if (warp == {4 * s.consumers}) {{",
-            "if (lane == 0) { w_map_prefetch(&mq); w_map_prefetch(&mk); w_map_prefetch(&mv); }",
+            f"if (lane == 0) {{ {prefetched('mq', 'mk', 'mv')} }}",
             PDL,
             "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
             "if (lane == 0) { u32 it = 0, job = 0;",
@@ -220,11 +220,15 @@ class Kernel:
             "}\n}" if s.split_keys else "}",
         ]
 
+    def _ring(self, name: str) -> Ring:
+        """The ring of keys (K) or values (V)."""
+        return Ring(self.s.stages, f"sb + FULL{name}", f"sb + EMPTY{name}")
+
     @property
     def _place(self) -> str:
         """Where tile `it` is: C text of declarations."""
-        it, n = Int("it"), self.s.stages
-        return f"slot = {it % n}, phase = {it / n} & 1"
+        ring = self._ring("K")
+        return f"slot = {ring.slot()}, phase = {ring.parity()}"
 
     def _first_tile(self) -> list[str]:
         """Weights of the tile that comes first: the last of the keys, where masks are."""
@@ -232,10 +236,10 @@ class Kernel:
         return [
             f"{{ const int i = count - 1{group}; (void)i;",
             f"const u32 {self._place};",
-            "w_bar_wait(sb + FULLK + 8 * slot, phase);",
+            self._ring("K").await_filled("slot", "phase"),
             *self._scores("slot"),
             "w_group_wait<0>(); w_hold(s);",
-            _ARRIVE.format("EMPTYK + 8 * slot"),
+            self._ring("K").release("slot"),
             *self._masked(),
             *self._weights(first=True),
             *self._packed(),
@@ -255,20 +259,20 @@ class Kernel:
         return [
             "// the scores of a tile run beside the results of the one before, its softmax beside those",
             f"#pragma unroll 1\n{head}",
-            f"const u32 {self._place}, next = {(Int('it') + step) % s.stages};",
+            f"const u32 {self._place}, next = {self._ring('K').slot(Int('it') + step)};",
             mine,
             *self._scores("next"),
             *self._results("slot", "phase"),
             theirs,
             "w_group_wait<1>(); w_hold(s);",
-            _ARRIVE.format("EMPTYK + 8 * next"),
+            self._ring("K").release("next"),
             *self._masked(),
             *self._weights(first=False),
             # the wait that a loop ends with keeps the assembler from computing weights behind the one for products
             "w_hold(s);",
             f"if (i >= {step}) {self._keys_are_there(f'it + {2 * step}')}",
             "w_group_wait<0>(); w_hold(o);",
-            _ARRIVE.format("EMPTYV + 8 * slot"),
+            self._ring("V").release("slot"),
             f"{each('j', self.columns // 2)} o[j] *= old[j >> 1 & 1];",
             *self._packed(),
             "}",
@@ -281,7 +285,7 @@ class Kernel:
             "w_group_begin();",
             *self._results("slot", "phase"),
             "w_group_wait<0>(); w_hold(o);",
-            _ARRIVE.format("EMPTYV + 8 * slot"),
+            self._ring("V").release("slot"),
             "}",
         ]
 
@@ -347,8 +351,8 @@ class Kernel:
 
     def _keys_are_there(self, tile: str) -> str:
         """Statement: wait for the keys of a tile by its number."""
-        at, n = Int(tile), self.s.stages
-        return f"w_bar_wait({summed('sb', 'FULLK', 8 * (at % n))}, {at / n} & 1);"
+        ring = self._ring("K")
+        return ring.await_filled(ring.slot(tile), ring.parity(tile))
 
     def _scores(self, slot: str) -> list[str]:
         """s = q kᵀ of this warpgroup's rows, issued."""
@@ -367,7 +371,7 @@ class Kernel:
         """o += weights times values, issued."""
         p, s = self.p, self.s
         return [
-            f"{{ w_bar_wait(sb + FULLV + 8 * {slot}, {phase});",
+            f"{{ {self._ring('V').await_filled(slot, phase)}",
             (f"const u64 dv = w_operand_at(sb + VALUES + {slot} * {v_bytes(p, s)}, {s.bn * 2 * PANEL}, 1024, 1);"),
             "w_group_begin();",
             f"{each('q', s.bn // 16)} w_weighted_{self.kind}(o, w[q], dv + q * 128);",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.intrinsics.prelude import prelude, storage, tma_header
+from weft.generate.cuda.intrinsics.ring import initialised, prologue
 from weft.generate.cuda.mlp import image as mlp_image
 from weft.generate.cuda.mlp.beside import each
 from weft.generate.cuda.mlp.image import PANEL, Image
@@ -153,10 +154,10 @@ class PairKernel(Kernel):
         return [
             f"const u32 box = w_shared(sm) + {ring + vectors}u, mail = box + {2 * _mail(full)}u;",
             f"const u32 full = mail + 16u, empty = full + {8 * s.stages}u;",
-            (
-                f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(full + 8 * i, 1);"
-                " w_bar_init(empty + 8 * i, 4); } w_bar_init(mail, 1); w_bar_init(mail + 8, 1); w_bar_ready();"
-                f" w_bar_expect(mail, {_mail(full)}); w_bar_expect(mail + 8, {_mail(full)}); }}"
+            prologue(
+                initialised(4, self._ring),
+                "w_bar_init(mail, 1); w_bar_init(mail + 8, 1);",
+                then=f"w_bar_expect(mail, {_mail(full)}); w_bar_expect(mail + 8, {_mail(full)});",
             ),
             f"const u32 total = (({units}u - 1 - (role.block_x() >> 1)) / (role.blocks_x() >> 1) + 1)",
             f"* {len(panels)}u;",
@@ -165,11 +166,11 @@ class PairKernel(Kernel):
             "if (asked < total) {",
             f"const u32 size = {chosen('at_asked', [size for _, size in panels])};",
             f"const u32 place = side ? {places[1]} : {places[0]};",
-            "if (turn_asked) w_bar_wait(empty + 8 * slot_asked, (turn_asked - 1) & 1);",
-            "w_bar_expect(full + 8 * slot_asked, size);",
+            f"if (turn_asked) {self._ring.await_read('slot_asked', '(turn_asked - 1) & 1')}",
+            f"w_bar_expect({self._ring.filled_at('slot_asked')}, size);",
             f"w_bulk(w_shared(sm) + slot_asked * {slot}u, (const char*)pk + place, size, full + 8 * slot_asked);",
             f"++asked; if (++at_asked == {len(panels)}) at_asked = 0;",
-            f"if (++slot_asked == {s.stages}) {{ slot_asked = 0; ++turn_asked; }}",
+            self._ring.advance("slot_asked", "++turn_asked"),
             "}\n};",
             f"if (t == 0) for (int i = 0; i < {s.stages}; ++i) ask();",
             (
@@ -258,13 +259,13 @@ class PairKernel(Kernel):
 
     def _panel(self) -> list[str]:
         return [
-            "w_bar_wait(full + 8 * slot, parity);",
+            self._ring.await_filled("slot", "parity"),
             f"{{ const u64 w = w_behind(weights, slot * {_slot(self.image.p)}u);",
         ]
 
     @staticmethod
     def _panel_read() -> str:
-        return "__syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before); if (t == 0) ask();\n__syncwarp();"
+        return f"{Kernel._panel_read()} if (t == 0) ask();\n__syncwarp();"
 
 
 def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) -> RoleSource | Declined:

@@ -14,6 +14,7 @@ from pathlib import Path
 from weft.generate.cuda.gemm.common.epilogue import wide_load, wide_store
 from weft.generate.cuda.intrinsics.approx import FUNCTIONS, JUMPS, NARROW
 from weft.generate.cuda.intrinsics.prelude import storage
+from weft.generate.cuda.intrinsics.ring import Ring, initialised, prologue
 from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.generate.cuda.mlp import beside as mlp_beside
 from weft.generate.cuda.mlp.beside import PERIODIC, each
@@ -216,10 +217,7 @@ class Kernel:
             f"for (int i = t; i < {fixed // 16}; i += {s.threads})",
             "w_copy16(w_shared(sm) + 16 * i, (const char*)pk + 16 * i);",
             "w_commit(); w_arrived<0>(); w_async_fence();",
-            (
-                f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(full + 8 * i, 1);"
-                f" w_bar_init(empty + 8 * i, {s.warps}); }} w_bar_ready(); }}"
-            ),
+            prologue(initialised(s.warps, self._ring)),
             "role.sync();",
             # of all panels of all turns of this block, the next one to be asked for, and the one that is read
             f"const u32 total = (({units}u - 1 - role.block_x()) / role.blocks_x() + 1) * {len(panels)}u;",
@@ -227,15 +225,20 @@ class Kernel:
             "auto ask = [&]() {",
             "if (asked < total) {",
             f"const u32 size = {chosen('at_asked', [size for *_, size in panels])};",
-            "if (turn_asked) w_bar_wait(empty + 8 * slot_asked, (turn_asked - 1) & 1);",
-            "w_bar_expect(full + 8 * slot_asked, size);",
+            f"if (turn_asked) {self._ring.await_read('slot_asked', '(turn_asked - 1) & 1')}",
+            f"w_bar_expect({self._ring.filled_at('slot_asked')}, size);",
             f"w_bulk({summed('w_shared(sm)', fixed, f'slot_asked * {slot}u')},",
-            "(const char*)pk + place, size, full + 8 * slot_asked);",
+            f"(const char*)pk + place, size, {self._ring.filled_at('slot_asked')});",
             f"++asked; place += size; if (++at_asked == {len(panels)}) {{ at_asked = 0, place = {start}; }}",
-            f"if (++slot_asked == {s.stages}) {{ slot_asked = 0; ++turn_asked; }}",
+            self._ring.advance("slot_asked", "++turn_asked"),
             "}\n};",
             f"if (t == {self._asking}) for (int i = 0; i < {panels_ahead(s)}; ++i) ask();",
         ]
+
+    @property
+    def _ring(self) -> Ring:
+        """The ring of panels."""
+        return Ring(self.s.stages, "full", "empty")
 
     def _panels(self) -> list[tuple[int, int, int, int]]:
         """(layer, panel, offset, bytes) in the order of reading."""
@@ -570,20 +573,20 @@ class Kernel:
         return [
             f"if (t == {self._asking}) ask();",
             "__syncwarp();",
-            "w_bar_wait(full + 8 * slot, parity);",
+            self._ring.await_filled("slot", "parity"),
             f"{{ const u64 w = w_behind(weights, {summed(fixed_bytes(self.image, self.s), f'slot * {slot}u')});",
         ]
 
     def _next_panel(self, first: bool) -> list[str]:
         return [
             f"{'u32 ' if first else ''}before = slot;",
-            f"if (++slot == {self.s.stages}) {{ slot = 0; parity ^= 1; }}",
+            self._ring.advance(),
         ]
 
     @staticmethod
     def _panel_read() -> str:
         """The panel `before` may be overwritten."""
-        return "__syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before);"
+        return f"__syncwarp(); {Ring(0, 'full', 'empty').release('before')}"
 
     @property
     def _asking(self) -> int:

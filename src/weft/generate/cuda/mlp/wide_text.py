@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from weft.generate.cuda.gemm.common.epilogue import wide_load, wide_store
 from weft.generate.cuda.intrinsics.prelude import storage
+from weft.generate.cuda.intrinsics.ring import initialised, prologue
 from weft.generate.cuda.mlp import beside as mlp_beside
 from weft.generate.cuda.mlp.beside import each
 from weft.generate.cuda.mlp.image import PANEL, pieces, whole
@@ -177,7 +178,7 @@ class WideKernel(Kernel):
         ]
         step = [
             f"++asked; place += size; if (++at_asked == {len(panels)}) {{ at_asked = 0; place = 0; }}",
-            f"if (++slot_asked == {s.stages}) {{ slot_asked = 0; ++turn_asked; }}",
+            self._ring.advance("slot_asked", "++turn_asked"),
         ]
         size = f"const u32 size = {chosen('at_asked', panels)};"
         to = summed("w_shared(sm)", self.ring, f"slot_asked * {self.slot}u")
@@ -199,16 +200,13 @@ class WideKernel(Kernel):
             f"const u32 full = w_shared(sm) + {bars}u, empty = full + {8 * s.stages}u;",
             *lines,
             "w_commit(); w_arrived<0>();",
-            (
-                f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(full + 8 * i, 1);"
-                f" w_bar_init(empty + 8 * i, {s.warps}); }} w_bar_ready(); }}"
-            ),
+            prologue(initialised(s.warps, self._ring)),
             "role.sync();",
             "auto ask = [&]() {\nif (asked < total) {",
             size,
-            "if (turn_asked) w_bar_wait(empty + 8 * slot_asked, (turn_asked - 1) & 1);",
-            "w_bar_expect(full + 8 * slot_asked, size);",
-            f"w_bulk({to}, (const char*)pk + place, size, full + 8 * slot_asked);",
+            f"if (turn_asked) {self._ring.await_read('slot_asked', '(turn_asked - 1) & 1')}",
+            f"w_bar_expect({self._ring.filled_at('slot_asked')}, size);",
+            f"w_bulk({to}, (const char*)pk + place, size, {self._ring.filled_at('slot_asked')});",
             *step,
             "}\n};",
             f"if (t == 0) for (int i = 0; i < {s.stages // 2}; ++i) ask();",
@@ -353,7 +351,7 @@ class WideKernel(Kernel):
     def _panel_products(self, part: int, columns: int) -> list[str]:
         """The sums of a piece, panel by panel; the left operand is in registers."""
         s, depth = self.s, self.p.layers[part - 1].depth // 16
-        step = f"if (++slot == {s.stages}) {{ slot = 0; parity ^= 1; }}"
+        step = self._ring.advance()
         lines: list[str] = ["{"]
         for i, first in enumerate(range(0, depth, PANEL // 16)):
             count = min(PANEL // 16, depth - first)
@@ -363,17 +361,17 @@ class WideKernel(Kernel):
                 continue
             lines += [
                 "if (t == 0) ask();\n__syncwarp();",
-                "w_bar_wait(full + 8 * slot, parity); w_group_begin();",
+                f"{self._ring.await_filled('slot', 'parity')} w_group_begin();",
                 *calls,
                 "w_group_commit();",
             ]
             if i:
-                lines.append("w_group_wait<1>(); __syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before);")
+                lines.append(f"w_group_wait<1>(); {self._panel_read()}")
             lines += [f"{'u32 ' if i == 0 else ''}before = slot;", step]
         return [*lines, *(self._last_panel() if s.group else []), "}"]
 
     def _last_panel(self) -> list[str]:
-        return ["w_group_wait<0>(); __syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * before);", self._hold()]
+        return [f"w_group_wait<0>(); {self._panel_read()}", self._hold()]
 
     def _hold(self) -> str:
         return "#pragma unroll\nfor (int e = 0; e < (int)(sizeof d / 4); ++e) w_hold(d[e]);"
@@ -382,7 +380,7 @@ class WideKernel(Kernel):
         """The same where fragments of x are read panel by panel; the next one's while this one is multiplied."""
         s, depth = self.s, self.p.layers[0].depth
         count = -(-depth // PANEL)
-        step = f"if (++slot == {s.stages}) {{ slot = 0; parity ^= 1; }}"
+        step = self._ring.advance()
         calls = self._multiplied(1, "panel", PANEL // 16, columns, "a[k]")  # not 0 behind the first panel
         lines = [
             "u32 following[4][4]; load(row0, 0, following);",
@@ -395,14 +393,14 @@ class WideKernel(Kernel):
         return [
             *lines,
             "if (t == 0) ask();\n__syncwarp();",
-            "w_bar_wait(full + 8 * slot, parity); w_group_begin();",
+            f"{self._ring.await_filled('slot', 'parity')} w_group_begin();",
             *calls,
             "w_group_commit();",
             ahead,
             "__syncwarp(); w_group_wait<0>();",
             # products read these registers until now: what is loaded meanwhile must not lie in them
             f'#ifndef W_EMULATED\n{each("k", 4)}\n{each("e", 4)} asm volatile("" ::"r"(a[k][e]));\n#endif',
-            "__syncwarp(); if (lane == 0) w_bar_arrive(empty + 8 * slot);",
+            f"__syncwarp(); {self._ring.release('slot')}",
             self._hold(),
             step,
             "}",

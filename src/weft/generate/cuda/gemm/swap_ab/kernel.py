@@ -19,9 +19,9 @@ from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma.kernel import instruction
 from weft.generate.cuda.gemm.tma.operands import STEP, Operand, Share, left, right, rows_of, stages_of_sum
 from weft.generate.cuda.gemm.tma.pack import pack_panels
-from weft.generate.cuda.gemm.tma.ring import PHASES
 from weft.generate.cuda.gemm.tma.shape import CLUSTER_SHAPES
 from weft.generate.cuda.intrinsics.prelude import multicast_header, prelude, storage, tma_header
+from weft.generate.cuda.intrinsics.ring import PHASES, Ring, initialised, prefetched, prologue
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import PDL, DeviceRole, Parameter, RoleSource
 from weft.generate.expr.integer import Int
@@ -155,10 +155,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         *_places(s, mt, nt, kt),
         f"const int g = {Int('z') / batches}, b = {Int('z') % batches}; (void)g; (void)b;",
         _tile_of_weights(p, s, nt * cluster_n) if packed else "",
-        (
-            f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
-            f" w_bar_init(sb + EMPTY + 8 * i, {4 * s.consumers * (cluster_m + cluster_n - 1)}); }} w_bar_ready(); }}"
-        ),
+        prologue(initialised(4 * s.consumers * (cluster_m + cluster_n - 1), Ring(s.stages))),
         "role.sync();",
         "w_cluster_sync();" if s.multicast else "",
         f"if (warp >= {4 * s.consumers}) {{",
@@ -225,7 +222,7 @@ def _tile_of_weights(p: Product, s: SwapAbConfig, nt: int) -> str:
 
 def _walk(stages: int) -> str:
     """Head of a loop over stages that counts slots and their parity."""
-    again = f"slot = slot == {stages - 1} ? 0 : slot + 1, lap ^= slot == 0"
+    again = Ring(stages).counted()
     return f"#pragma unroll 1\nfor (u32 it = 0, slot = 0, lap = 0; it < (u32)(last - first); ++it, {again}) {{"
 
 
@@ -239,21 +236,22 @@ def _copies(s: SwapAbConfig, a: Operand, w: Operand) -> list[str]:
     load_w = f"if (it % {cluster_m} == down) {{ {w.load} }}" if cluster_m > 1 else w.load
     early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)" if packed and cluster_m == 1 else "0u"
     lines = ["// producer warp: one thread keeps the ring of stages full by TMA"]
-    lines += [f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);")]
+    ring = Ring(s.stages)
+    lines += [f"{one} {prefetched('ma', *(() if packed else ('mw',)))}"]
     if packed and cluster_m == 1:
         lines += [
             "// weights are constants: a first round of stages, before what earlier kernels wrote is waited for",
             f"for (u32 i = 0; i < {early}; ++i) {{ const int kb = first + (int)i; const u32 to = sb + i * STAGE;",
-            f"const u32 bar = sb + FULL + 8 * i; w_bar_expect(bar, {s.stage_bytes}u); {w.load} }}",
+            f"const u32 bar = {ring.filled_at('i')}; w_bar_expect(bar, {s.stage_bytes}u); {w.load} }}",
         ]
     lines += [
         "}",
         PDL,
         "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
         f"{one}\n{_walk(s.stages)}",
-        "const int kb = first + (int)it; const u32 bar = sb + FULL + 8 * slot, at = sb + slot * STAGE;",
+        f"const int kb = first + (int)it; const u32 bar = {ring.filled_at()}, at = sb + slot * STAGE;",
         f"if (it >= {early}) {{" if packed and cluster_m == 1 else "{",
-        f"w_bar_wait(sb + EMPTY + 8 * slot, lap ^ 1); w_bar_expect(bar, {s.stage_bytes}u);",
+        f"{ring.await_read('slot', 'lap ^ 1')} w_bar_expect(bar, {s.stage_bytes}u);",
         f"const u32 to = at; {load_w} }}",
         f"const u32 to = at + {s.bn * STEP * 2}; {load_a} }} }}",
         "__syncwarp(); w_cluster_sync(); w_cluster_sync();" if s.split > 1 else "",
@@ -275,7 +273,7 @@ def _products(p: Product, s: SwapAbConfig, w: Operand) -> list[str]:
         f"float acc[{s.bm // 2}];",
         _walk(s.stages),
         "const u32 at = sb + slot * STAGE;",
-        "w_bar_wait(sb + FULL + 8 * slot, lap);",
+        Ring(s.stages).await_filled("slot", "lap"),
         "w_group_begin();\n#pragma unroll\nfor (u32 q = 0; q < 4; ++q)",
         f"w_product_{p.multiplied}_{int(w.mn_major)}0(acc, {of_w}, {of_a}, it | q);",
         "w_group_commit(); w_group_wait<1>();",
@@ -289,7 +287,7 @@ def _products(p: Product, s: SwapAbConfig, w: Operand) -> list[str]:
 def _given(s: SwapAbConfig, slot: str) -> str:
     """Which lanes give a stage back, and how: to every block that copies into this one, or for which it copies."""
     cluster_m, cluster_n = CLUSTER_SHAPES[s.multicast]
-    at = f"sb + EMPTY + 8 * ({slot})"
+    at = Ring(s.stages).read_at(f"({slot})")
     if not s.multicast:
         return f"lane == 0) w_bar_arrive({at});"
     n = cluster_n

@@ -36,7 +36,7 @@ from weft.generate.cuda.gemm.tma.operands import (
     stages_of_sum,
 )
 from weft.generate.cuda.gemm.tma.pack import pack_panels
-from weft.generate.cuda.gemm.tma.ring import PHASES, ring
+from weft.generate.cuda.gemm.tma.ring import walk_of
 from weft.generate.cuda.gemm.tma.shape import (
     MOST_SHARES,
     MOST_TWO_LEVEL,
@@ -48,6 +48,7 @@ from weft.generate.cuda.gemm.tma.shape import (
     two_level_registers,
 )
 from weft.generate.cuda.intrinsics.prelude import multicast_header, prelude, storage, tma_header
+from weft.generate.cuda.intrinsics.ring import PHASES, Ring, initialised, prefetched, prologue
 from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import PDL, DeviceRole, Parameter, RegisterSplit, RoleSource
@@ -148,10 +149,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     readers = own * (s.cluster_m + s.cluster_n - 1)
     ring = s.stages * s.stage_bytes + s.staged_bytes
     places = f", FIELD = {a.bytes}, THERE = TURN + 16, READ = THERE + {8 * s.halo_stages}" if s.halo_stages else ""
-    halo = (
-        f" for (int i = 0; i < {s.halo_stages}; ++i) {{ w_bar_init(sb + THERE + 8 * i, 1);"
-        f" w_bar_init(sb + READ + 8 * i, {own}); }}"
-    )
+    barriers = [initialised(readers, Ring(s.stages)), *([initialised(own, _halo_ring(s))] if s.halo_stages else [])]
     lines = [
         (
             f"enum {{ STAGE = {s.stage_bytes}, RING = {s.halo_stages * a.bytes}, FULL = RING + {ring},"
@@ -160,12 +158,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         "const u32 sb = w_shared(sm);",
         "const int t = role.thread(), lane = t & 31, warp = t >> 5;",
         "// full barriers count TMA's bytes, empty ones the consumer warps that have read a stage",
-        (
-            f"if (t == 0) {{ for (int i = 0; i < {s.stages}; ++i) {{ w_bar_init(sb + FULL + 8 * i, 1);"
-            f" w_bar_init(sb + EMPTY + 8 * i, {readers}); }}"
-            f"{halo if s.halo_stages else ''}"
-            " w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4); w_bar_ready(); }"
-        ),
+        prologue(*barriers, "w_bar_init(sb + TURN, 4); w_bar_init(sb + TURN + 8, 4);"),
         "role.sync();",
         f"w_cluster_sync();\nconst u32 rank = role.block_x() % {s.multicast_ctas};" if s.multicast else "",
         _range(p, rows, s),
@@ -225,6 +218,11 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         exact_arch=True,
     )
     return packed_by(source, packings)
+
+
+def _halo_ring(s: TmaConfig) -> Ring:
+    """The ring of halo tiles."""
+    return Ring(s.halo_stages, "sb + THERE", "sb + READ")
 
 
 def _workspace(p: Product, rows: Rows, s: TmaConfig) -> int:
@@ -367,12 +365,12 @@ def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> lis
         else ""
     )
     a_bytes = 0 if s.halo_stages else s.bm * STEP * 2
-    walk = ring(s)
+    walk = walk_of(s)
     one = f"if (t == {128 * s.consumers}) {{"
     lines = ["// register split: what the producer gives back, consumers take"] if s.moves_registers else []
     lines += ["role.dealloc_registers();"] if s.moves_registers else []
-    stored = " w_map_prefetch(&my);" if s.store else ""
-    lines.append(f"{one} w_map_prefetch(&ma);" + ("" if packed else " w_map_prefetch(&mw);") + stored)
+    maps = ("ma", *(() if packed else ("mw",)), *(("my",) if s.store else ()))
+    lines.append(f"{one} {prefetched(*maps)}")
     early = "0u"
     if packed and not s.stream_k:
         early = f"(last - first < {s.stages} ? (u32)(last - first) : {s.stages}u)"
@@ -380,7 +378,7 @@ def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> lis
             "// weights are constants: a first round of stages, before what earlier kernels wrote is waited for",
             f"const int tile = {_BLOCK / s.cluster}; {_tile(p, rows, s)} {tile_at}",
             (
-                f"for (u32 i = 0; i < {early}; ++i) {{ const u32 bar = sb + FULL + 8 * i;"
+                f"for (u32 i = 0; i < {early}; ++i) {{ const u32 bar = {walk.ring.filled_at('i')};"
                 f" const u32 to = {summed('sb', 'RING', Int('i') * 'STAGE', a_bytes)};"
                 f" const int kb = first + (int)i;"
                 f" w_bar_expect(bar, {bytes_}u); {w.load} }}"
@@ -401,9 +399,9 @@ def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> lis
         PHASES,
         f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{ const int kb = st; (void)kb;",
         _load_halo(p, s, a) if s.halo_stages else "",
-        f"const u32 {walk.slot}bar = sb + FULL + 8 * slot;",
+        f"const u32 {walk.slot}bar = {walk.ring.filled_at()};",
         f"if (it >= {early}) {{" if packed and not s.stream_k else "{",
-        f"w_bar_wait(sb + EMPTY + 8 * slot, {walk.parity} ^ 1); w_bar_expect(bar, {bytes_}u);",
+        f"{walk.ring.await_read('slot', f'{walk.parity} ^ 1')} w_bar_expect(bar, {bytes_}u);",
         f"const u32 to = {summed('sb', 'RING', Int('slot') * 'STAGE', a_bytes)}; {w.load} }}",
         "}" if s.halo_stages else f"const u32 to = sb + slot * STAGE; {a.load} }}",
         "} }",
@@ -417,11 +415,12 @@ def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> lis
 
 def _load_halo(p: Product, s: TmaConfig, a: Operand) -> str:
     """Before the first tap of a block of channels."""
-    taps = _rounds(p, s)
+    taps, ring = _rounds(p, s), _halo_ring(s)
+    free = ring.await_read("slot", f"{ring.parity('cell')} ^ 1")
     return (
-        f"if (st % {taps} == 0) {{ const u32 slot = cell % {s.halo_stages}, bar = sb + THERE + 8 * slot;"
+        f"if (st % {taps} == 0) {{ const u32 slot = {ring.slot('cell')}, bar = {ring.filled_at()};"
         f" const u32 to = sb + slot * FIELD; const int cb = {Int('st') / taps};"
-        f" w_bar_wait(sb + READ + 8 * slot, cell / {s.halo_stages} & 1 ^ 1); w_bar_expect(bar, {a.copied}u);"
+        f" {free} w_bar_expect(bar, {a.copied}u);"
         f" {a.load} ++cell; }}"
     )
 
@@ -526,6 +525,7 @@ def _cooperative_fix_up(s: TmaConfig, e: StreamK, mine: Callable[[str], str], pu
 
 def _two_level_stages(s: TmaConfig, product: str, free: str) -> list[str]:
     """The main loop of a tile with two-level accumulation."""
+    ring = Ring(s.stages)
     if s.two_level == 2:
         return [
             "// two-level accumulation: one k-tile is added in f32 while tensor cores sum the next one",
@@ -536,8 +536,8 @@ def _two_level_stages(s: TmaConfig, product: str, free: str) -> list[str]:
         "// two-level accumulation: tensor cores sum one k-tile of 8-bit floats, f32 additions the k-tiles",
         two_level.clear(s),
         "#pragma unroll 1\nfor (int st = first; st < last; ++st, ++it) {",
-        f"const u32 slot = it % {s.stages}, at = sb + RING + slot * STAGE;",
-        f"w_bar_wait(sb + FULL + 8 * slot, it / {s.stages} & 1);",
+        f"const u32 slot = {ring.slot()}, at = sb + RING + slot * STAGE;",
+        ring.await_filled("slot", ring.parity()),
         *two_level.promoted(s, product, free),
         "}",
     ]
@@ -566,7 +566,7 @@ def _products(
             " if (before) w_bar_wait(sb + TURN + 8 * (warp >> 2), (before - 1) & 1); }"
         )
         other = "if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));"
-    walk = ring(s)
+    walk, halo = walk_of(s), _halo_ring(s)
     of_a = _in_halo(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
     of_w = _descriptor(w_at, "q", w, s.bn, s.panel)
     issue = [
@@ -580,7 +580,7 @@ def _products(
         "// the product before this one is complete: its stage is free",
         "w_group_wait<1>();",
         walk.release(walk.last, unless_first=True),
-        f"if (st > first && tap == 0 && lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - {before}) % {f}));"
+        f"if (st > first && tap == 0 && lane == 0) w_bar_arrive({halo.read_at(halo.slot(Int('cell') - before))});"
         if f
         else "",
     ]
@@ -590,12 +590,12 @@ def _products(
         f"const u32 {walk.slot}at = sb + RING + slot * STAGE;",
         (
             f"const int tap = {Int('st') % taps};"
-            f" if (tap == 0) w_bar_wait(sb + THERE + 8 * (cell % {f}), cell / {f} & 1);"
+            f" if (tap == 0) {halo.await_filled(halo.slot('cell'), halo.parity('cell'))}"
             f" const u32 there = sb + cell % {f} * FIELD; if (tap == {taps - 1}) ++cell;"
             if f
             else ""
         ),
-        f"w_bar_wait(sb + FULL + 8 * slot, {walk.parity});",
+        walk.ring.await_filled("slot", walk.parity),
         *issue,
         "}",
     ]
@@ -623,7 +623,7 @@ def _products(
         *(_two_level_stages(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", freed) if s.two_level else stages),
         other,
         "" if s.two_level else f"w_group_wait<0>(); {walk.release(walk.last)}",
-        f"if (lane == 0) w_bar_arrive(sb + READ + 8 * ((cell - 1) % {f}));" if f else "",
+        halo.release(halo.slot(Int("cell") - 1)) if f else "",
         skip,
         *end,
         "}",

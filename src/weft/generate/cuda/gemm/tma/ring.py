@@ -1,19 +1,18 @@
-"""The ring of stages between the warp that loads and those that multiply, as the loop over k-tiles sees it."""
+"""The loop over the k-tiles of a tile, as it walks round the ring of stages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
-
-PHASES = "// the parity of a slot's phase flips whenever the ring comes round"
-"""Comment of the text where a loop over stages begins."""
+from weft.generate.cuda.intrinsics.ring import Ring
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class Walk:
     """Texts by which a loop over the k-tiles of a tile finds the slot of number `it`, and gives one back."""
 
+    ring: Ring
     before: str
     """In front of the loop."""
     step: str
@@ -38,19 +37,20 @@ class Ring:
     def release(self, slot: str, *, unless_first: bool = False) -> str:
         """Statement: this warp has read `slot`; `unless_first`: but for the first k-tile, with none before it."""
         test = f"st > first && {self.lanes}" if unless_first else self.lanes
-        return f"if ({test}) {self.arrive}(sb + EMPTY + 8 * {slot}{self.peer});"
+        return f"if ({test}) {self.arrive}({self.ring.read_at(slot)}{self.peer});"
 
 
-def ring(s: TmaConfig) -> Ring:
+def walk_of(s: TmaConfig) -> Walk:
     """Remainders by what is no power of two took a tenth of the time of small steps: there the slot is counted."""
     if not s.multicast:
         lanes, arrive, peer = "lane == 0", "w_bar_arrive", ""
     else:
         lanes, arrive = f"lane < {s.cluster_m + s.cluster_n - 1}", "w_bar_arrive_at"
         peer = ", lane" if 1 in (s.cluster_m, s.cluster_n) else f", rank ^ {s.peer}"
-    n, step = s.stages, "++st, ++it"
+    n, step, ring = s.stages, "++st, ++it", Ring(s.stages)
+    slot, parity = ring.slot(), ring.parity()
     if n & (n - 1) == 0:
-        return Ring("", step, f"slot = it % {n}, ", f"it / {n} & 1", f"((it - 1) % {n})", lanes, arrive, peer)
-    before = f"u32 slot = it % {n}, lap = it / {n} & 1;\n"
-    step += f", slot = slot == {n - 1} ? 0 : slot + 1, lap ^= slot == 0"
-    return Ring(before, step, "", "lap", f"(slot == 0 ? {n - 1} : slot - 1)", lanes, arrive, peer)
+        return Walk(ring, "", step, f"slot = {slot}, ", parity, f"((it - 1) % {n})", lanes, arrive, peer)
+    before = f"u32 slot = {slot}, lap = {parity};\n"
+    step += f", {ring.counted()}"
+    return Walk(ring, before, step, "", "lap", f"(slot == 0 ? {n - 1} : slot - 1)", lanes, arrive, peer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from weft.generate.cuda.gemm.tma.operands import STEP
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
+from weft.generate.cuda.intrinsics.ring import Ring
 
 
 def clear(s: TmaConfig) -> str:
@@ -32,18 +33,18 @@ def promoted(s: TmaConfig, product: str, free: str) -> list[str]:
 
 def promoted_overlapped(s: TmaConfig, product: str, free: str) -> list[str]:
     """All stages of a tile, from `first` to before `last`, the first of them number `it` of the block."""
-    per, high = s.bn // 2, s.rows // 64
+    per, high, ring = s.bn // 2, s.rows // 64, Ring(s.stages)
     lines = [
         f"float even[{per}], odd[{per}];",
         (
             f"auto issue = [&](float (&part)[{per}], int st, int i) {{ const u32 n = it + (u32)(st - first),"
-            f" slot = n % {s.stages}, at = sb + RING + slot * STAGE;"
+            f" slot = {ring.slot('n')}, at = sb + RING + slot * STAGE;"
         ),
-        f"if (i == 0) w_bar_wait(sb + FULL + 8 * slot, n / {s.stages} & 1);",
+        f"if (i == 0) {ring.await_filled('slot', ring.parity('n'))}",
         f"w_group_begin();\n#pragma unroll\nfor (int q = 0; q < {STEP // 16}; ++q)",
         product,
         "w_group_commit(); };",
-        f"auto give = [&](int st) {{ const u32 slot = (it + (u32)(st - first)) % {s.stages}; {free} }};",
+        f"auto give = [&](int st) {{ const u32 slot = {ring.slot('it + (u32)(st - first)')}; {free} }};",
         f"auto add = [&](float (&part)[{per}], float (&sum)[{per}]) {{",
         f"#pragma unroll\nfor (int j = 0; j < {per}; ++j) w_held(part[j]);",
         f"#pragma unroll\nfor (int j = 0; j < {per}; ++j) sum[j] += part[j]; }};",
