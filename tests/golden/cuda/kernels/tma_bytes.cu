@@ -62,15 +62,14 @@ u32 slot = it % 3, lap = it / 3 & 1;
 for (int st = first; st < last; ++st, ++it, slot = slot == 2 ? 0 : slot + 1, lap ^= slot == 0) {
 const u32 at = sb + RING + slot * STAGE;
 w_bar_wait(sb + FULL + 8 * slot, lap);
+// both operands by descriptors: panels whose rows are 128 bytes, swizzled as TMA has written them
 w_group_begin();
 #pragma unroll
 for (int i = 0; i < 1; ++i)
 #pragma unroll
-for (int u = 0; u < 1; ++u)
-#pragma unroll
 for (int q = 0; q < 4; ++q)
 w_product_s8s8_00(acc[i], w_operand_at(at + (u32)((row0 + i * 64) * 128) + (u32)(q * 32), 16, 1024, 1),
-  w_operand_at(at + 16384 + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
+  w_operand_at(at + 16384 + (u32)(q * 32), 16, 1024, 1), (st - first) | q);
 w_group_commit();
 // the product before this one is complete: its stage is free
 w_group_wait<1>();

@@ -68,6 +68,7 @@ for (int st = first; st < last; ++st, ++it, slot = slot == 5 ? 0 : slot + 1, lap
 const u32 at = sb + RING + slot * STAGE;
 const int tap = st % 9; if (tap == 0) w_bar_wait(sb + THERE + 8 * (cell % 2), cell / 2 & 1); const u32 there = sb + cell % 2 * FIELD; if (tap == 8) ++cell;
 w_bar_wait(sb + FULL + 8 * slot, lap);
+// both operands by descriptors: panels whose rows are 128 bytes, swizzled as TMA has written them
 w_group_begin();
 #pragma unroll
 for (int i = 0; i < 1; ++i)

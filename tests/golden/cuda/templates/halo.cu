@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
   const int img = tile / 6, y0 = tile / 2 % 3 * 3, x0 = tile % 2 * 5;
   (void)g; (void)b; (void)n0;
   const u16* const A = (const u16*)in0 + img * 972 + g * 4;
-  const char* const W = (const char*)pk + ((long long)g) * 2048;
+  const char* const W = (const char*)pk + (long long)g * 2048;
   const int first = role.block_y();
   const int last = role.block_y() + 1;
   auto fill_w = [&](int cb, u32 to) {

@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   const int y0 = wy0 * 2, x0 = wx0 * 2;
   (void)g; (void)b; (void)n0;
   const u16* const A = (const u16*)in0 + img * 1024;
-  const char* const W = (const char*)pk + ((long long)g) * 2560;
+  const char* const W = (const char*)pk + (long long)g * 2560;
   const int first = role.block_y();
   const int last = role.block_y() + 1;
   auto fill_w = [&](int cb, u32 to) {

@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(64) k(const void* __restrict__ in0,
   for (int part = 0; part < 1; ++part) fill_second(part);
   (void)g; (void)b; (void)n0;
   const u16* const A = (const u16*)in0 + img * 576;
-  const char* const W = (const char*)pk + ((long long)g) * 9216;
+  const char* const W = (const char*)pk + (long long)g * 9216;
   const int first = role.block_y();
   const int last = role.block_y() + 1;
   auto fill_w = [&](int cb, u32 to) {

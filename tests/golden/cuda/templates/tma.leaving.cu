@@ -139,15 +139,14 @@ extern "C" __global__ void __launch_bounds__(160, 2) k(const __grid_constant__ w
       for (int st = first; st < last; ++st, ++it) {
         const u32 slot = it % 2, at = sb + RING + slot * STAGE;
         w_bar_wait(sb + FULL + 8 * slot, it / 2 & 1);
+        // both operands by descriptors: panels whose rows are 128 bytes, swizzled as TMA has written them
         w_group_begin();
         #pragma unroll
         for (int i = 0; i < 1; ++i)
           #pragma unroll
-          for (int u = 0; u < 1; ++u)
-            #pragma unroll
-            for (int q = 0; q < 4; ++q)
-              w_product_f16_00(acc[i], w_operand_at(at + (u32)((row0 + i * 64) * 128) + (u32)(q * 32), 16, 1024, 1),
-                  w_operand_at(at + 8192 + (u32)(q * 32), 16, 1024, 1), (st - first) | u | q);
+          for (int q = 0; q < 4; ++q)
+            w_product_f16_00(acc[i], w_operand_at(at + (u32)((row0 + i * 64) * 128) + (u32)(q * 32), 16, 1024, 1),
+                w_operand_at(at + 8192 + (u32)(q * 32), 16, 1024, 1), (st - first) | q);
         w_group_commit();
         // the product before this one is complete: its stage is free
         w_group_wait<1>();

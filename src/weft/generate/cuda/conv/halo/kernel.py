@@ -332,7 +332,7 @@ def pipeline(
         "(void)g; (void)b; (void)n0;",
         f"const {kind}* const A = {f'(const {kind}*){names[p.c.a]}' + base};",
         (
-            f"const char* const W = (const char*)pk + ({Int('(long long)g') * nt + Int('role.block_x()') % nt})"
+            f"const char* const W = (const char*)pk + {(Int('(long long)g') * nt + Int('role.block_x()') % nt).tight}"
             f" * {g.blocks * g.w_bytes};"
         ),
         f"const int first = {y * g.blocks / s.split};",

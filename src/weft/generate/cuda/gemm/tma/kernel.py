@@ -569,13 +569,15 @@ def _products(
     walk, halo = walk_of(s), _halo_ring(s)
     of_a = _in_halo(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
     of_w = _descriptor(w_at, "q", w, s.bn, s.panel)
+    tiles = f"panels whose rows are {2 * s.panel} bytes, swizzled as TMA has written them"
     issue = [
+        f"// both operands by descriptors: {tiles}",
         "w_group_begin();",
         f"#pragma unroll\nfor (int i = 0; i < {high}; ++i)",
-        f"#pragma unroll\nfor (int u = 0; u < {s.taps_per_stage}; ++u)",
+        f"#pragma unroll\nfor (int u = 0; u < {s.taps_per_stage}; ++u)" if f else "",
         f"#pragma unroll\nfor (int q = 0; q < {s.step // s.taps_per_stage // 16}; ++q)",
         f"w_product_{kind}(acc[i], {of_a},",
-        f"  {of_w}, (st - first) | u | q);",
+        f"  {of_w}, (st - first) | {'u | ' if f else ''}q);",
         "w_group_commit();",
         "// the product before this one is complete: its stage is free",
         "w_group_wait<1>();",
