@@ -147,7 +147,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     kind = storage(p.dtype)
     names = args.names
     weight = "pk" if packed else names[p.c.w]
-    w_start = f" + ((long long)g * {nt} + tn) * {kt * s.bn * s.bk}" if packed else ""
+    w_start = f" + ({Int('(long long)g') * nt + 'tn'}) * {kt * s.bn * s.bk}" if packed else ""
     batches, x, y, z = p.z // p.c.groups, Int("role.block_x()"), Int("role.block_y()"), Int("role.block_z()")
     lines = [
         f"enum {{ TABLES = {tables}, FLAG = {shared - 16} }};",
