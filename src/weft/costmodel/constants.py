@@ -12,6 +12,8 @@ from typing import Literal
 
 Unit = Literal["group", "mma", "simt"]
 """What multiplies: warpgroups (wgmma), warps (mma.sync), lanes."""
+Operands = Literal["half", "tf32", "f32"]
+"""What an attention multiplies: numbers of 16 bits or TF32 on tensor cores, f32 on CUDA cores."""
 LeftLoad = Literal["rows", "taps", "columns", "elements"]
 """How tiles of the left operand are found: by chunks of 16 bytes along the sum or across it, or by single elements."""
 
@@ -444,3 +446,70 @@ class Pooled:
     place: float
     windows: float
     """Issue slots of a place of a window for a result, and cycles until windows begin: guesses, not fitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Of attention whose warps multiply fragments (`attention.shapes`)."""
+
+    launch: float
+    end: float
+    """Cycles of the kernel besides its blocks, and from a block's last step to its last result."""
+    rate: Mapping[Operands, float]
+    """FLOP per cycle of both products."""
+    reads: Mapping[Operands, float]
+    """Cycles of reading fragments over those of their bytes, 128 in a cycle: products hide a part of them."""
+    exponential: float
+    """Special-function operations of one exponential."""
+    issued: float
+    """Share of the slots of softmax that other warps' products do not hide."""
+    softmax_slots: float
+    step_slots: float
+    operand_slots: float
+    """Issue slots of a score: of its softmax, and of an elementwise step and of an operand where scores are given."""
+    warp: float
+    rescaled: float
+    """Cycles of a warp's step besides its scores; of a result that is scaled to a new maximum, for two columns."""
+    chain: float
+    chain_product: float
+    chain_score: float
+    chain_slots: float
+    """Cycles of a step that more blocks do not share: fixed, of each product, and of the scores of a thread; with as
+    many slots of their own scores cost twice that."""
+    apart: float
+    """Cycles of a step of which the next tile is not known: its text is a loop, or there are two."""
+    overlapped: float
+    overlapped_chain: float
+    """Share of a step, and of its chain, where its products are under way while the weights of the tile before are
+    computed: an expectation."""
+    latency: float
+    """Cycles of a copy, over the stages that are under way."""
+    port_bytes: float
+    """Bytes per cycle that a multiprocessor gets from the L2 cache while all ask."""
+    batch: float
+    """Cycles of eight reads of a thread where operands are computed on their way to shared memory."""
+    meeting: float
+    meeting_bytes: float
+    """Cycles in which the CTAs of a cluster join their results, and bytes per cycle of that: an expectation."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTma:
+    """Of attention by Hopper's warpgroups (`attention.tma_shapes`), beside those of `Attention`."""
+
+    rate: float
+    """FLOP per cycle of both products."""
+    issued: float
+    """Share of the slots of softmax that products of other warpgroups do not hide."""
+    chain: float
+    """Cycles of a step of one warpgroup besides its first product and its softmax."""
+    beside: float
+    beside_column: float
+    beside_most: float
+    """Cycles of a step besides products and softmax, and for every key beyond 128; of so many warpgroups at most."""
+    exposed: float
+    """Share of products or softmax, whichever takes less, that the other does not hide."""
+    begun: float
+    joined: float
+    ended: float
+    """Cycles in which a CTA begins a tile of rows, joins the results of warpgroups that share its keys, and ends."""

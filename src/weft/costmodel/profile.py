@@ -19,6 +19,8 @@ from types import MappingProxyType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from weft.costmodel.constants import (
+    Attention,
+    AttentionTma,
     Depthwise,
     Estimate,
     Gemv,
@@ -61,6 +63,8 @@ class CostProfile:
     gemv: Gemv
     stacked: Stacked
     pooled: Pooled
+    attention: Attention
+    attention_tma: AttentionTma
 
 
 def costs_of(facts: GpuFacts) -> CostProfile:

@@ -2,7 +2,8 @@
 
 Per step a block is bound by its matrix instructions, its reads of shared memory, its exponentials and other arithmetic,
 its share of the L2 cache, or the latency of one step. At batch 1 the latencies decide: keys are split over the warps of
-a block, rows are cut small until all multiprocessors have a block. Constants are estimates; measuring decides.
+a block, rows are cut small until all multiprocessors have a block. The constants are those of the device's profile;
+measuring decides.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import cast
 
+from weft.costmodel.constants import Attention as Costs
+from weft.costmodel.constants import Operands
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.attention.match import Attention
 from weft.generate.parameters import Parameters
@@ -208,19 +212,17 @@ def _staged(p: Attention, s: AttentionConfig) -> Iterable[AttentionConfig]:
         yield replace(s, stages=3)
 
 
-def _through_registers(p: Attention, s: AttentionConfig, stages: int) -> float:
+def _through_registers(p: Attention, s: AttentionConfig, stages: int, c: Costs) -> float:
     """Cycles until the first tiles are there, where threads compute them: batches of loads wait for each other."""
     operands = ((p.q, s.bm * padded(p.qk)), (p.k, stages * s.bn * padded(p.qk)), (p.v, stages * s.bn * padded(p.head)))
     chunks = [-(-n * p.dtype.itemsize // 16 // s.threads) for expr, n in operands if expr.kind != "input"]
-    return sum(-(-n // 8) * 700.0 for n in chunks)
+    return sum(-(-n // 8) * c.batch for n in chunks)
 
 
 def cycles(p: Attention, s: AttentionConfig, facts: GpuFacts) -> float:
-    """Modelled cycles of the whole kernel; infinite where it does not fit.
-
-    Constants: fitted to 132 kernels in f16 on an NVIDIA H200 (mean error 9 %, the first choice 3 % behind the best of
-    six); those of f32 are estimates.
-    """
+    """Modelled cycles of the whole kernel; infinite where it does not fit."""
+    costs = costs_of(facts)
+    c = costs.attention
     used = registers(p, s)
     shared = shared_bytes(p, s) + facts.shared_reserved
     most = facts.registers_per_sm // (-(-s.threads // 128) * 128) - 20  # the compiler's own bound, and our error
@@ -239,27 +241,35 @@ def cycles(p: Attention, s: AttentionConfig, facts: GpuFacts) -> float:
     size = p.dtype.itemsize
     qk, head = padded(p.qk), padded(p.head)
     scores = s.bm * s.bn
-    expression = 0 if p.scale else 3.0 * sum(x.kind == "apply" for x in p.score.parts()) + 6.0 * len(p.score.leaves)
-    per_score = 2.0 * (qk + head) / (4000.0 if size == 2 else 1300.0 if p.tensor else 200.0)
-    per_score += (0.4 if size == 2 else 0.8 if p.tensor else 1.0) * size * (qk + head) / (2048 * s.mi)
-    per_score += 1.07 / 16 + 0.6 * (5.5 + expression) / 128
-    warp_step = 100.0 + (1.4 * s.mi * head / 2 if count > 1 else 0.0)
+    expression = score_slots(p, c)
+    kind: Operands = "half" if size == 2 else "tf32" if p.tensor else "f32"
+    per_score = 2.0 * (qk + head) / c.rate[kind]
+    per_score += c.reads[kind] * size * (qk + head) / (2048 * s.mi)
+    per_score += c.exponential / costs.roofline.sfu_per_clock + c.issued * (c.softmax_slots + expression) / 128
+    warp_step = c.warp + (c.rescaled * s.mi * head / 2 if count > 1 else 0.0)
     work = scores * per_score + s.wr * s.wk / 4 * warp_step
     chain = (
-        810.0
-        + 6.8 * (2 if p.tf32 else 1) * (qk + head) / 16 * s.nb / 8 * s.mi
-        + 0.4 * s.nb * s.mi * (1 + expression / 6)
+        c.chain
+        + c.chain_product * (2 if p.tf32 else 1) * (qk + head) / 16 * s.nb / 8 * s.mi
+        + c.chain_score * s.nb * s.mi * (1 + expression / c.chain_slots)
     )
-    chain += 550.0 if ring or count == 2 else 0.0
+    chain += c.apart if ring or count == 2 else 0.0
     if not p.tensor:
         chain += 2.0 * 16 * s.mi * s.nb * (qk + head) / 64
     if overlapped(p, s):
-        work, chain = 0.85 * work, 0.7 * chain  # an expectation
-    latency = 380.0 / (s.stages - 1) if ring else 0.0
-    loaded = s.bn * (qk + head) * size / 27
+        work, chain = c.overlapped * work, c.overlapped_chain * chain
+    latency = c.latency / (s.stages - 1) if ring else 0.0
+    loaded = s.bn * (qk + head) * size / c.port_bytes
     step = max(active * work, active * loaded if ring else 0.0, chain, latency)
-    first = active * (s.bm * qk + min(s.stages, count) * s.bn * (qk + head)) * size / 27
-    first += _through_registers(p, s, min(s.stages, count))
-    end = 1160.0 + active * s.bm * head * s.wk * 2 / 64
-    end += 1500.0 + s.bm * head * 4 / 16 if s.parts > 1 else 0.0  # an expectation
-    return waves * (first + count * step + end) + 1000.0
+    first = active * (s.bm * qk + min(s.stages, count) * s.bn * (qk + head)) * size / c.port_bytes
+    first += _through_registers(p, s, min(s.stages, count), c)
+    end = c.end + active * s.bm * head * s.wk * 2 / 64
+    end += c.meeting + s.bm * head * 4 / c.meeting_bytes if s.parts > 1 else 0.0
+    return waves * (first + count * step + end) + c.launch
+
+
+def score_slots(p: Attention, c: Costs) -> float:
+    """Issue slots of what is done to a score before its softmax; 0: it is scaled, which the exponential does."""
+    if p.scale:
+        return 0.0
+    return c.step_slots * sum(x.kind == "apply" for x in p.score.parts()) + c.operand_slots * len(p.score.leaves)

@@ -1,7 +1,7 @@
 """Parameters of the attention template for Hopper's warpgroups, and which of them to measure.
 
 Source of the model's terms: products at the rate that warpgroup instructions reach, 16 exponentials per cycle and
-multiprocessor, 128 other results; what warpgroups hide of each other is fitted.
+multiprocessor, 128 other results; what warpgroups hide of each other is fitted, and stands in the device's profile.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.attention.band import band
 from weft.generate.cuda.attention.match import Attention
+from weft.generate.cuda.attention.shapes import score_slots
 from weft.generate.cuda.attention.tma_maps import PANEL, ROWS, panels
 from weft.generate.cuda.role.role import RegisterSplit
 from weft.generate.parameters import Parameters
@@ -159,32 +161,31 @@ def fits(p: Attention, s: AttentionTmaConfig, facts: GpuFacts) -> bool:
 
 
 def cycles(p: Attention, s: AttentionTmaConfig, counts: list[int], facts: GpuFacts) -> float:
-    """Modelled cycles of the whole kernel; `counts` are the steps of every tile of rows of one pair of k and v.
-
-    What a step costs beyond its products or its weights: fitted to long attention in f16 on an NVIDIA H200.
-    """
+    """Modelled cycles of the whole kernel; `counts` are the steps of every tile of rows of one pair of k and v."""
+    costs = costs_of(facts)
+    c, common = costs.attention_tma, costs.attention
     qk, head = padded(p.qk), padded(p.head)
     scores = ROWS * s.bn
-    expression = 0.0
-    if not p.scale and band(p) is None:
-        expression = 3.0 * sum(x.kind == "apply" for x in p.score.parts()) + 6.0 * len(p.score.leaves)
-    multiply = scores * 2.0 * (qk + head) / 3600.0
-    weigh = scores * (1.07 / 16 + 0.7 * (5.5 + expression) / 128)
+    expression = score_slots(p, common) if band(p) is None else 0.0
+    multiply = scores * 2.0 * (qk + head) / c.rate
+    special = common.exponential / costs.roofline.sfu_per_clock
+    weigh = scores * (special + c.issued * (common.softmax_slots + expression) / 128)
     slots = facts.sms * s.min_ctas
     counts = [-(-n // s.step) for n in counts]
     steps = p.blocks * sum(counts)
     alive = min(s.min_ctas, -(-p.blocks * len(counts) // facts.sms)) * s.consumers
-    chain = 350.0 + 2.0 * scores * qk / 3600.0 + weigh
-    loaded = s.bn * (qk + head) * p.dtype.itemsize / 27 * alive / (1 if s.split_keys else s.consumers)
-    beside = 250.0 + 2.0 * max(0, s.bn - 128)
+    chain = c.chain + 2.0 * scores * qk / c.rate + weigh
+    loaded = s.bn * (qk + head) * p.dtype.itemsize / common.port_bytes * alive / (1 if s.split_keys else s.consumers)
+    beside = c.beside + c.beside_column * max(0, s.bn - 128)
     busy = max(alive * multiply, alive * weigh)
-    step = max(busy + 0.2 * min(alive * multiply, alive * weigh) + beside * min(alive, 2.2), chain, loaded)
+    less = c.exposed * min(alive * multiply, alive * weigh)
+    step = max(busy + less + beside * min(alive, c.beside_most), chain, loaded)
     rounds = max(steps / slots, *counts)
     if min(counts) == max(counts):
         rounds = -(-p.blocks * len(counts) // slots) * counts[0]
     begun = max(1.0, p.blocks * len(counts) / slots)
-    begun *= 2600.0 + (800.0 if s.split_keys else 0.0)
-    return rounds * step + begun / s.min_ctas + 2600.0
+    begun *= c.begun + (c.joined if s.split_keys else 0.0)
+    return rounds * step + begun / s.min_ctas + c.ended
 
 
 def shapes(p: Attention, facts: GpuFacts, counted: Counted, keep: int = MOST) -> list[tuple[float, AttentionTmaConfig]]:
