@@ -25,6 +25,8 @@ from weft.costmodel.constants import (
     Estimate,
     Gemv,
     Halo,
+    Mlp,
+    Normed,
     Pointwise,
     Pooled,
     Roofline,
@@ -65,6 +67,8 @@ class CostProfile:
     pooled: Pooled
     attention: Attention
     attention_tma: AttentionTma
+    mlp: Mlp
+    normed: Normed
 
 
 def costs_of(facts: GpuFacts) -> CostProfile:

@@ -2,7 +2,7 @@
 
 A warp (or warpgroup) owns tiles of rows from input to output. A multiprocessor is bound by its matrix instructions, its
 reads of weights from shared memory, the arithmetic between products, or its share of memory traffic; a tile by itself
-by latencies. Constants are estimates; measuring decides.
+by latencies. The constants are those of the device's profile; measuring decides.
 
 Source: note on fused MLPs, sections 2.4 and 3.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from weft.costmodel.constants import Mlp
 from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.mlp.image import PANEL, Image
@@ -24,10 +25,6 @@ from weft.kernels.source import Schedule
 MOST = 4
 WIDEST = 256
 """Columns of a layer; the mlp_wide template takes more."""
-_WARP_RATE = 0.62
-"""Share of the matrix units' rate that instructions of one warp reach on Hopper."""
-_LATENCY = (60.0, 40.0)
-"""Cycles from the last product of a layer to the first of the next one: fixed, and per 16 columns."""
 _MOST_AHEAD = 184
 """Registers of a thread up to which the next tile of x is asked for early."""
 _MOST_AHEAD_FLOWING = 220
@@ -40,8 +37,6 @@ _SPARED = 8
 """Registers that are counted too many there."""
 _REGISTERS = 65536
 """Of a multiprocessor."""
-_L2_RATE = 24.0
-"""Bytes per cycle that a multiprocessor gets from the L2 cache while all ask."""
 _NEAR = 1.7
 """Shapes that are modelled slower than so many times the best are not measured."""
 _SPECIAL = {Prim.TANH: 2.0, Prim.ERF: 2.0}
@@ -216,12 +211,10 @@ def _early(p: Chain, ranked: list[MlpConfig]) -> list[MlpConfig]:
 
 
 def _stays(p: Chain, facts: GpuFacts) -> bool:
-    """Whether results stay in the L2 cache if x does not.
-
-    On an NVIDIA H200: 6 % at two layers of 64 columns; 10 % slower where results do not fit.
-    """
+    """Whether results stay in the L2 cache if x does not."""
+    c = costs_of(facts).mlp
     moved = p.graph.type_of(p.x).nbytes + p.stored_bytes
-    return p.plain_input and moved > 0.8 * facts.l2_bytes and p.stored_bytes <= 0.75 * facts.l2_bytes
+    return p.plain_input and moved > c.moved * facts.l2_bytes and p.stored_bytes <= c.kept * facts.l2_bytes
 
 
 def _waits(p: Chain, shape: MlpConfig, facts: GpuFacts) -> bool:
@@ -231,7 +224,7 @@ def _waits(p: Chain, shape: MlpConfig, facts: GpuFacts) -> bool:
     """
     product = sum(2.0 * p.rows * x.k * x.n for x in p.layers) / (4096 * facts.sms * facts.clock_ghz * 1e9)
     size = p.graph.type_of(p.x).nbytes + p.graph.type_of(p.out).nbytes
-    moved = size / ((facts.peak_bandwidth or 4800.0) * 1e9)
+    moved = size / ((facts.peak_bandwidth or costs_of(facts).roofline.bandwidth) * 1e9)
     pingpong = p.rows / (shape.rows * shape.owners * shape.persistent_ctas)
     one = shape.group and shape.tiles == 1 and not shape.stages and not shape.pingpong
     return one and moved > product and size > 2 * facts.l2_bytes and pingpong > 3 and prefetched(p, shape)
@@ -311,16 +304,17 @@ def _special(p: Chain, steps: list[Prim]) -> float:
     return sum(_SPECIAL.get(x, 1.0) for x in found)
 
 
-def _apart(p: Chain, shape: MlpConfig) -> float:
+def _apart(p: Chain, shape: MlpConfig, c: Mlp) -> float:
     """Share of the shorter of products and what is between them that does not overlap with the longer."""
     if shape.flow:
-        return 0.15 if _widest(p) <= PANEL else 0.55
-    return 0.3 if shape.pingpong else 0.5 if shape.group else 0.25
+        return c.apart["flow" if _widest(p) <= PANEL else "flow_wide"]
+    return c.apart["pingpong" if shape.pingpong else "group" if shape.group else "warp"]
 
 
 def cycles(image: Image, shape: MlpConfig, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel."""
-    p = image.p
+    p, costs = image.p, costs_of(facts)
+    c = costs.mlp
     units = -(-p.rows // shape.rows)
     busiest = -(-units // facts.sms)
     at_once = shape.owners * shape.min_ctas
@@ -332,17 +326,18 @@ def cycles(image: Image, shape: MlpConfig, facts: GpuFacts) -> float:
         steps = [p.graph.nodes[s].prim for s in p.steps[at]]
         plain = sum(x not in TRANSCENDENTAL for x in steps)
         arithmetic += shape.rows * n * (1.0 + plain) / 128
-        special += shape.rows * n * _special(p, steps) / costs_of(facts).roofline.sfu_per_clock
-        latency += _LATENCY[0] + _LATENCY[1] * n / 16
-    matrix /= 1.0 if shape.group else _WARP_RATE
+        special += shape.rows * n * _special(p, steps) / costs.roofline.sfu_per_clock
+        latency += c.layer + c.layer_columns * n / 16
+    matrix /= 1.0 if shape.group else c.warp_rate
     width = sum(p.rows * g.width * g.dtype.itemsize for g in p.given.values()) + p.stored_bytes
-    memory = width * facts.clock_ghz * 1e9 / (facts.peak_bandwidth or 4800.0) / 1e9 / 0.9
+    memory = width * facts.clock_ghz * 1e9 / (facts.peak_bandwidth or costs.roofline.bandwidth) / 1e9 / c.memory
     between = max(arithmetic, special)
-    throughput = max(matrix, reads, between) + _apart(p, shape) * min(matrix, between)
+    throughput = max(matrix, reads, between) + _apart(p, shape, c) * min(matrix, between)
     quarters = 1 if shape.group else 4  # of the multiprocessor, of which a warp has one
     alone = quarters * (matrix + arithmetic + special) + latency
-    weights = min(image.bytes, facts.shared_per_block) / 32 + 1500
+    weights = min(image.bytes, facts.shared_per_block) / c.weights_bytes + c.weights
     streamed = 0.0
     if shape.stages:
-        streamed = -(-units // shape.owners // facts.sms) * (image.weight_bytes - fixed_bytes(image, shape)) / _L2_RATE
+        each = image.weight_bytes - fixed_bytes(image, shape)
+        streamed = -(-units // shape.owners // facts.sms) * each / c.port_bytes
     return weights + max(busiest * throughput, -(-busiest // at_once) * alone, memory, streamed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.generate.cuda.mlp import beside as mlp_beside
@@ -34,10 +35,6 @@ _MOST_HELD = 248
 _EXACT = 32
 _CONVERTED = 256
 """Columns of x that are converted at once."""
-_L2_RATE = 24.0
-"""Bytes per cycle that a multiprocessor gets from the L2 cache while all ask."""
-_WARP_RATE = 0.62
-"""Share of the matrix units' rate that instructions of one warp reach on Hopper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +122,7 @@ def registers(p: Chain, shape: MlpWideConfig, kernel: WideKernel) -> int:
 
 def cycles(p: Chain, shape: MlpWideConfig, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel."""
+    c = costs_of(facts).mlp
     pingpong = -(-p.rows // (shape.rows * facts.sms))
     matrix = bytes_ = special = 0.0
     for at, layer in enumerate(p.layers, start=1):
@@ -132,10 +130,11 @@ def cycles(p: Chain, shape: MlpWideConfig, facts: GpuFacts) -> float:
         matrix += shape.rows * layer.depth * count * columns / 2048
         bytes_ += 2.0 * layer.depth * count * columns
         steps = [p.graph.nodes[s].prim for s in p.steps[at]]
-        special += shape.rows * layer.n * (2.0 + len(steps) + 8 * sum(x in TRANSCENDENTAL for x in steps)) / 128
-    matrix /= 1.0 if shape.group else _WARP_RATE
+        slots = c.result_slots + len(steps) + c.special_slots * sum(x in TRANSCENDENTAL for x in steps)
+        special += shape.rows * layer.n * slots / 128
+    matrix /= 1.0 if shape.group else c.warp_rate
     overlapped = max(matrix, special) + min(matrix, special) / (1 if shape.owners == 1 else shape.owners)
-    return pingpong * max(overlapped, bytes_ / _L2_RATE)
+    return pingpong * max(overlapped, bytes_ / c.port_bytes)
 
 
 def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) -> RoleSource | Declined:

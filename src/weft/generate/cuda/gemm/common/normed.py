@@ -32,8 +32,6 @@ MOST_SHAPES = 6
 """Schedules of one problem, and configurations that each template offers for it."""
 LOOKED_AT = 40
 """Configurations of the plain product among which these are."""
-ISSUE = 5.0
-"""Instructions for an element on its way: half of unpacking and packing, and what the norm does."""
 MOST_LENGTH = 2048
 """Length of a row; its vectors stay in shared memory."""
 MOST_STEPS = 12

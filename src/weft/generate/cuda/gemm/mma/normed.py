@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
-from weft.generate.cuda.gemm.common.normed import ISSUE, LOOKED_AT, MOST_PIECES, MOST_SHAPES, Norm
+from weft.generate.cuda.gemm.common.normed import LOOKED_AT, MOST_PIECES, MOST_SHAPES, PIECE, Norm
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.mma import choose, cost
 from weft.generate.cuda.gemm.mma.kernel import MmaConfig, shared_of, whole_pieces
 
-OWN = 4.0
-"""Instructions for an element that its mean and variance are computed from: read, added, its distance squared and
-added; see `ISSUE`."""
 SHORT = 128
 """Elements of a row whose mean and variance cost little in any block."""
 ROWS_AT_ONCE = 32
@@ -38,8 +36,10 @@ def _extra(norm: Norm, p: Product, s: MmaConfig, facts: GpuFacts) -> float:
     blocks = -(-p.m // s.bm) * -(-p.n // s.bn) * s.split
     each = -(-blocks // facts.sms)
     elements = s.bm * -(-norm.length // s.split)
-    sums = OWN * s.bm * norm.length if norm.own else 2.0 * s.bm * min(MOST_PIECES, norm.length / 32)
-    return each * (ISSUE * elements + sums) / 128 + (600.0 if norm.own else 300.0)
+    c = costs_of(facts).normed
+    pieces = min(MOST_PIECES, norm.length / PIECE)
+    sums = c.own_slots * s.bm * norm.length if norm.own else c.piece_slots * s.bm * pieces
+    return each * (c.element_slots * elements + sums) / 128 + (c.own if norm.own else c.given)
 
 
 def cycles(p: Product, s: MmaConfig, facts: GpuFacts) -> float:

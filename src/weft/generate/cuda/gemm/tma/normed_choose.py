@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
-from weft.generate.cuda.gemm.common.normed import ISSUE, LOOKED_AT, MOST_SHAPES
+from weft.generate.cuda.gemm.common.normed import LOOKED_AT, MOST_SHAPES
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma import choose, cost, normed
 from weft.generate.cuda.gemm.tma.operands import rows_of
@@ -51,6 +52,7 @@ def _behind(p: Product, s: TmaConfig, facts: GpuFacts) -> float:
     tiles = -(-p.m // s.bm) * -(-p.n // s.bn) * s.split
     each = -(-tiles // facts.sms)
     steps = -(-p.norm.length // 64 // s.split)
-    normalised = ISSUE * s.bm * 64 / 128
+    c = costs_of(facts).normed
+    normalised = c.element_slots * s.bm * 64 / 128
     multiplied = s.bm / 64 * 2 * s.bn
-    return each * (700.0 + steps * (0.3 * normalised + max(0.0, normalised - multiplied)))
+    return each * (c.start + steps * (c.exposed * normalised + max(0.0, normalised - multiplied)))
