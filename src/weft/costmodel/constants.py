@@ -38,6 +38,12 @@ class Roofline:
     """Special-function operations per clock of a multiprocessor."""
     narrow_rows: float
     """Share of the rate of large tiles that tiles of fewer than 64 rows reach (a published derating)."""
+    narrow_columns: float
+    """The same of tiles of hardly any columns; it grows to 1 at 128 of them."""
+    unmeasured: float
+    """Share of the peak that products of a type reach for which the calibration measured none."""
+    barrier: float
+    """Share of a grid barrier that CTAs which share a sum wait for each other."""
     bandwidth: float
     """GB/s of the memory by its data sheet, for a GPU that does not say."""
 
@@ -58,6 +64,8 @@ class Tiles:
     """FLOP per cycle on Hopper: warpgroup products, those of warps (62 % of the peak at most), multiply-adds."""
     reached: float
     """Share of the peak that any of them reaches."""
+    few_warps: float
+    """Share of that where a multiprocessor has fewer than 8 warps, which do not hide each other's latencies."""
     chain: Mapping[Unit, float]
     """Cycles of a step of one block that nothing shortens."""
     mma: float
@@ -190,6 +198,11 @@ class Tma:
     """CTAs of one multiprocessor are not ordered as ping-pong consumers are: their epilogues coincide."""
     exposed: float
     """Share of the memory's time, or of the multiprocessors', whichever is less, that the other does not hide."""
+    stored: float
+    stored_words: int
+    stored_bytes: int
+    """Share of the time that a kernel takes which stores its results in boxes; words of the sum up to which, and bytes
+    of the result from which on, boxes were seen to gain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +442,50 @@ class Gemv:
     """Share of the bandwidth of reading that one pass over weights gets."""
     latency: float
     """Cycles of the first weights from memory and of the last results on their way."""
+    flight: float
+    """Cycles from asking for bytes to having them, while memory is busy."""
+    row_slots: float
+    """Issue slots of an element of the weights for each row, beside the one that unpacks it."""
+    round: float
+    """Cycles of one turn of the loop of a thread."""
+    meeting: float
+    """Cycles in which warps that share a sum add it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Of several products in one launch (`gemm.grouped`), beside those of `Tiles` and `Tma`."""
+
+    worth: float
+    """Share of its members one after another that a launch may be modelled to take, to be measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Separable:
+    """Of a depthwise convolution and the 1x1 convolution behind it (`conv.separable.kernel`)."""
+
+    launch: float
+    """Cycles of the kernel besides its blocks."""
+    tap_slots: float
+    vector_slots: float
+    step_slots: float
+    """Issue slots of eight results of the depthwise convolution: of each tap, fixed, and of each step behind them."""
+    latency: float
+    """Cycles of the reads that a thread has under way at once."""
+    tensor: float
+    fragment: float
+    """Cycles of products over those of the peak, and of reading one fragment of 512 bytes."""
+    step: float
+    product: float
+    """Cycles of a step of one warp, or of each of its products that do not overlap."""
+    shared_weights: float
+    port: float
+    """Share of the weights, which all blocks ask for, and bytes that a multiprocessor gets per cycle, while all ask."""
+    end: float
+    meeting: float
+    """Cycles from the last product to the last result, and of the CTAs of a cluster that add up their sums."""
+    alone: float
+    """Cycles lost by blocks beside which none of the next kernel can start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,6 +499,14 @@ class Stacked:
     start: float
     stored: float
     """Cycles of a part of the second product beside its work, and bytes that a multiprocessor stores or reads there."""
+    result_bytes: float
+    """Bytes that a result of it costs beside those of itself and of its operands."""
+    few_warps: float
+    """Share of the tensor cores' rate that blocks of up to 4 warps reach."""
+    port: float
+    """Bytes of the second weights that a multiprocessor gets from the L2 cache per cycle."""
+    filled: float
+    """Share of the multiprocessors that must have a tile, for the kernel to be offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,6 +516,9 @@ class Pooled:
     place: float
     windows: float
     """Issue slots of a place of a window for a result, and cycles until windows begin: guesses, not fitted."""
+    worth: float
+    """Share of the one kernel's modelled time that two must take at least, for the one to be measured; also of two
+    convolutions (`conv.stacked`)."""
 
 
 @dataclass(frozen=True, slots=True)

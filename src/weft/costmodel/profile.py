@@ -24,12 +24,14 @@ from weft.costmodel.constants import (
     Depthwise,
     Estimate,
     Gemv,
+    Grouped,
     Halo,
     Mlp,
     Normed,
     Pointwise,
     Pooled,
     Roofline,
+    Separable,
     Stacked,
     SwapAB,
     Tiles,
@@ -69,6 +71,8 @@ class CostProfile:
     attention_tma: AttentionTma
     mlp: Mlp
     normed: Normed
+    grouped: Grouped
+    separable: Separable
 
 
 def costs_of(facts: GpuFacts) -> CostProfile:

@@ -141,19 +141,22 @@ def product_us(facts: GpuFacts, product: Product) -> tuple[float, Tile]:
 
 def achieved(facts: GpuFacts, dtype: str) -> float:
     """FLOP/s that a large product reaches; types without a rate of their own are taken for f32."""
+    c = costs_of(facts).roofline
     known = dict(facts.achieved_flops)
     peaks = dict(facts.flops)
-    return known.get(dtype) or 0.5 * peaks.get(dtype, peaks.get("f32", 1e12))
+    return known.get(dtype) or c.unmeasured * peaks.get(dtype, peaks.get("f32", 1e12))
 
 
 def _reach(tile: Tile, facts: GpuFacts) -> float:
     """Share of the rate of large tiles that smaller ones reach."""
-    rows = costs_of(facts).roofline.narrow_rows if tile.m < 64 else 1.0
-    return rows * min(1.0, 0.5 + tile.n / 256)
+    c = costs_of(facts).roofline
+    rows = c.narrow_rows if tile.m < 64 else 1.0
+    return rows * min(1.0, c.narrow_columns + (1 - c.narrow_columns) * tile.n / 128)
 
 
 def _split_us(facts: GpuFacts, p: Product, tile: Tile) -> float:
     """Writing and adding partial sums, and one more hand-over between blocks."""
     if tile.split == 1:
         return 0.0
-    return 2 * tile.split * p.batch * p.m * p.n * 4 / facts.l2_bandwidth / 1e3 + 0.5 * facts.grid_barrier_us
+    waited = costs_of(facts).roofline.barrier * facts.grid_barrier_us
+    return 2 * tile.split * p.batch * p.m * p.n * 4 / facts.l2_bandwidth / 1e3 + waited

@@ -197,7 +197,7 @@ class Block:
         s, facts = self.shape, self.facts
         # four tensor cores or groups of lanes: fewer warps leave some idle, and one warp each does not hide latencies
         warps = active * s.warps
-        busy = 1.0 if s.group else min(1.0, warps / 4) * (0.85 if warps < 8 else 1.0)
+        busy = 1.0 if s.group else min(1.0, warps / 4) * (c.few_warps if warps < 8 else 1.0)
         port = self.loaded / min(
             costs_of(facts).roofline.l2_port_bytes, max(c.port_bytes, facts.l2_bandwidth / facts.clock_ghz / sms)
         )

@@ -18,9 +18,6 @@ from weft.ir.declined import Declined
 
 REPEATED = 1.5
 """Most results of the convolution that all blocks may compute, over those that it has."""
-WORTH = 0.8
-"""Share of the one kernel's modelled time that two must take at least, for the one to be measured. Of 20 pairs on an
-NVIDIA H200, where TMA feeds most convolutions, 17 were faster as two or as fast: 16 of them are below."""
 
 
 def shapes(p: Pooled, facts: GpuFacts, keep: int = 6) -> list[tuple[float, PooledConfig]] | Declined:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.conv.pooled import choose, kernel
 from weft.generate.cuda.conv.pooled.kernel import PooledConfig
@@ -40,7 +41,7 @@ class PooledPattern:
         if isinstance(found, Declined):
             return found
         two = choose.apart(m, alone(m.first), facts)
-        return slower(found[0][0], two, choose.WORTH, facts) or found
+        return slower(found[0][0], two, costs_of(facts).pooled.worth, facts) or found
 
 
 CONVOLUTION_AND_POOL = PooledPattern()

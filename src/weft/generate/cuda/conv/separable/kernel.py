@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.contraction.match import Source, Walk
 from weft.generate.cuda.conv.halo import kernel as halo
@@ -30,7 +31,6 @@ from weft.kernels.source import CudaSource, Pointer, Schedule
 
 _HELD = 12
 """Vectors of the image that a thread asks for at once."""
-_LAUNCH = 1500.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,18 +308,19 @@ def cycles(p: Separable, s: SeparableConfig, facts: GpuFacts) -> float:
     busiest = -(-blocks // facts.sms)
     waves = -(-busiest // resident)
     active = -(-busiest // waves)
+    c = costs_of(facts).separable
     taps = math.prod(p.first.c.kernel)
     items = -(-s.bm * s.bc // (8 * g.threads))
-    issue = taps * 28.0 + 60.0 + 24.0 * len(p.first.c.body)
-    spatial = items * max(active * g.threads / 128 * issue, 700.0 * -(-taps // _HELD) + issue)
+    issue = taps * c.tap_slots + c.vector_slots + c.step_slots * len(p.first.c.body)
+    spatial = items * max(active * g.threads / 128 * issue, c.latency * -(-taps // _HELD) + issue)
     warps = g.threads // 32
     steps = g.steps // s.wk
     mi, ni = s.wm // 16, s.wn // 16
-    tensor = active * max(products * 1.7 / min(1.0, active * warps / 4), warps * steps * (mi + ni) * 5.12)
-    multiply = max(tensor, steps * max(36.0, mi * ni * 16.0))
-    traffic = active * (g.w_bytes * 0.6 + s.bm * s.bc * 2.0 * math.prod(p.first.c.strides)) / 40.0
+    tensor = active * max(products * c.tensor / min(1.0, active * warps / 4), warps * steps * (mi + ni) * c.fragment)
+    multiply = max(tensor, steps * max(c.step, mi * ni * c.product))
+    traffic = active * (g.w_bytes * c.shared_weights + s.bm * s.bc * 2.0 * math.prod(p.first.c.strides)) / c.port
     tile = s.bm * s.bn
-    end = 500.0 + active * (tile * s.wk / 16 + tile / 16 * (1 + len(epilogue.leaves(p.second.c))) / s.split)
-    end += (700.0 + tile / 16) if s.split > 1 else 0.0
-    end += 600.0 if 2 * shared > facts.shared_per_sm else 0.0
-    return waves * (max(spatial, traffic) + multiply + end) + _LAUNCH
+    end = c.end + active * (tile * s.wk / 16 + tile / 16 * (1 + len(epilogue.leaves(p.second.c))) / s.split)
+    end += (c.meeting + tile / 16) if s.split > 1 else 0.0
+    end += c.alone if 2 * shared > facts.shared_per_sm else 0.0
+    return waves * (max(spatial, traffic) + multiply + end) + c.launch

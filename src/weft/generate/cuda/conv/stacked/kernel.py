@@ -34,8 +34,6 @@ from weft.kernels.source import CudaSource, Schedule
 
 _RING = 2
 """Parts of the second weights in shared memory, where they do not all fit."""
-FILLED = 0.6
-"""Share of the multiprocessors that must have a tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +200,7 @@ def shapes(p: Separable, facts: GpuFacts, keep: int = 4) -> list[tuple[float, St
     if facts.capability < 80:
         return Declined(f"compute capability {facts.capability / 10}; the templates need 8.0")
     blocks = max((w.images * -(-w.rows // th) * -(-w.cols // tw) for th, tw in _tiles(w)), default=0)
-    if blocks < FILLED * facts.sms:
+    if blocks < costs_of(facts).stacked.filled * facts.sms:
         return Declined(f"{blocks} tiles of all channels; two kernels keep more multiprocessors busy")
     ranked = [(cycles(p, s, facts), s) for s in _candidates(p, w, facts)]
     ranked = sorted((x for x in ranked if x[0] < math.inf), key=lambda x: (x[0], x[1].bn, x[1].stages))
@@ -228,12 +226,18 @@ def cycles(p: Separable, s: StackedConfig, facts: GpuFacts) -> float:
     first = halo_choose.cycles(g, facts, halo_choose.end_of(p.first))
     v = g.second
     busiest = -(-halo.work(g)[0] // facts.sms)
-    used = 0.93 if g.threads <= 128 else 1.0
+    used = fit.few_warps if g.threads <= 128 else 1.0
     tensor = busiest * v.bm // 16 * (v.s.bn // 8) * v.steps * fit.tensor / used
     warps, mi, ni = g.threads // 32, v.s.wm // 16, v.s.wn // 16
     fragments = busiest * warps * v.steps * (mi + ni) * 512.0 / fit.fragments
-    stored = busiest * s.th * s.tw * min(s.bn, p.second.n) * (2.0 * (1 + len(epilogue.leaves(p.second.c))) + 8.0)
-    weights = busiest * v.w_bytes / 40.0 if g.parts > g.ring else 0.0
+    stored = (
+        busiest
+        * s.th
+        * s.tw
+        * min(s.bn, p.second.n)
+        * (2.0 * (1 + len(epilogue.leaves(p.second.c))) + fit.result_bytes)
+    )
+    weights = busiest * v.w_bytes / fit.port if g.parts > g.ring else 0.0
     return fit.measured * (first + g.parts * (fit.start + max(tensor, fragments, weights) + stored / fit.stored))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.conv.pooled.choose import WORTH
 from weft.generate.cuda.conv.separable.match import Separable, convolutions, stacked
 from weft.generate.cuda.conv.stacked import kernel
 from weft.generate.cuda.conv.stacked.kernel import StackedConfig
@@ -34,7 +34,7 @@ class StackedPattern:
         found = in_order(templates, m, facts)
         if isinstance(found, Declined):
             return found
-        return slower(found[0][0], alone(m.first) + alone(m.second), WORTH, facts) or found
+        return slower(found[0][0], alone(m.first) + alone(m.second), costs_of(facts).pooled.worth, facts) or found
 
 
 STACKED_CONVOLUTIONS = StackedPattern()

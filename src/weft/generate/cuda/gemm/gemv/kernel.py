@@ -114,12 +114,12 @@ def cycles(p: Product, s: GemvConfig, facts: GpuFacts) -> float:
     active = min(blocks, facts.sms * resident)
     flight = active * s.threads * s.cols * s.unroll * 16.0
     total = p.n * p.k * p.z * size
-    rate = min(fit.streamed * facts.read_bandwidth[-1][1] / facts.clock_ghz, flight / 900.0)
-    compute = -(-blocks // facts.sms) * s.warps * s.cols * p.k / 128.0 * (1.0 + p.m * 1.5)
+    rate = min(fit.streamed * facts.read_bandwidth[-1][1] / facts.clock_ghz, flight / fit.flight)
+    compute = -(-blocks // facts.sms) * s.warps * s.cols * p.k / 128 * (1.0 + p.m * fit.row_slots)
     compute /= _FOURS if p.integers else 1
     rounds = -(-p.k // (32 * p.chunk * s.slices * s.unroll))
     start = gap_us(facts) * facts.clock_ghz * 1e3 + fit.latency
-    return start + max(total / rate, compute) + rounds * 25.0 + 250.0 * (s.slices > 1)
+    return start + max(total / rate, compute) + rounds * fit.round + fit.meeting * (s.slices > 1)
 
 
 def emit(p: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:

@@ -27,8 +27,6 @@ from weft.kernels.source import CudaSource, Schedule
 TEMPLATES = ("grouped", "grouped_simt")
 """On tensor cores, and on CUDA cores."""
 KEPT = 6
-WORTH = 0.93
-"""A group is measured where the model gives it less than this share of its members one after another."""
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 _CLUSTERS = (2, 4, 8)
 _STEPS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 1 << 20)

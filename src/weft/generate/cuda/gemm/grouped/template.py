@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, final
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.grouped import kernel, match, tma
 from weft.generate.cuda.gemm.grouped.kernel import GroupedConfig
@@ -59,7 +60,7 @@ class GroupPattern:
             apart = math.inf if whole is None else alone(whole)
         else:
             apart = sum(alone(x.product) for x in m.members)
-        if least > kernel.WORTH * apart:
+        if least > costs_of(facts).grouped.worth * apart:
             us = facts.clock_ghz * 1e3
             return Declined(f"one launch is modelled to take {least / us:.1f} us, {what} {apart / us:.1f} us")
         return ranked

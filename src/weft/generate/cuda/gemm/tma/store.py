@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
@@ -22,11 +23,6 @@ from weft.generate.expr.integer import Int
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import Pointer, TensorMap
-
-MOST_SUM, LEAST_RESULT = 1024, 24 << 20
-"""Words of the sum up to which, and bytes of the result from which on, boxes were seen to gain on an NVIDIA H200."""
-GAIN = 0.98
-"""What they take of the time then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,8 @@ def offered(p: Product, ranked: Sequence[tuple[float, TmaConfig]], facts: GpuFac
 
     These are plain products with short sums and large results, by ping-pong consumers.
     """
-    if p.c.body or p.in_words(p.k) > MOST_SUM or p.m * p.n * p.z * p.dtype.itemsize < LEAST_RESULT:
+    c = costs_of(facts).tma
+    if p.c.body or p.in_words(p.k) > c.stored_words or p.m * p.n * p.z * p.dtype.itemsize < c.stored_bytes:
         return []
     rows = rows_of(p)
     for modelled, plain in ranked:
@@ -86,7 +83,7 @@ def offered(p: Product, ranked: Sequence[tuple[float, TmaConfig]], facts: GpuFac
         while s.stages > 2 and s.shared_bytes() > facts.shared_per_block:
             s = replace(s, stages=s.stages - 1)
         if not isinstance(stored(p, rows, s), Declined):
-            return [(modelled * GAIN, s)]
+            return [(modelled * c.stored, s)]
     return []
 
 

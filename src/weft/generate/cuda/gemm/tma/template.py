@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.pattern import NEAR, PRODUCT
@@ -45,7 +46,7 @@ class Tma(Declared):
         if m.norm is not None or m.parts is not None:
             return normed_choose.cycles(m, s, facts)
         case = choose.case_for(m, facts)
-        return None if case is None else (store.GAIN if s.store else 1.0) * cost.cycles(case, s, facts)
+        return None if case is None else (costs_of(facts).tma.stored if s.store else 1.0) * cost.cycles(case, s, facts)
 
     def emit(self, m: Product, schedule: Schedule, entry: str) -> CudaSource | Declined:
         """The kernel."""
