@@ -712,5 +712,5 @@ def test_orders_of_images_are_tried_while_there_is_time(
 
     monkeypatch.setattr(choose, "heuristic", counted)
     calls = choose.rank(problems, known, library_only=True)
-    plan = choose.library_plan(graph, calls, alternatives, options, stop=lambda: stops)
+    plan = choose.library_plan(graph, calls, alternatives, options, facts, stop=lambda: stops)
     assert len(tried) == starts and plan.steps

@@ -44,7 +44,7 @@ def test_the_library_plan_takes_calls_that_were_only_slow_or_odd(verdict: Verdic
     calls = choose.rank(problems, known, library_only=True)
     assert bool(calls) == stays
     if stays:
-        plan = choose.library_plan(graph, calls, alternatives, Options())
+        plan = choose.library_plan(graph, calls, alternatives, Options(), FACTS)
         assert plan.name == "library"
         assert all(not s.measured for s in plan.steps)
 

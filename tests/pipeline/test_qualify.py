@@ -84,7 +84,7 @@ def planned(posed: tuple[Alternatives, Problems], known: Known) -> list[Plan]:
     library = choose.rank(problems, known, library_only=True)
     return [
         replace(choose.plain_plan("solution-1", alternatives.graph, offers, alternatives, Options())),
-        choose.library_plan(alternatives.graph, library, alternatives, Options()),
+        choose.library_plan(alternatives.graph, library, alternatives, Options(), FACTS),
     ]
 
 

@@ -633,3 +633,67 @@ class Normed:
     """The same of a tile of `tma`."""
     exposed: float
     """Share of normalising that products of `tma` do not hide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reductions:
+    """Of rules for sums along rows (`loops.choose`, `loops.cross_cta`): which forms are measured first."""
+
+    held: float
+    """Share of the L2 cache that clusters which run at once may go through twice."""
+    exchange: float
+    """Cycles of a cluster's block beside those for its bytes."""
+    large_bytes: int
+    """Bytes, as f32, from which the L2 cache no longer holds what is read twice."""
+    streamed: int
+    """So many times the L2 cache holds nothing of what is read twice."""
+    block_bytes: int
+    """What a block of a part of a row reads where there is enough."""
+    fewest_blocks: float
+    most_blocks: float
+    """Blocks of such parts for each multiprocessor."""
+    shared_bytes: int
+    """Bytes for each multiprocessor from which some CTAs that meet through memory read while others wait."""
+    cta_bytes: int
+    """Bytes of such a CTA for each sector that lies side by side."""
+    small_bytes: int
+    """Bytes of a CTA for which 128 threads are enough."""
+    most_ctas: int
+    """CTAs of a row that meet: all must run at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Of calls of a vendor's library (`generate.library`), beside their arithmetic; bytes are per microsecond."""
+
+    launch_us: float
+    """Of a kernel that the framework launches."""
+    moved: float
+    """Bytes that a call reads and writes."""
+    turned: float
+    """Bytes of a tensor that the framework's copy puts into another order."""
+    turned_by_cudnn: float
+    """The same of what cuDNN does itself in front of and behind a convolution."""
+    row_upsample: float
+    """Bytes by which bilinear upsampling of row-major images takes longer than of channels-last ones."""
+    last_pool_us: float
+    """By so much each element of a window takes longer in the pool of channels-last images."""
+    arithmetic_us: float
+    traffic_us: float
+    """Microseconds of one or the other from which on algorithms of the library are measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Of training fused networks (`weft.nn`): one kernel for all layers, or one for each product."""
+
+    chained: float
+    """Share of the tensor cores' peak that one kernel for all layers reaches."""
+    layered: float
+    """Share of the bandwidth that clock and bus allow which kernels of single layers reach."""
+    product_us: float
+    """Of launching the kernel of a product."""
+    surely: float
+    """So many times the time of layers one kernel must be modelled to take, not to be compiled."""
+    summed: float
+    """Bytes per microsecond at which columns are summed."""

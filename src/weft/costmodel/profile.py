@@ -26,16 +26,19 @@ from weft.costmodel.constants import (
     Gemv,
     Grouped,
     Halo,
+    Library,
     Mlp,
     Normed,
     Pointwise,
     Pooled,
+    Reductions,
     Roofline,
     Separable,
     Stacked,
     SwapAB,
     Tiles,
     Tma,
+    Training,
 )
 from weft.device.cuda.record import GpuFacts
 from weft.errors import ArtifactError
@@ -73,6 +76,9 @@ class CostProfile:
     normed: Normed
     grouped: Grouped
     separable: Separable
+    reductions: Reductions
+    library: Library
+    training: Training
 
 
 def costs_of(facts: GpuFacts) -> CostProfile:

@@ -11,6 +11,7 @@ from threading import RLock
 
 import torch
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.direct import Direct
 from weft.device.cuda.driver import Function, Module
 from weft.device.cuda.facts import GpuFacts, gpu_facts
@@ -38,8 +39,6 @@ KEPT_BYTES = 1 << 30
 """What a backward pass may take for values between its kernels; more rows are done in parts."""
 CONTESTED = 128
 """Columns from which training in one kernel for all layers is measured against a kernel for each product."""
-_CHAINED_RATE, _LAYERED_RATE, _PRODUCT_US, _SURELY = 0.4, 0.65, 5.0, 1.2
-"""Shares of the tensor cores' and of memory's peak as measured on an NVIDIA H200; microseconds of a launch."""
 _SPILLED = 64
 """Bytes of a thread's registers in memory with which a kernel is still worth measuring."""
 _MANY = 1 << 14
@@ -357,16 +356,17 @@ class Kernels:
     def surely_by_layers(self, rows: int) -> bool:
         """Whether one kernel for all layers would lose even at its best, so that it need not be compiled.
 
-        It multiplies five times where layers do three times, at no more than two fifths of the tensor cores' rate;
-        layers wait for memory.
+        It multiplies five times where layers do three times, at a part of the tensor cores' rate; layers wait for
+        memory.
         """
         facts, net = self.facts, self.net
+        c = costs_of(facts).training
         if not facts.peak_bandwidth:
             return False
         products = 2.0 * rows * sum(p.size for p in self.places if len(p.shape) == 2)
-        chain = 5 * products / (_CHAINED_RATE * facts.peak_flops(net.dtype.value)) * 1e6
-        layers = layered.traffic(net, rows) / (_LAYERED_RATE * facts.peak_bandwidth * 1e3) + _PRODUCT_US * 3 * net.depth
-        return chain > _SURELY * layers
+        chain = 5 * products / (c.chained * facts.peak_flops(net.dtype.value)) * 1e6
+        layers = layered.traffic(net, rows) / (c.layered * facts.peak_bandwidth * 1e3) + c.product_us * 3 * net.depth
+        return chain > c.surely * layers
 
     @in_turn
     def refuse(self, rows: int, reason: Declined) -> None:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.driver import Function, Module
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc
@@ -45,8 +46,6 @@ _SPILLED = 16
 """Bytes of a thread's registers in memory with which a kernel is still worth measuring."""
 _KEPT_PRODUCTS = 256
 _REMEMBERED = 64
-_BYTES_A_MICROSECOND = 3.5e6
-"""At which columns are summed."""
 _CAPTURED = "products are met first while a CUDA graph is captured"
 TORCH = {
     DType.F16: torch.float16,
@@ -301,7 +300,7 @@ class ByLayers:
                 found[key] = won
                 continue
             kernel = kernels[won.number]
-            us = won.us + _later(new[key], kernel)
+            us = won.us + _later(new[key], kernel, self.facts)
             if us < best.get(key, (math.inf,))[0]:
                 best[key] = us, kernel
         for key, p in new.items():
@@ -541,12 +540,12 @@ def trials_of(net: Network, p: Product, kernels: Sequence[Compiled]) -> list[tup
     return found
 
 
-def _later(p: Product, kernel: Compiled) -> float:
+def _later(p: Product, kernel: Compiled, facts: GpuFacts) -> float:
     """Microseconds that sums of the columns of its result take behind it; what it leaves of them the trial added."""
     if p.role != "below" or kernel.sum_rows:
         return 0.0
     first = p.problem.graph.type_of(p.problem.graph.outputs[0])
-    return first.nbytes / _BYTES_A_MICROSECOND
+    return first.nbytes / costs_of(facts).training.summed
 
 
 def _loaded(us: float, kernel: Compiled) -> Chosen | Declined:

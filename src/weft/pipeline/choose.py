@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from weft.device.any import DeviceFacts
 from weft.generate.library.algorithm import names_algorithm
 from weft.generate.library.cost import overhead_us
 from weft.ir.attrs import InputAttrs
@@ -190,6 +191,7 @@ def library_plan(
     ranked: Sequence[Ranked],
     alternatives: Alternatives,
     options: Options,
+    facts: DeviceFacts,
     *,
     stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
@@ -207,7 +209,7 @@ def library_plan(
     calls = [x for r in ranked if (x := _of_the_framework(r)) is not None]
     available = [o for o in offers(calls, kinds=_CALLED) if not (o.candidate.members & alternatives.extra)]
     launches = platform_of(options.device).policy.counts_launches
-    price = _Overheads() if launches else _calls
+    price = _Overheads(facts) if launches else _calls
     priced = [replace(o.priced, cost_us=price(o)) for o in available]
     if (launches or options.budget_s <= 0) and not options.memory_limit_bytes:
         return assemble("library", available, _cheapest(graph, priced, alternatives, stop), alternatives, None)
@@ -272,7 +274,8 @@ def _mostly(priced: Sequence[Priced], wanted: Format) -> list[int]:
 class _Overheads:
     """On a GPU: see `generate.library.cost`. One problem stands in many places."""
 
-    def __init__(self) -> None:
+    def __init__(self, facts: DeviceFacts) -> None:
+        self._facts = facts
         self._known: dict[tuple[str, bool], float] = {}
 
     def __call__(self, offer: Offer) -> float:
@@ -280,7 +283,7 @@ class _Overheads:
         if key not in self._known:
             call = offer.ranked.kernels[0][1]
             assert isinstance(call, LibraryCall)
-            self._known[key] = overhead_us(offer.cut.problem, call, offer.candidate.kind)
+            self._known[key] = overhead_us(offer.cut.problem, call, offer.candidate.kind, self._facts)
         return self._known[key]
 
 

@@ -60,9 +60,9 @@ def select_in_time(
             return call_with_timeout(limit_s, selected, setting.platform.thread)
     calls = choose.rank(problems, known, library_only=True, stands=_stands(setting))
     hurry = clock.until(clock.at_last(SELECT_SHARE))
-    unsolved = replace(options, budget_s=0.0)
+    unsolved, facts = replace(options, budget_s=0.0), setting.platform.facts
     try:
-        return [choose.library_plan(alternatives.graph, calls, alternatives, unsolved, stop=hurry)]
+        return [choose.library_plan(alternatives.graph, calls, alternatives, unsolved, facts, stop=hurry)]
     except InvalidGraphError as error:  # an operator of the framework was found wrong
         lost.append(str(error.details["problem"]))
         return []
@@ -100,7 +100,8 @@ def select_plans(
         calls = choose.rank(problems, known, library_only=True, stands=stands)
         # over the limit on memory, or an operator of the framework was found wrong: then there is no such plan
         with contextlib.suppress(OptionError, InvalidGraphError):
-            found.append(choose.library_plan(alternatives.graph, calls, alternatives, setting.options))
+            facts = setting.platform.facts
+            found.append(choose.library_plan(alternatives.graph, calls, alternatives, setting.options, facts))
     return found
 
 

@@ -228,7 +228,7 @@ class CallsAhead:
                     ranked.append(choose.Ranked(task, made, (1.0,) * len(made), measured=False, rejected=0))
         options = replace(self._options, budget_s=0.0, memory_limit_bytes=0)
         try:
-            plan = choose.library_plan(self._alternatives.graph, ranked, self._alternatives, options)
+            plan = choose.library_plan(self._alternatives.graph, ranked, self._alternatives, options, self._facts)
         except InvalidGraphError:
             return []
         steps = {s.problem_key: s for s in plan.steps}

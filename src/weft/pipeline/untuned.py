@@ -93,7 +93,7 @@ def plan_in(way: str, problems: Problems, alternatives: Alternatives, setting: S
     if way == "library":
         calls = [(t, maker.covered(t)) for t in problems.tasks.values() if t.called]
         ranked = [choose.Ranked(t, k, (1.0,) * len(k), measured=False, rejected=0) for t, k in calls if k]
-        return choose.library_plan(alternatives.graph, ranked, alternatives, setting.options)
+        return choose.library_plan(alternatives.graph, ranked, alternatives, setting.options, setting.platform.facts)
     tasks = list(problems.tasks.values())
     for _ in range(ROUNDS):
         ranked = [

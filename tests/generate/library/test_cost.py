@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from weft import fission
+from weft.device.cuda.facts import GpuFacts
 from weft.generate.library import LibraryGenerator
 from weft.generate.library.cost import overhead_us, viewed
 from weft.ir import attrs as a
@@ -54,7 +55,7 @@ def call_of(problem: Problem, form: str) -> LibraryCall:
 
 def price(graph: Graph, form: str, ins: tuple[Format, ...], out: Format, kind: Kind = Kind.CALL) -> float:
     problem = Problem(graph, "p", ins, (out,))
-    return overhead_us(problem, call_of(problem, form), kind)
+    return overhead_us(problem, call_of(problem, form), kind, GpuFacts())
 
 
 def convolution(dtype: DType) -> Graph:
@@ -105,7 +106,7 @@ def test_rows_of_channels_are_a_channels_last_image() -> None:
             if c.outputs == graph.outputs and c.kind is Kind.CALL:
                 cut = extract(graph, c, (Format.ROW,), (out,)).problem
                 if cut.origin_rule:
-                    prices[out] = overhead_us(cut, call_of(cut, "operator"), Kind.CALL)
+                    prices[out] = overhead_us(cut, call_of(cut, "operator"), Kind.CALL, GpuFacts())
     assert prices[Format.LAST] < prices[Format.ROW]
 
 

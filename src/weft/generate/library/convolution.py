@@ -16,7 +16,7 @@ from weft.device.cuda.cudnn import Activation, Convolution
 from weft.errors import DeviceError
 from weft.generate.library.algorithm import CONVOLUTION, ENGINE_FORM, MOST_WORKSPACE, Engine, identity
 from weft.generate.library.fused import Tail, plain_convolution
-from weft.generate.library.lt import ARITHMETIC_US, TRAFFIC_US
+from weft.generate.library.lt import takes_long
 from weft.generate.library.translate import Program
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -113,8 +113,7 @@ def is_contender(asked: Convolution, facts: GpuFacts) -> bool:
         return False
     size = 4 if asked.dtype in ("f32", "tf32") else 2
     moved = size * sum(math.prod(t) for t in (asked.x, asked.w, asked.y, *([asked.y] if asked.residual else [])))
-    arithmetic_us = asked.flops / dict(facts.achieved_flops)[asked.dtype] * 1e6
-    return arithmetic_us >= ARITHMETIC_US or moved / facts.bandwidth_at(moved) / 1e3 >= TRAFFIC_US
+    return takes_long(asked.flops, asked.dtype, moved, facts)
 
 
 def engine_call(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:

@@ -1,7 +1,7 @@
 """What a library call on a GPU takes besides its arithmetic: launches, traffic, copies into another order.
 
 Two ways to run an operator differ in these alone, so a plan that nobody measured is chosen by them. The constants are
-those of an NVIDIA H200 (CUDA 13, cuDNN 9.19), from profiles by kernel of ten networks at batch 1 and 16.
+those of the device's profile (`costmodel.constants.Library`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
+from weft.costmodel.constants import Library
+from weft.costmodel.profile import costs_of
+from weft.device.any import DeviceFacts
+from weft.device.cuda.facts import GpuFacts
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import CATEGORY, FREE, Category, Prim
@@ -18,17 +22,6 @@ from weft.kernels.candidate import Kind, Problem
 from weft.kernels.formats import Format, formats_of
 from weft.kernels.source import LibraryCall
 
-LAUNCH_US = 2.0
-MOVED = 3e6
-"""Bytes per microsecond that a call reads and writes."""
-TURNED = 0.3e6
-"""Bytes of a tensor per microsecond that the framework's copy puts into another order."""
-TURNED_BY_CUDNN = 1.4e6
-"""The same of what cuDNN does itself in front of and behind a convolution."""
-ROW_UPSAMPLE = 0.16e6
-"""Bytes per microsecond by which bilinear upsampling of row-major images takes longer than of channels-last ones."""
-LAST_POOL_US = 0.6
-"""By so much each element of a window takes longer in the pool of channels-last images: 5 x 5 to 13 x 13 at batch 1."""
 _HALVES = (DType.F16, DType.BF16)
 _ROW_INSIDE = ("reflection_pad", "replication_pad", "instance_norm", "group_norm", "index_select", "gather", "unfold")
 """Operators that make their operand row-major, and give a row-major result."""
@@ -36,35 +29,44 @@ _VIEWS = ("permute", "reshape", "expand", "slice")
 Strides = tuple[int, ...]
 
 
-def overhead_us(problem: Problem, call: LibraryCall, kind: Kind) -> float:
-    """Microseconds of launches, of what is read and written, and of copies inside."""
+def overhead_us(problem: Problem, call: LibraryCall, kind: Kind, facts: DeviceFacts) -> float:
+    """Microseconds of launches, of what is read and written, and of copies inside.
+
+    Raises:
+        TypeError: the facts of a device that has no such costs, which is a CPU.
+    """
+    if not isinstance(facts, GpuFacts):
+        raise TypeError(f"calls are counted in launches on GPUs; these are facts of {type(facts).__name__}")
+    c = costs_of(facts).library
     graph = problem.graph
     (output,), (format_,) = graph.outputs[:1], problem.output_formats[:1]
     if kind is Kind.CONVERT:
-        return _copy_us(graph, output) + 2 * graph.type_of(output).nbytes / MOVED
+        return _copy_us(graph, output, c) + 2 * graph.type_of(output).nbytes / c.moved
     names = [step.target.split(".")[1] for step in call.run]
-    cost = sum(graph.type_of(node).nbytes for node in (*graph.inputs, *graph.outputs)) / MOVED
-    cost += LAUNCH_US * max(1, sum(name not in _VIEWS for name in names))
+    cost = sum(graph.type_of(node).nbytes for node in (*graph.inputs, *graph.outputs)) / c.moved
+    cost += c.launch_us * max(1, sum(name not in _VIEWS for name in names))
     strides, copied = _strides(problem)
-    cost += sum(_copy_us(graph, node) for node in copied)
+    cost += sum(_copy_us(graph, node, c) for node in copied)
     if all(name in _VIEWS for name in names):
-        return cost + _copy_us(graph, output) - LAUNCH_US  # the copy is the call
+        return cost + _copy_us(graph, output, c) - c.launch_us  # the copy is the call
     read = _operands(graph)
     last = any(_is_last(graph, x, strides[x]) for x in read)
     if any(name.startswith(_ROW_INSIDE) for name in names):
-        cost += sum(_copy_us(graph, x) for x in read if _is_last(graph, x, strides[x]))
+        cost += sum(_copy_us(graph, x, c) for x in read if _is_last(graph, x, strides[x]))
         last = False
     for node, n in enumerate(graph.nodes):
         if n.prim is Prim.CONV and not last and n.type.dtype in _HALVES:
             whole = cast("a.ConvAttrs", n.attrs).groups < n.type.shape[1]
             moved = sum(graph.type_of(x).nbytes for x in (n.inputs[0], node))
-            cost += (2 * LAUNCH_US if whole else 0.0) + moved / TURNED_BY_CUDNN
+            cost += (2 * c.launch_us if whole else 0.0) + moved / c.turned_by_cudnn
         if n.prim is Prim.MATMUL and n.type.rank > 3:
-            cost += sum(_copy_us(graph, x) for x in n.inputs if x in strides and not _merges(graph, x, strides[x]))
+            cost += sum(_copy_us(graph, x, c) for x in n.inputs if x in strides and not _merges(graph, x, strides[x]))
     if any(name.startswith("upsample_bilinear") for name in names) and not last:
-        cost += graph.type_of(output).nbytes / ROW_UPSAMPLE
+        cost += graph.type_of(output).nbytes / c.row_upsample
     if last and any(name.startswith("max_pool") for name in names):
-        cost += LAST_POOL_US * max(math.prod(n.attrs.kernel) for n in graph.nodes if isinstance(n.attrs, a.WindowAttrs))
+        cost += c.last_pool_us * max(
+            math.prod(n.attrs.kernel) for n in graph.nodes if isinstance(n.attrs, a.WindowAttrs)
+        )
     several = len(formats_of(graph.type_of(output))) > 1
     if (
         several
@@ -72,12 +74,12 @@ def overhead_us(problem: Problem, call: LibraryCall, kind: Kind) -> float:
         and (format_ is Format.LAST) is not last
         and any(graph.type_of(x).rank == 4 and len(formats_of(graph.type_of(x))) > 1 for x in read)
     ):
-        cost += graph.type_of(output).nbytes / TURNED + (0.0 if call.out_variant else LAUNCH_US)
-    return cost + sum(_copy_us(graph, x) for x in read if _is_transposed(graph, x, strides[x]))
+        cost += graph.type_of(output).nbytes / c.turned + (0.0 if call.out_variant else c.launch_us)
+    return cost + sum(_copy_us(graph, x, c) for x in read if _is_transposed(graph, x, strides[x]))
 
 
-def _copy_us(graph: Graph, node: NodeId) -> float:
-    return LAUNCH_US + graph.type_of(node).nbytes / TURNED
+def _copy_us(graph: Graph, node: NodeId, c: Library) -> float:
+    return c.launch_us + graph.type_of(node).nbytes / c.turned
 
 
 def _operands(graph: Graph) -> list[NodeId]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.cublaslt import IN_ORDER, Activation, LtProduct
 from weft.errors import DeviceError
 from weft.generate.library.algorithm import FORM, MOST_WORKSPACE, TARGET, Algorithm, identity
@@ -36,9 +37,6 @@ ALGORITHMS = 4
 """Schedules of one problem."""
 ASKED = 10
 """Algorithms that the heuristic is asked for: some are the same, or add up in no fixed order."""
-ARITHMETIC_US, TRAFFIC_US = 5.0, 15.0
-"""Microseconds of one or the other from which on the library is tried with algorithms of its own. Of 47 products
-measured on an NVIDIA H200 its call came within 1.3 of the best kernel only at 9 and 20 of these or more."""
 _COMPUTE = {DType.F16: "f16", DType.BF16: "bf16", DType.F32: "f32"}
 
 
@@ -99,8 +97,14 @@ def is_contender(p: LtProduct, facts: GpuFacts) -> bool:
     left, right = (p.batch if x else 1 for x in p.strides)
     moved = size * (left * p.m * p.k + right * p.k * p.n + p.batch * p.m * p.n * (1 + p.residual))
     work = 2.0 * p.batch * p.m * p.n * p.k
-    arithmetic_us = work / dict(facts.achieved_flops)[p.dtype] * 1e6
-    return arithmetic_us >= ARITHMETIC_US or moved / facts.bandwidth_at(moved) / 1e3 >= TRAFFIC_US
+    return takes_long(work, p.dtype, moved, facts)
+
+
+def takes_long(flops: float, dtype: str, moved: int, facts: GpuFacts) -> bool:
+    """Whether arithmetic or bytes take so long that a library's algorithms are worth measuring."""
+    c = costs_of(facts).library
+    arithmetic_us = flops / dict(facts.achieved_flops)[dtype] * 1e6
+    return arithmetic_us >= c.arithmetic_us or moved / facts.bandwidth_at(moved) / 1e3 >= c.traffic_us
 
 
 def lt_product(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:

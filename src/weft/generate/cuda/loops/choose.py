@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import cast
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.loops import pointwise
 from weft.generate.cuda.loops.cross_cta import balanced, cross_cta_forms, stashed
@@ -27,8 +28,6 @@ THREADS = 256
 WIDE_THREADS = 512
 CLUSTER = 8
 """Largest size of a cluster that every device with clusters has."""
-BLOCK_BYTES = 48 * 1024
-"""What a block of a part reads where there is enough."""
 GATHERED = 4096
 """Results per multiprocessor from which threads that gather have several vectors."""
 FEWEST_CORNERS = 4
@@ -37,17 +36,8 @@ MOST_JOINED = 16
 """Channels that a thread has all of."""
 ALIKE = 0.25
 """A form with the vectors of an earlier one counts as so much slower, each time."""
-LARGE_BYTES = 1 << 25
-STREAMED = 8
-"""So many times the L2 cache holds nothing of what is read twice."""
-HELD = 0.65
-"""Share of the L2 cache that clusters which run at once may go through twice."""
 ONCE_THREADS = 768
 """Threads of a multiprocessor, by the registers of a pass for mean and variance."""
-EXCHANGE = 3000.0
-"""Cycles of such a block beside those for its bytes."""
-L2_BYTES = 64
-"""Per cycle, to a multiprocessor."""
 MOST_STREAMED = 8
 """So many times what a thread keeps in registers it goes through at most where it keeps nothing."""
 HALF = 2
@@ -155,7 +145,7 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
         found = [*divided, *_once(problem, facts, beside=beside), *found, Form(threads=256, fuse=False)]
     elif dependent and length > MOST_HELD and not beside:
         found = [*clusters, *found]
-    elif beside and not dependent and operand.nbytes >= LARGE_BYTES:
+    elif beside and not dependent and operand.nbytes >= costs_of(facts).reductions.large_bytes:
         found = [Form(threads=256, columns=k, fuse=False, spread=8 * facts.sms) for k in (16, 8)] + found
     elif dependent and (beside or length > 4096):
         once = _once(problem, facts, beside=beside) if is_pair(graph) and length >= 512 else []
@@ -176,10 +166,11 @@ def _norms(problem: Problem, facts: GpuFacts, size: int, divided: list[Form], *,
     once = _in_parts(problem, facts, beside=beside, single_pass=True)
     clusters = _once(problem, facts, beside=beside)
     cross_cta_offers = _meeting(problem, facts, beside=beside)
-    apart = [replace(form, apart=True, spread=0) for form in once[:1]] if size >= LARGE_BYTES // 2 else []
-    if size >= STREAMED * facts.l2_bytes:
+    c = costs_of(facts).reductions
+    apart = [replace(form, apart=True, spread=0) for form in once[:1]] if size >= c.large_bytes // 2 else []
+    if size >= c.streamed * facts.l2_bytes:
         return [*apart, *divided[:1], *once[:1], *divided[1:], *once[1:], *clusters[:1]]
-    if size >= LARGE_BYTES:
+    if size >= c.large_bytes:
         return [*divided[:1], *cross_cta_offers, *apart, *once[:1], *divided[1:], *once[1:], *clusters[:1]]
     if not beside and not any(form.columns for form in clusters):  # rows that lie in one piece
         divided = divided[::-1]
@@ -198,7 +189,8 @@ def _norms(problem: Problem, facts: GpuFacts, size: int, divided: list[Form], *,
 def _outward(problem: Problem, facts: GpuFacts, ranked: list[Form], *, beside: bool) -> list[Form]:
     """These and, as far as measured to be faster: even blocks, and results stored from where they are computed."""
     rows = _rows_of(problem)
-    if not (beside and rows.lanes > 1) or rows.stored * 4 >= STREAMED * facts.l2_bytes * HALF:
+    streamed = costs_of(facts).reductions.streamed
+    if not (beside and rows.lanes > 1) or rows.stored * 4 >= streamed * facts.l2_bytes * HALF:
         return ranked
     sizes = rows.count, rows.stored
     even = balanced(facts, *sizes, access=16, lanes=rows.lanes)
@@ -272,7 +264,9 @@ def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool, single_pass: b
     most = per_turn * max(1, MAX_CARRIED // (lanes * max(1, len(large)))) * (MOST_STREAMED if single_pass else 1)
     sizes = {p: operand.size // rows // p for p in possible_parts(graph, long[0], last=last) if p > 1}
     able = [p for p, size in sizes.items() if per_turn // 2 <= size <= most]
-    blocks = facts.sms * min(8.0, max(0.85, sum(t.nbytes for t in large) / facts.sms / BLOCK_BYTES))
+    c = costs_of(facts).reductions
+    enough = sum(t.nbytes for t in large) / facts.sms / c.block_bytes
+    blocks = facts.sms * min(c.most_blocks, max(c.fewest_blocks, enough))
     found = []
     for wanted in (blocks / groups, 2 * blocks / groups):
         parts = min(able, key=lambda p: abs(math.log(p / wanted)), default=1)
@@ -305,6 +299,7 @@ def _once(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
     item = min((t.dtype.itemsize for t in large), default=operand.dtype.itemsize)
     run = _run(problem, long[0])
     stored = rows * length * item
+    c, port = costs_of(facts).reductions, costs_of(facts).roofline.l2_port_bytes
     ranked: list[tuple[float, Form]] = []
     for columns, cluster in ((1, CLUSTER), (2, CLUSTER), (4, CLUSTER)) if beside or run else ((0, 4), (0, 2), (0, 8)):
         access = run * item if run else 16
@@ -313,10 +308,10 @@ def _once(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
         few = blocks <= 2 * facts.sms
         threads = min(WIDE_THREADS, max(128, 1 << (-(-vectors // (3 if few else 4)) - 1).bit_length()))
         resident = min(blocks, facts.sms * max(1, ONCE_THREADS // threads))
-        if vectors < 64 or blocks * 3 < facts.sms or resident * vectors * access > facts.l2_bytes * HELD:
+        if vectors < 64 or blocks * 3 < facts.sms or resident * vectors * access > facts.l2_bytes * c.held:
             continue
         read = stored * (max(1.0, 32 / (columns * access)) if columns else 1.0)
-        cycles = -(-blocks // resident) * EXCHANGE + (2 * read + stored) / (min(blocks, facts.sms) * L2_BYTES)
+        cycles = -(-blocks // resident) * c.exchange + (2 * read + stored) / (min(blocks, facts.sms) * port)
         per_row = 0 if columns else threads
         ranked.append((cycles, Form(threads, columns=columns, per_row=per_row, cluster=cluster, single_pass=True)))
     # measured: what lies beside each other matters more than the number of blocks

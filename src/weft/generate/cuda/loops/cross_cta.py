@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.loops.forms import LEAST_CTAS, Form
 from weft.ir.graph import Graph, GraphBuilder, NodeId
@@ -19,14 +20,6 @@ from weft.ir.rewrite import Rewriter
 THREADS = (128, 256, 512)
 SECTOR = 32
 """Bytes that memory gives at once: what lies beside each other of a block's rows is no less."""
-LARGE = 1 << 16
-"""Bytes per multiprocessor from which some CTAs of it read while others wait."""
-SHARE = 34 << 10
-"""Bytes of a block then for each sector that lies side by side."""
-FEW = 7 << 10
-"""Bytes of a block for which 128 threads are enough."""
-MOST_BLOCKS = 132
-"""Of one row."""
 MOST_LEFT = 1 << 15
 """Bytes that a block reads of what the others leave."""
 LEFT = 8
@@ -45,16 +38,17 @@ def cross_cta_forms(
     `beside`: neighbours in memory belong to different rows, of which a thread has `lanes`, read at once. `wide`: of a
     block's rows as many lie side by side as for much data.
     """
+    c = costs_of(facts).reductions
     found = []
-    large = stored > facts.sms * LARGE
+    large = stored > facts.sms * c.shared_bytes
     for sectors in (2, 1) if large else (2,) if wide else (1, 2):
         columns = max(1, SECTOR * sectors // access) if beside else 0
         every = columns * lanes if beside else 1
         groups = -(-rows // every)
-        share = SHARE * sectors if large else stored // facts.sms
+        share = c.cta_bytes * sectors if large else stored // facts.sms
         blocks = round(stored / groups / max(share, 1))
-        if every <= MOST_ROWS and LEAST_CTAS <= blocks <= MOST_BLOCKS and blocks * every * LEFT <= MOST_LEFT:
-            threads = 128 if share <= FEW else 256
+        if every <= MOST_ROWS and LEAST_CTAS <= blocks <= c.most_ctas and blocks * every * LEFT <= MOST_LEFT:
+            threads = 128 if share <= c.small_bytes else 256
             forms = (
                 Form(n, columns=columns, per_row=0 if beside else n, single_pass=True, cross_cta=blocks)
                 for n in THREADS
@@ -65,16 +59,17 @@ def cross_cta_forms(
 
 def balanced(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int) -> list[Form]:
     """Of much data, rows side by side: so many blocks that each multiprocessor has as many as the others, or nearly."""
+    c = costs_of(facts).reductions
     columns = max(1, 2 * SECTOR // access)
     groups = -(-rows // (columns * lanes))
-    if stored <= facts.sms * LARGE or columns * lanes > MOST_ROWS:
+    if stored <= facts.sms * c.shared_bytes or columns * lanes > MOST_ROWS:
         return []
-    each = stored / (2 * SHARE) / facts.sms
+    each = stored / (2 * c.cta_bytes) / facts.sms
     found = [facts.sms * max(1, n) // groups for n in (math.ceil(each), math.floor(each))]
     return [
         Form(256, columns=columns, single_pass=True, cross_cta=n)
         for n in dict.fromkeys(found)
-        if LEAST_CTAS <= n <= MOST_BLOCKS
+        if LEAST_CTAS <= n <= c.most_ctas
     ]
 
 
@@ -84,12 +79,13 @@ def stashed(facts: GpuFacts, rows: int, stored: int, *, access: int, lanes: int,
     Two blocks of a multiprocessor: one reads while the other waits or writes, and of the rows of those that run all
     parts do. Where a block's rows are a small part of those side by side, short runs cost more than that gains.
     """
+    c = costs_of(facts).reductions
     columns = max(1, 2 * SECTOR // access)
     every = columns * lanes
-    if every > MOST_ROWS or beside > 2 * every or stored <= facts.sms * LARGE:
+    if every > MOST_ROWS or beside > 2 * every or stored <= facts.sms * c.shared_bytes:
         return []
     group, at_once, most = stored * every // rows, 2 * facts.sms, facts.shared_per_sm // 2 - KEPT
-    parts = [n for n in range(LEAST_CTAS, min(at_once, MOST_BLOCKS) + 1) if group <= most * n]
+    parts = [n for n in range(LEAST_CTAS, min(at_once, c.most_ctas) + 1) if group <= most * n]
     best = max(parts, key=lambda n: (at_once // n * n, -n), default=0)
     return [Form(256, columns=columns, single_pass=True, cross_cta=best, smem_stash=True)] if best else []
 

@@ -230,13 +230,8 @@ def cycles(p: Separable, s: StackedConfig, facts: GpuFacts) -> float:
     tensor = busiest * v.bm // 16 * (v.s.bn // 8) * v.steps * fit.tensor / used
     warps, mi, ni = g.threads // 32, v.s.wm // 16, v.s.wn // 16
     fragments = busiest * warps * v.steps * (mi + ni) * 512.0 / fit.fragments
-    stored = (
-        busiest
-        * s.th
-        * s.tw
-        * min(s.bn, p.second.n)
-        * (2.0 * (1 + len(epilogue.leaves(p.second.c))) + fit.result_bytes)
-    )
+    result_bytes = 2.0 * (1 + len(epilogue.leaves(p.second.c))) + fit.result_bytes
+    stored = busiest * s.th * s.tw * min(s.bn, p.second.n) * result_bytes
     weights = busiest * v.w_bytes / fit.port if g.parts > g.ring else 0.0
     return fit.measured * (first + g.parts * (fit.start + max(tensor, fragments, weights) + stored / fit.stored))
 
