@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -164,25 +163,3 @@ def test_a_folder_without_profiles_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
     (tmp_path / "nvidia-h200.json").write_text(FILE.read_text())
     assert list(load(tmp_path)) == ["nvidia-h200"]
-
-
-STAY = {
-    ("conv/halo/choose.py", "WASTE"), ("conv/pooled/choose.py", "REPEATED"), ("conv/pooled/choose.py", "WORTH"),
-    ("conv/stacked/kernel.py", "FILLED"), ("gemm/tma/choose.py", "_SHARED_COPY"),
-    ("mlp/shapes.py", "_WARP_RATE"), ("mlp/shapes.py", "_L2_RATE"), ("mlp/shapes.py", "_NEAR"),
-}  # fmt: skip
-"""What says which schedules are looked at, and the models that have no section yet."""
-
-
-def test_a_model_with_constants_of_the_device_has_none_in_its_source() -> None:
-    source = FILE.parents[2]
-    models = [p for p in source.rglob("*.py") if "costs_of" in p.read_text() and p.name != "profile.py"]
-    assert len(models) > 12
-    found = {
-        (path.relative_to(source).as_posix().removeprefix("generate/cuda/"), node.targets[0].id)
-        for path in models
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, float)
-    }
-    assert found == STAY

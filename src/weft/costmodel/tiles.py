@@ -236,7 +236,7 @@ def together(blocks: Sequence[Block], splits: Sequence[int], cluster: int = 1) -
     counts, with as many others on its multiprocessor as there are; else all share the multiprocessors, and a part of
     the slowest is waited for at the end. Infinite where a block does not fit.
     """
-    c = blocks[0].costs
+    c = costs_of(blocks[0].facts).tiles
     fit = min(b.fit for b in blocks)
     if not fit:
         return math.inf
