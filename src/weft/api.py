@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from weft.device.heap import heap_trimmed
+from weft.device.kinds import KINDS
 from weft.device.room import free_bytes
 from weft.errors import ArtifactError, DataDependentError, ModelError, OptionError, RefitError, UserError
 from weft.frontends.imported import Imported
@@ -45,7 +46,7 @@ from weft.pipeline.framework import captured
 from weft.pipeline.job import Compilation
 from weft.pipeline.setting import survey
 from weft.pipeline.stages import Say, Stages, silent
-from weft.platform.table import PLATFORMS, platform_of
+from weft.platform.table import platform_of
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import InputError, check_count, without_autocast
@@ -363,8 +364,8 @@ def compile(
     options = options or Options()
     if device is not None:
         options = replace(options, device=str(device))
-    if not re.fullmatch(rf"({'|'.join(PLATFORMS)})(:[0-9]+)?", options.device):
-        raise OptionError(option="device", problem=f"{options.device!r}: 'cpu', 'cuda' or 'cuda:N'")
+    if not re.fullmatch(rf"({'|'.join(KINDS)})(:[0-9]+)?", options.device):
+        raise OptionError(option="device", problem=f"{options.device!r}: {_devices()}")
     by_name = None
     if isinstance(example_inputs, Mapping):
         by_name = dict(example_inputs)
@@ -389,6 +390,11 @@ def compile(
         if by_name is not None:
             raise OptionError(option="example_inputs", problem="only an ONNX file takes them by name")
         return _compile_torch(model, inputs, run, name, automatic)
+
+
+def _devices() -> str:
+    """What `device` may be, for errors."""
+    return ", ".join(f"{kind!r}" if kind == "cpu" else f"{kind!r} or '{kind}:N'" for kind in KINDS)
 
 
 _READERS = {"onnx": ("weft.frontends.onnx",), "torch": ("weft.frontends.torch", "torch.export._trace")}

@@ -87,7 +87,10 @@ class Reads(ast.NodeVisitor):
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Name and tree of every module that models a GPU or decides by its facts: measuring and waiting are others'."""
+    """Name and tree of every module that models a GPU or decides by its facts.
+
+    Measuring and waiting are those of others. A CPU is modelled beside what its probes found, and has no profile.
+    """
     for path in sorted(SOURCE.rglob("*.py")):
         text, place = path.read_text(encoding="utf-8"), path.relative_to(SOURCE)
         if place.parts[0] in PACKAGES and any(word in text for word in ("GpuFacts", "costs_of", "costmodel.constants")):
@@ -128,7 +131,6 @@ def test_who_reads_a_constant_is_told_by_where_it_comes_from(text: str, found: s
 UNLIKE = "by how much one must be better for each that is like it: how different those are that are measured"
 OFFERED = "which configurations are looked at, whatever a model then says of them"
 SEARCH = "what is measured late or not at all: a rule of the search, which trusts a model so far"
-HOST = "of a CPU, beside what its probes found; CPUs have no profiles"
 WAITS = "seconds that a process waits"
 POLICY = "of searches on any such device (`SearchPolicy`)"
 KIND = "an exact test of a number"
@@ -162,14 +164,6 @@ STAY: Mapping[tuple[str, str], str] = {
     ("platform/cuda/platform.py", "Cuda.policy"): POLICY,
     ("nn/judge.py", "IDLE_S"): WAITS,
     ("orchestrate/estimate_cuda.py", "_exact_slots"): KIND,
-    ("orchestrate/estimate.py", "MARGIN"): HOST,
-    ("orchestrate/estimate.py", "EFFICIENCY"): HOST,
-    ("orchestrate/estimate.py", "LAST_GAIN"): HOST,
-    ("orchestrate/estimate.py", "TRANSCENDENTAL_OPERATIONS"): HOST,
-    ("orchestrate/estimate.py", "(STRIDED, SCATTERED)"): HOST,
-    ("orchestrate/estimate.py", "PICKED"): HOST,
-    ("orchestrate/estimate.py", "estimate_us"): HOST,
-    ("orchestrate/estimate.py", "_fill"): HOST,
 }
 """Where fractions may stand, by module and name, and why."""
 REGISTERS = "an estimate of registers, and how far the compiler is off it"

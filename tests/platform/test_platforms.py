@@ -14,6 +14,7 @@ import torch
 from tests.runtime.fake_cuda import FakeCuda, FakeStream, install
 from tests.runtime.plans import library_plan
 
+from weft.device import kinds
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.facts import CpuFacts
 from weft.errors import OptionError, ToolchainError
@@ -69,7 +70,7 @@ def platform(lease: Lease | None = None) -> Cuda:
 
 
 def test_a_kind_is_found_by_its_name_and_by_its_facts() -> None:
-    assert {name: kind.kind for name, kind in table.PLATFORMS.items()} == {"cpu": "cpu", "cuda": "cuda"}
+    assert {name: table.platform_of(name).kind for name in kinds.KINDS} == {"cpu": "cpu", "cuda": "cuda"}
     assert table.platform_of("cuda:3") is table.platform_of("cuda") is Cuda and table.platform_of("cpu") is Cpu
     assert table.policy_for(GpuFacts()) is Cuda.policy and table.policy_for(CpuFacts()) is Cpu.policy
 
@@ -307,7 +308,8 @@ class Elsewhere:
 
 
 def test_another_kind_is_a_line_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "PLATFORMS", {**table.PLATFORMS, "cpu": Elsewhere})
+    elsewhere = replace(kinds.KINDS["cpu"], platform=f"{__name__}:Elsewhere")
+    monkeypatch.setattr(kinds, "KINDS", {**kinds.KINDS, "cpu": elsewhere})
     Elsewhere.asked.clear()
     given = Imported(two_products(), 4)
     made = compile_imported(given, Options(budget_s=0.0, cache_dir=tmp_path), example_inputs=inputs(1))

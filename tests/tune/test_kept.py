@@ -15,7 +15,7 @@ from tests.faults.test_processes import stub, trial
 from weft.device.facts import CpuFacts
 from weft.kernels.measurement import Verdict
 from weft.options import Options
-from weft.tune import kept, tuner
+from weft.tune import kept, sites
 from weft.tune.kept import Keeper, KeptTransport
 from weft.tune.site import HostSite
 from weft.tune.store import Database
@@ -122,7 +122,7 @@ def test_one_that_is_still_loading_is_kept(keeper: Keeper) -> None:
 
 def test_a_worker_loads_before_it_is_known_what_it_is_told(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the time that a model's export takes is not lost to a short budget."""
-    monkeypatch.setattr(tuner, "host_worker", lambda _: stub())
+    monkeypatch.setattr(sites, "host_worker", lambda _: stub())
     with loads_ahead(Options(budget_s=5.0), 1):
         (early,) = keeper._kept
         assert early.transport._process is not None
@@ -139,14 +139,14 @@ def test_a_worker_loads_before_it_is_known_what_it_is_told(keeper: Keeper, monke
     "options", [Options(budget_s=0.0), Options(budget_s=300.0), Options(budget_s=5.0, keep_worker=False)]
 )
 def test_none_loads_where_that_gains_nothing(keeper: Keeper, monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
-    monkeypatch.setattr(tuner, "host_worker", lambda _: stub())
+    monkeypatch.setattr(sites, "host_worker", lambda _: stub())
     with loads_ahead(options, 1):
         assert len(keeper) == 0
 
 
 def test_a_worker_that_loaded_for_nobody_is_ended(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does one that died meanwhile stand in the way."""
-    monkeypatch.setattr(tuner, "host_worker", lambda _: stub())
+    monkeypatch.setattr(sites, "host_worker", lambda _: stub())
     with loads_ahead(Options(budget_s=5.0, cache_dir=Path("another")), 1):
         (early,) = keeper._kept
         assert early.transport._process is not None

@@ -18,8 +18,6 @@ CONTRACT = 2
 """
 OLDEST = 1
 """Oldest version that is still taken; each that is older than `CONTRACT` with a DeprecationWarning."""
-DEVICES = frozenset({"cpu", "cuda"})
-"""Kinds of devices."""
 
 
 class Generator(Protocol):
@@ -41,4 +39,4 @@ class PlugIn(Generator, Protocol):
     contract: int
     """The version of the contract that it was written for: a number, not `CONTRACT` itself."""
     devices: Collection[str]
-    """Kinds of devices that it makes kernels for; see `DEVICES`."""
+    """Kinds of devices that it makes kernels for: names of `weft.device.kinds`."""

@@ -6,18 +6,16 @@ import warnings
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
+from weft.device.kinds import KINDS, kind_of, part
 from weft.errors import PlugInError
-from weft.generate.cpp import CppGenerator
-from weft.generate.cuda import CudaGenerator
 from weft.generate.library import LibraryGenerator
-from weft.generate.protocol import CONTRACT, DEVICES, OLDEST, Generator
+from weft.generate.protocol import CONTRACT, OLDEST, Generator
 
-_OURS = frozenset({"library", "cpp", "cuda"})
 _GUIDE = "docs/writing-a-generator.md"
 
 
 def generators(*, library: bool = True, generated: bool = True, device: str = "cpu") -> Sequence[Generator]:
-    """Instances for one kind of device (`cpu` or `cuda`), the library first. Plug-ins count as generated.
+    """Instances for one kind of device (see `weft.device.kinds`), the library first. Plug-ins count as generated.
 
     Works from a source tree too, where our own entry points are not installed.
 
@@ -28,10 +26,10 @@ def generators(*, library: bool = True, generated: bool = True, device: str = "c
     if library:
         found.append(LibraryGenerator())
     if generated:
-        found.append(CudaGenerator() if device == "cuda" else CppGenerator())
-        taken: dict[str, str] = {}
+        found.append(part(kind_of(device).generator)())
+        ours, taken = _ours(), dict[str, str]()
         for entry in sorted(entry_points(group="weft.generators"), key=lambda e: e.name):
-            if entry.name in _OURS:
+            if entry.name in ours:
                 continue
             made, devices = plug_in(entry)
             if made.name in taken:
@@ -69,9 +67,14 @@ def plug_in(entry: EntryPoint) -> tuple[Generator, frozenset[str]]:
     name = getattr(made, "name", None)
     if lacks or not isinstance(name, str) or not name:
         raise _refused(entry, f"has no {lacks[0] if lacks else 'name'}, which a generator has", f"see {_GUIDE}")
-    if name in _OURS:
+    if name in _ours():
         raise _refused(entry, f"its name {name!r} is that of a generator of Weft's own", "ask its author for another")
     return made, _devices(made, contract, entry)
+
+
+def _ours() -> frozenset[str]:
+    """Names of generators of Weft's own."""
+    return frozenset({LibraryGenerator.name, *(part(kind.generator).name for kind in KINDS.values())})
 
 
 def _devices(made: Generator, contract: int, entry: EntryPoint) -> frozenset[str]:
@@ -82,11 +85,11 @@ def _devices(made: Generator, contract: int, entry: EntryPoint) -> frozenset[str
             DeprecationWarning,
             stacklevel=2,
         )
-        return DEVICES
+        return frozenset(KINDS)
     devices = getattr(made, "devices", ())
-    known = not isinstance(devices, str) and bool(devices) and all(d in DEVICES for d in devices)
+    known = not isinstance(devices, str) and bool(devices) and all(d in KINDS for d in devices)
     if not known:
-        problem = f"its devices are {devices!r}; there are {', '.join(sorted(DEVICES))}"
+        problem = f"its devices are {devices!r}; there are {', '.join(sorted(KINDS))}"
         raise _refused(entry, problem, f"see {_GUIDE}")
     return frozenset(devices)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
-from weft.device.cuda.record import GpuFacts
+from weft.device.any import DeviceFacts
+from weft.device.kinds import kind_with, part
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Node, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -19,7 +20,6 @@ from weft.ir.work import node_flops, node_transcendentals
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.compulsory import Work, compulsory_work, fully_needed
-from weft.orchestrate.estimate_cuda import gpu_estimate_us, gpu_lower_bound_us
 
 __all__ = ["Facts", "Work", "compulsory_work", "estimate_us", "fully_needed", "lower_bound_us"]
 
@@ -74,11 +74,23 @@ class Facts(Protocol):
         """Where a field's value comes from: `measured`, or something that bounds nothing."""
 
 
+def lower_bound_us(problem: Problem, facts: DeviceFacts) -> float:
+    """Microseconds that no correct kernel can beat on such a device when its inputs may be warm; 0: unknown."""
+    found: float = part(kind_with(facts).bound)(problem, facts)
+    return found
+
+
+def estimate_us(problem: Problem, facts: DeviceFacts) -> float:
+    """Microseconds that a good kernel may take on such a device. Only the order matters."""
+    found: float = part(kind_with(facts).estimate)(problem, facts)
+    return found
+
+
 MARGIN = 1.1
 """Probes may miss the best bandwidth and clock by so much."""
 
 
-def lower_bound_us(problem: Problem, facts: Facts | GpuFacts) -> float:
+def host_lower_bound_us(problem: Problem, facts: Facts) -> float:
     """Microseconds that no correct kernel can beat when its inputs may be warm.
 
     Bytes that fit no cache go at most at the probed memory bandwidth, all bytes at most at the best probed one;
@@ -86,8 +98,6 @@ def lower_bound_us(problem: Problem, facts: Facts | GpuFacts) -> float:
     units that were not probed, so their products count as nothing. Where the device was not probed, or the probes did
     not show what a machine with nothing else to do shows, nothing is known, and the bound is 0.
     """
-    if isinstance(facts, GpuFacts):
-        return gpu_lower_bound_us(problem, facts)
     if any(facts.source_of(x) != "measured" for x in ("peak_flops_f32", "bandwidth", "read_bandwidth")):
         return 0.0
     work = compulsory_work(problem)
@@ -119,13 +129,11 @@ PICKED = 40.0
 """Additions that one element costs which is gathered along the innermost dimension."""
 
 
-def estimate_us(problem: Problem, facts: Facts | GpuFacts) -> float:
+def host_estimate_us(problem: Problem, facts: Facts) -> float:
     """Microseconds a good kernel may take: the larger of arithmetic and traffic, a share of the other, one fork.
 
     Only the order matters. Arithmetic in front of a window or gather is not charged for being done again.
     """
-    if isinstance(facts, GpuFacts):
-        return gpu_estimate_us(problem, facts)
     graph = problem.graph
     read = sum(graph.type_of(i).nbytes for i in graph.inputs)
     written = sum(graph.type_of(o).nbytes for o in graph.outputs)

@@ -230,7 +230,7 @@ WALK_S = 0.5
 
 
 def walk(executable: AnyExecutable, inputs: Sequence[torch.Tensor], plan_us: float) -> tuple[float, ...]:
-    """Microseconds of each step inside the whole plan; empty on a GPU, where a plan is one graph."""
+    """Microseconds of each step inside the whole plan; empty where it is no CPU's: on a GPU a plan is one graph."""
     if not isinstance(executable, Executable):
         return ()
     return executable.time_steps(*inputs, rounds=max(1, min(15, int(WALK_S * 1e6 / max(plan_us, 1.0)))))

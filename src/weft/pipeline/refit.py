@@ -75,7 +75,7 @@ def graph_of(plan: AnyExecutable, imported: Imported) -> tuple[Graph, int] | Dec
     for strict in (False, True):
         for given in (imported, with_checks(imported)[0]):
             cleaned = clean_up(given.graph, strict=strict)
-            graph = platform_of(plan.device.type).find_alternatives(cleaned.graph, strict=strict).graph
+            graph = platform_of(plan.linked.kind).find_alternatives(cleaned.graph, strict=strict).graph
             place = difference(plan.graph, graph, names=graph)
             if place is None:
                 pairs = zip(plan.graph.nodes, graph.nodes, strict=True)

@@ -1,27 +1,20 @@
-"""The kinds of devices there are. A new one is a line here and a folder beside."""
+"""Kinds of devices by name and by facts; those that there are stand in `weft.device.kinds`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from weft.device.any import DeviceFacts
-from weft.device.cuda.record import GpuFacts
-from weft.device.facts import CpuFacts
-from weft.platform.cpu import Cpu
-from weft.platform.cuda.platform import Cuda
+from weft.device.kinds import kind_of, kind_with, part
 from weft.platform.policy import SearchPolicy
 from weft.platform.protocol import Platform
-
-PLATFORMS: Mapping[str, type[Platform]] = {"cpu": Cpu, "cuda": Cuda}
-"""By what `Options.device` begins with."""
-_OF_FACTS: Mapping[type[DeviceFacts], type[Platform]] = {CpuFacts: Cpu, GpuFacts: Cuda}
 
 
 def platform_of(device: str) -> type[Platform]:
     """The kind of a device by its name, with or without a number."""
-    return PLATFORMS[device.partition(":")[0]]
+    found: type[Platform] = part(kind_of(device).platform)
+    return found
 
 
 def policy_for(facts: DeviceFacts) -> SearchPolicy:
     """How searches for a device with such facts spend their budget."""
-    return _OF_FACTS[type(facts)].policy
+    found: type[Platform] = part(kind_with(facts).platform)
+    return found.policy

@@ -15,7 +15,7 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -26,6 +26,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from weft.device.files import doing_without, find_private, publish, read_private
+from weft.device.kinds import KINDS, part
 from weft.device.toolchain import HostCompiler, cpu_target, find_compiler
 from weft.errors import ArtifactError, DeviceError
 from weft.ir.declined import Declined
@@ -166,11 +167,10 @@ def save(linked: Linked, path: Path, *, trust_dir: Path | None) -> str:
             members[f"sources/{sha}"] = step.kernel.text.encode()
             with contextlib.suppress(OSError, KeyError):  # a lost object is compiled again from the source
                 members[f"objects/{sha}"] = linked.objects[sha].read_bytes()
-    on_gpu = "gpu" in linked.facts
     manifest = {
         "schema": SCHEMA,
-        "device": "cuda" if on_gpu else "cpu",
-        "target": f"sm_{linked.facts['capability']}" if on_gpu else cpu_target(),
+        "device": linked.kind,
+        "target": cpu_target() if linked.kind == "cpu" else linked.target,
         "threads": linked.threads,
         "facts": dict(linked.facts),
         "members": {k: {"sha256": hashlib.sha256(v).hexdigest(), "bytes": len(v)} for k, v in sorted(members.items())},
@@ -209,6 +209,23 @@ def _plain(data: Array) -> Array:
 # -- loading
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A saved plan that was read and is trusted; nothing of it is on a device yet."""
+
+    path: Path
+    graph: Graph
+    plan: Plan
+    members: Mapping[str, bytes]
+    """The file's parts by name."""
+    manifest: Mapping[str, Json]
+    facts: Mapping[str, str]
+    """What the plan was made for."""
+    cache_dir: Path | None
+    threads: int
+    """As the caller wants them; 0: as the plan has them."""
+
+
 def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None, threads: int = 0) -> AnyExecutable:
     """Read a saved plan and make it runnable, on the kind of device that it was made for.
 
@@ -237,8 +254,14 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
             "holds native code that is not trusted, or calls that can do what such code can",
             f'if you know where the file comes from, pass trust="{digest}", on the command line --trust',
         )
+    kind = KINDS.get(str(manifest.get("device", "cpu")))
+    if kind is None:
+        problem = f"is for {str(manifest['device'])[:64]!r}; this Weft knows {', '.join(sorted(KINDS))}"
+        raise _refuse(path, problem, "load it with the Weft that saved it, or compile the model again")
     try:
-        return _linked(path, graph, plan, members, manifest, cache_dir, threads)
+        facts = {str(k): str(v) for k, v in cast("Mapping[str, Json]", manifest.get("facts", {})).items()}
+        made: AnyExecutable = part(kind.saved)(Read(path, graph, plan, members, manifest, facts, cache_dir, threads))
+        return made
     except torch.OutOfMemoryError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -247,32 +270,19 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
         ) from error
 
 
-def _linked(
-    path: Path,
-    graph: Graph,
-    plan: Plan,
-    members: Mapping[str, bytes],
-    manifest: Mapping[str, Json],
-    cache_dir: Path | None,
-    threads: int,
-) -> AnyExecutable:
-    """What was read and is trusted, made runnable."""
-    facts = {str(k): str(v) for k, v in cast("Mapping[str, Json]", manifest.get("facts", {})).items()}
-    if manifest.get("device") == "cuda":
-        from weft.runtime.cuda_artifact import link
-
-        return link(path, graph, plan, members, facts, cache_dir)
+def host_saved(read: Read) -> Executable:
+    """What was read and is trusted, made runnable on this CPU."""
     compiler = find_compiler()
-    texts = [s.kernel for s in plan.steps if isinstance(s.kernel, KernelSource)]
-    objects = _objects(path, texts, members, manifest, compiler, cache_dir)
+    texts = [s.kernel for s in read.plan.steps if isinstance(s.kernel, KernelSource)]
+    objects = _objects(read.path, texts, read.members, read.manifest, compiler, read.cache_dir)
     linked = Linked(
-        graph=graph,
-        plan=plan,
+        graph=read.graph,
+        plan=read.plan,
         objects=objects,
         compiler=None if isinstance(compiler, Declined) else compiler,
-        cache_dir=cache_dir,
-        threads=threads or int(cast("int", manifest.get("threads", 0))),
-        facts=facts,
+        cache_dir=read.cache_dir,
+        threads=read.threads or int(cast("int", read.manifest.get("threads", 0))),
+        facts=read.facts,
     )
     return Executable(linked)
 

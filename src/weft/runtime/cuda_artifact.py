@@ -21,10 +21,16 @@ from weft.ir.graph import Graph
 from weft.kernels.plan import Plan
 from weft.kernels.source import CudaSource
 from weft.options import parse_text
+from weft.runtime.artifact import Read
 from weft.runtime.budgeted import SM_BUDGET, Budgeted
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.executable import Linked
 from weft.sm_budget import SmBudget
+
+
+def saved(read: Read) -> CudaExecutable:
+    """A plan that was read, on the current GPU: see `link`."""
+    return link(read.path, read.graph, read.plan, read.members, read.facts, read.cache_dir)
 
 
 def link(

@@ -79,6 +79,18 @@ class Linked:
     cache_dir: Path | None = None
     threads: int = 0
     facts: Mapping[str, str] = field(default_factory=dict)
+    made_for: str = ""
+    """The kind of device (`weft.device.kinds`); empty: as `facts` say."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of device that the objects are for."""
+        return self.made_for or ("cuda" if "gpu" in self.facts else "cpu")
+
+    @property
+    def target(self) -> str:
+        """What objects for a GPU were compiled for, as their compiler calls it."""
+        return f"sm_{self.facts['capability']}" if self.kind == "cuda" else self.facts.get("target", self.kind)
 
 
 def to_torch(data: Array, dtype: DType, *, aligned: bool = True) -> torch.Tensor:

@@ -7,6 +7,8 @@ known name between them; kernels of equal name keep their order.
 
 from __future__ import annotations
 
+import itertools
+import time
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
@@ -18,6 +20,7 @@ import torch
 from weft.kernels.timeline import Span, Timeline
 from weft.runtime.any import AnyExecutable
 from weft.runtime.cuda_executable import CudaExecutable
+from weft.runtime.executable import Executable
 
 MARKER = "spin_kernel"
 """Name, in the profiler, of the kernel that `torch.cuda._sleep` launches."""
@@ -36,7 +39,22 @@ def timeline(executable: AnyExecutable, inputs: Sequence[torch.Tensor]) -> Timel
     if isinstance(executable, CudaExecutable):
         with torch.cuda.device(executable.device):
             return _profiled(executable) or _by_events(executable)
-    return _by_the_clock(executable.time_steps(*inputs, rounds=CLOCK_ROUNDS), step_names(executable))
+    if isinstance(executable, Executable):
+        return _by_the_clock(executable.time_steps(*inputs, rounds=CLOCK_ROUNDS), step_names(executable))
+    return _by_the_clock(_waited(executable, inputs), step_names(executable))
+
+
+def _waited(executable: AnyExecutable, inputs: Sequence[torch.Tensor]) -> list[float]:
+    """Microseconds of each step on a device that this module knows nothing of: what a step writes is waited for."""
+    starts: list[int] = []
+
+    def before(step: int) -> None:
+        for key in executable.plan.steps[step - 1].outputs if step else ():
+            executable.stored(key).flatten()[:1].cpu()
+        starts.append(time.perf_counter_ns())
+
+    executable.run_steps(before, *inputs)
+    return [(b - a) / 1e3 for a, b in itertools.pairwise(starts)]
 
 
 def step_names(executable: AnyExecutable) -> list[str]:

@@ -43,6 +43,7 @@ from weft.device.cuda.budget import first_over_budget
 from weft.device.cuda.cubin import entries, usage
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc
+from weft.device.kinds import kind_of, kind_with, part
 from weft.device.toolchain import HostCompiler
 from weft.errors import DeviceError, NoWorkerError
 from weft.ir.declined import Declined
@@ -54,10 +55,9 @@ from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, 
 from weft.options import Options
 from weft.tune.asked import Asked
 from weft.tune.cuda_shaken import Shaken
-from weft.tune.cuda_site import CudaSite, cuda_worker
 from weft.tune.kept import KeptTransport, about_worker, loading
 from weft.tune.keys import Described, Untimed
-from weft.tune.site import Built, HostSite, Refused, Site, host_worker
+from weft.tune.site import Built, Refused, Site
 from weft.tune.store import Database, Record, Recorded
 from weft.tune.thread_pool import DaemonThreadPool, ThreadOf, daemon
 from weft.tune.timing import TimingPolicy
@@ -876,7 +876,7 @@ def loads_ahead(options: Options, threads: int) -> contextlib.AbstractContextMan
     """
     if not options.keep_worker or not 0 < options.budget_s <= AHEAD_S:
         return contextlib.nullcontext()
-    transport = host_worker(threads) if options.device == "cpu" else cuda_worker(options)
+    transport: ProcessTransport = part(kind_of(options.device).worker)(options, threads)
     return loading(transport, about_worker(transport, options.cache))
 
 
@@ -907,6 +907,5 @@ def make_site(
     options: Options, facts: DeviceFacts, compiler: HostCompiler | Nvrtc | None, policy: TimingPolicy | None
 ) -> Site:
     """The site of a device; a compiler for another kind of device counts as none."""
-    if isinstance(facts, GpuFacts):
-        return CudaSite(options, facts.whole, compiler if isinstance(compiler, Nvrtc) else None, policy)
-    return HostSite(options, facts, compiler if isinstance(compiler, HostCompiler) else None, policy)
+    made: Site = part(kind_with(facts).site)(options, facts, compiler, policy)
+    return made

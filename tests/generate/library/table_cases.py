@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from tests.tune.cases import OTHERS, in_every_type, single_graphs
 
 from weft import fission
 from weft.device.cuda.facts import GpuFacts
+from weft.device.facts import CpuFacts
 from weft.generate.library import LibraryGenerator
 from weft.generate.library.covered import GELU
 from weft.ir import attrs as a
@@ -117,9 +118,9 @@ ODD_ON_GPU = ODD | {"primitives conv", "operator conv", "cudnn", "cublaslt", GEL
 
 
 def calls_of(problem: Problem, facts: GpuFacts | None = None) -> Iterator[LibraryCall]:
-    """What the library says to a problem; `facts`: of a GPU, else of no one CPU."""
+    """What the library says to a problem; `facts`: of a GPU, else it is a CPU."""
     maker = LibraryGenerator()
-    schedules = maker.schedules(problem, cast("GpuFacts", facts))
+    schedules = maker.schedules(problem, facts or CpuFacts())
     for schedule in () if isinstance(schedules, Declined) else schedules:
         call = maker.emit(problem, schedule)
         if isinstance(call, LibraryCall):

@@ -6,6 +6,7 @@ import torch
 
 import weft
 from weft import fission
+from weft.device.facts import CpuFacts
 from weft.errors import ArtifactError
 from weft.generate.library import LibraryGenerator
 from weft.generate.library.execute import BoundCall, resolve
@@ -62,7 +63,7 @@ def calls_of(rule: str, shapes: list[tuple[int, ...]], params: dict[str, object]
         cut = extract(graph, candidate, choice.inputs, choice.outputs)
         if cut.problem.origin_rule != rule:
             continue
-        schedules = LibraryGenerator().schedules(cut.problem, None)  # type: ignore[arg-type]
+        schedules = LibraryGenerator().schedules(cut.problem, CpuFacts())
         assert not isinstance(schedules, Declined)
         operator = next(s for s in schedules if s.param("form") == "operator")
         found.append((cut.problem, LibraryGenerator().emit(cut.problem, operator)))

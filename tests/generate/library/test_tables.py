@@ -11,6 +11,7 @@ from tests.slow import few
 from tests.tune.cases import problem as problem_of
 
 from weft.device.cuda.facts import profile
+from weft.device.facts import CpuFacts
 from weft.generate.library import LibraryGenerator
 from weft.generate.library.covered import CONVERT, GELU, OPAQUE, covered, entry_of, is_covered
 from weft.generate.library.operators import OPERATORS
@@ -178,7 +179,7 @@ def test_a_group_of_several_entries_is_not_covered() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F32, (3, 4)))
     problem = problem_of(b.build([b.apply(Prim.NEG, b.apply(Prim.EXP, x))]))
-    call = LibraryCall(LibraryGenerator().schedules(one_prim(), None)[0], (), (), ())  # type: ignore[arg-type,index]
+    call = LibraryCall(LibraryGenerator().schedules(one_prim(), CpuFacts())[0], (), (), ())  # type: ignore[index]
     assert entry_of(problem, call) == "" and not is_covered(problem, call, "cpu")
     assert is_covered(one_prim(), call, "cpu")
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 from weft.device.cuda.facts import GpuFacts
+from weft.device.facts import CpuFacts
 from weft.generate.library import attention_call as _attention  # noqa: F401 - as the next two
 from weft.generate.library import conv_call as _convolutions  # noqa: F401 - makes its step known to whoever runs calls
 from weft.generate.library import lt_call as _products  # noqa: F401
@@ -62,7 +63,7 @@ class LibraryGenerator:
             return Declined(
                 "a call, of which nobody knows what its kernels take of an SM: none may stand under sm_budget"
             )
-        on_gpu = isinstance(facts, GpuFacts)
+        on_cpu, on_gpu = isinstance(facts, CpuFacts), isinstance(facts, GpuFacts)
         prims = [n.prim for n in problem.graph.nodes if n.prim not in FREE]
         found: list[Schedule] = []
         if on_gpu and Prim.CONV in prims:
@@ -75,9 +76,9 @@ class LibraryGenerator:
             from weft.generate.library.fused_cuda import ATTENTION_BACKENDS
 
             found += [_schedule("attention", backend=name) for name in ATTENTION_BACKENDS]
-        if not on_gpu and Prim.CONV in prims:
+        if on_cpu and Prim.CONV in prims:
             found += [_schedule("conv", channels_last=True), _schedule("conv", channels_last=False)]
-        if not on_gpu and Prim.MATMUL in prims:
+        if on_cpu and Prim.MATMUL in prims:
             found.append(_schedule("linear"))
         if problem.origin_rule:
             found.append(_schedule("operator"))

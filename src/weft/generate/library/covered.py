@@ -33,8 +33,9 @@ _MOVED = (Prim.CAST, Prim.TRANSPOSE, Prim.CONCAT, Prim.GATHER, Prim.SELECT)
 def covered(device: str) -> Mapping[str, frozenset[DType]]:
     """Entry (see `entry_of`) -> element types of a problem's inputs and outputs in which it is covered.
 
-    `device`: `cpu` or `cuda`. Attention is covered only as the framework itself calls it, and no algorithm of a
-    library by number. Opaque operators are what the framework runs; there is nothing to hold them against.
+    `device`: a kind (`weft.device.kinds`), on which the test of the tables was run. Attention is covered only as the
+    framework itself calls it, and no algorithm of a library by number. Opaque operators are what the framework runs;
+    there is nothing to hold them against.
     """
     prims = [p for p in TRANSLATE if p not in FREE]
     found = {f"primitives {p.value}": _ALL if p in _MOVED else _COMPUTED for p in prims}
@@ -46,6 +47,8 @@ def covered(device: str) -> Mapping[str, frozenset[DType]]:
     if device == "cpu":
         return found | {"conv": _WIDE, "linear": _WIDE}
     found[f"primitives {Prim.MATMUL.value}"] = _FLOATS  # cuBLAS has no products of integers
+    if device != "cuda":  # the framework's operators alone
+        return found
     found["operator hard_swish"] = _FLOATS - {DType.F64}  # computes f64 with a sixth of f32
     # cuBLASLt's GELU is none of f32's precision: 3.8 times what gate A allows, on an H200
     return found | {"cudnn": _FLOATS - {DType.F64}, "cublaslt": _FLOATS - {DType.F64}, GELU: _HALVES}
@@ -79,7 +82,7 @@ def is_covered(problem: Problem, call: LibraryCall, device: str) -> bool:
 
     By the types of what it reads and writes: tables that follow from its parameters it does not read.
 
-    `device`: `cpu` or `cuda`. Memory formats are covered in every combination.
+    `device`: as of `covered`. Memory formats are covered in every combination.
     """
     graph = problem.graph
     read = [n for k, n in enumerate(graph.inputs) if k in call.reads]
