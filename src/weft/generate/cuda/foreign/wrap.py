@@ -3,7 +3,7 @@
 What speaks of threads, blocks, barriers or shared memory becomes a member function of `w_kernel<Role>`; types, data and
 other functions stand in front of it in a namespace of the role's own, so that data exists once per role. The text
 stands there twice, each time with the other half blanked, so that macros and conditions mean in both what they meant
-where they stood. threadIdx and its like are macros that ask the role; behind it they are what they were, and all others undefined.
+where they stood. threadIdx and its like are macros that ask the role; behind the text no macro is left.
 """
 
 from __future__ import annotations
@@ -292,6 +292,7 @@ def role_text(wrapped: Wrapped, manifest: Manifest, name: str, placed: Placed | 
             "__syncthreads_or(x)": f"(w_foreign_or<{wrapped.form}>(w_role, (x) != 0))",
         }
     names = [left.partition("(")[0] for left in own]
+    # NVRTC knows no macros of these names, and does not look at the pragmas
     ours = [f'#pragma push_macro("{n}")\n#undef {n}\n' for n in names]
     ours += [f"#define {left} {right}\n" for left, right in own.items()]
     gone = "".join(f"#undef {n}\n" for n in wrapped.macros)
@@ -304,7 +305,7 @@ def role_text(wrapped: Wrapped, manifest: Manifest, name: str, placed: Placed | 
             "const w_Role w_role;\nunsigned char* const w_shared;\n",
             line, _squeezed(_PLACE.sub(at, wrapped.second), lines), behind, gone,
             run_text(wrapped, manifest), "};\n",
-            *(f'#pragma pop_macro("{n}")\n' for n in names), "}\n",
+            *(f'#undef {n}\n#pragma pop_macro("{n}")\n' for n in names), "}\n",
         ]
     )  # fmt: skip
 
