@@ -25,6 +25,7 @@ import weft
 from weft.api import Compiled, load
 from weft.api import compile as compile_model
 from weft.cli.diff import diff_command
+from weft.cli.fuse import fuse_command
 from weft.cli.gemm import gemm_command
 from weft.cli.inputs import Dims, Inputs, dims_of, given_inputs, in_order
 from weft.cli.limits import NO_LIMITS, limits_of, with_limits
@@ -59,6 +60,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=HELP, rich_ma
                   pretty_exceptions_enable=False)  # fmt: skip
 app.command("mlp")(mlp_command)
 app.command("gemm")(gemm_command)
+app.command("fuse")(fuse_command)
 app.command("diff")(diff_command)
 app.command("repro")(repro_command)
 

@@ -1,0 +1,1 @@
+"""Co-location of two jobs on one GPU."""
