@@ -64,11 +64,7 @@ bench: $(READY)
 
 # every test marked `gpu` under WHERE: all of them stand in tests/gpu; LANES=8: eight processes at once
 gpu-test:
-ifdef LANES
-	$(GPU_PY) tools/lanes.py --lanes $(LANES) $(if $(filter tests,$(WHERE)),tests/gpu,$(WHERE))
-else
-	$(GPU_PY) -m pytest -m "gpu" -p no:cacheprovider --show-capture=no --durations=10 $(WHERE)
-endif
+	$(GPU_PY) $(if $(LANES),tools/lanes.py --lanes $(LANES),-m pytest -m "gpu" -p no:cacheprovider --show-capture=no --durations=10) $(WHERE)
 
 gpu-bench:
 	$(GPU_PY) -m benchmarks.gpu_networks

@@ -216,6 +216,11 @@ def known_durations(path: Path) -> dict[str, dict[str, float]]:
         return {}
 
 
+def _may_hold(path: Path, mark: str) -> bool:
+    """Whether a file may hold tests of a mark: all those marked `gpu` stand in one folder, which a test holds."""
+    return mark != "gpu" or ROOT / "tests" / "gpu" in path.parents
+
+
 def _gpus() -> int:
     try:
         found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=False).stdout
@@ -245,7 +250,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = ROOT / given
         if not path.exists():
             parser.error(f"{given}: no such file or folder")
-        files += sorted(str(p.relative_to(ROOT)) for p in (path.rglob("test_*.py") if path.is_dir() else [path]))
+        inside = [p for p in path.rglob("test_*.py") if _may_hold(p, chosen.mark)] if path.is_dir() else [path]
+        files += sorted(str(p.relative_to(ROOT)) for p in inside)
     known = known_durations(durations)
     lanes = Lanes(units(files, known, chosen.split), chosen.lanes, _gpus(), chosen.limit, out, chosen.mark)
     lanes.run()

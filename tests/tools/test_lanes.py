@@ -75,6 +75,13 @@ def test_reports_and_durations_that_are_not_whole(tmp_path: Path) -> None:
     assert known_durations(tmp_path / "none.json") == {}
 
 
+def test_of_a_folder_only_files_that_may_hold_the_mark(root: Path, tmp_path: Path) -> None:
+    assert main(["checks", "--lanes", "1", "--out", str(tmp_path / "out")]) == 0
+    assert not list((tmp_path / "out").glob("*.log"))
+    assert lanes._may_hold(root / "tests" / "gpu" / "nn" / "test_a.py", "gpu")
+    assert not lanes._may_hold(root / "tests" / "nn" / "test_a.py", "gpu")
+
+
 @pytest.mark.parametrize(("arguments", "said"), [(["nowhere"], "no such file"), (["--lanes", "0"], "at least one")])
 def test_arguments_that_are_wrong(
     root: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
