@@ -7,9 +7,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from typing import final, overload
 
 from weft.device.any import DeviceFacts
+from weft.device.cuda.budget import over_budget
+from weft.device.cuda.cubin import Usage
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.intrinsics.prelude import machine_header, runtime_header
@@ -31,6 +34,10 @@ from weft.kernels.stored_names import entry_name
 
 OTHERS = 3
 """Schedules of loops beside those of a template."""
+_LOOKED_AT = 24
+"""Schedules whose kernels are written to see whether they find room in a budget."""
+_LEAST = Usage(registers=8, shared_bytes=0)
+"""What no kernel takes less of."""
 MAX_CONSTANT_BYTES = 64 * 1024
 """More than this belongs into memory that the plan owns, not into the text of a kernel."""
 
@@ -42,9 +49,20 @@ class CudaGenerator:
     name = "cuda"
 
     def schedules(self, problem: Problem, facts: DeviceFacts) -> Sequence[Schedule] | Declined:
-        """Some forms, the most promising first; a decline names what stands in the way."""
+        """Some forms, the most promising first; a decline names what stands in the way.
+
+        Under a budget of an SM those that may find room in it: the assembler has the last word.
+        """
         if not isinstance(facts, GpuFacts):
             return Declined("CUDA kernels run on a GPU")
+        found = self._offered(problem, facts)
+        if facts.sm_budget is None or isinstance(found, Declined):
+            return found
+        few = list(islice(found, _LOOKED_AT))
+        fitting = [s for s in few if _finds_room(self.emit(problem, s), facts)]
+        return fitting or Declined(f"none of the first {len(few)} kernels finds room in sm_budget")
+
+    def _offered(self, problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
         if _has_contraction(problem.graph):
             return templates.schedules(problem, facts)
         declined = _refuse(problem)
@@ -78,6 +96,11 @@ class CudaGenerator:
             return made
         (source,) = found
         return source
+
+
+def _finds_room(source: CudaSource | Declined, facts: GpuFacts) -> bool:
+    """Whether the threads and the dynamic shared memory of all launches do, with as few registers as kernels have."""
+    return isinstance(source, Declined) or all(over_budget(x, _LEAST, facts) is None for x in source.launches)
 
 
 @final

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.occupancy import register_need
 from weft.generate.cuda.attention.band import band
 from weft.generate.cuda.attention.match import Attention
 from weft.generate.cuda.attention.shapes import score_slots
@@ -155,6 +156,7 @@ def fits(p: Attention, s: AttentionTmaConfig, facts: GpuFacts) -> bool:
     return (
         registers(p, s) <= s.moved[1]
         and instruction <= s.at_entry
+        and register_need(s.threads, s.at_entry) <= facts.registers_per_sm
         and shared <= facts.shared_per_block
         and s.min_ctas * (shared + facts.shared_reserved) <= facts.shared_per_sm
     )

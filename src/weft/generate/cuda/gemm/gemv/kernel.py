@@ -6,6 +6,7 @@ shared memory in a fixed order. The first chunks of constant weights are read be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product as combinations
@@ -92,7 +93,7 @@ def _in_place(p: Product) -> bool:
 
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, GemvConfig]]:
     """(modelled cycles, shape), best first."""
-    ranked = [(cycles(p, s, facts), s) for s in _candidates(p)]
+    ranked = [x for s in _candidates(p) if (x := (cycles(p, s, facts), s))[0] < math.inf]
     return sorted(ranked, key=lambda x: (x[0], x[1].threads))[:keep]
 
 
@@ -106,11 +107,16 @@ def _candidates(p: Product) -> Iterable[GemvConfig]:
 
 
 def cycles(p: Product, s: GemvConfig, facts: GpuFacts) -> float:
-    """Modelled cycles in a chain of kernels: bytes at the rate that so many bytes in flight sustain, plus latencies."""
+    """Modelled cycles in a chain of kernels: bytes at the rate that so many bytes in flight sustain, plus latencies.
+
+    Infinite where it does not fit.
+    """
     fit = costs_of(facts).gemv
     size = p.dtype.itemsize
     blocks = -(-p.n // (s.cols * s.warps)) * p.z
     resident = min(facts.threads_per_sm // s.threads, facts.registers_per_sm // (s.threads * 64))
+    if not resident:
+        return math.inf
     active = min(blocks, facts.sms * resident)
     flight = active * s.threads * s.cols * s.unroll * 16.0
     total = p.n * p.k * p.z * size
