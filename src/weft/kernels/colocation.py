@@ -92,7 +92,8 @@ class FusedParameter:
 class FusedSource:
     """An LC role and the BE roles in its CTAs, as one translation unit with one entry.
 
-    Weights are packed by LC's own source (`solo`), whose buffers this kernel takes as they are.
+    Weights are packed by LC's own kernel, whose buffers (repacked weights, workspace, state) this one takes as they
+    are.
     """
 
     text: str

@@ -71,7 +71,7 @@ class FusedKernels:
                 "(void* const* a, const unsigned* n, unsigned shared, int defer) {"
                 f" w_run([=] {{ w_call({x.entry}, a); }}, dim3{{n[0], n[1], n[2]}}, dim3{{n[3], 1, 1}}, shared,"
                 " dim3{n[4], 1, 1}, defer); return w_error; }\n"
-                for x in launches
+                for x in {x.entry: x for x in launches}.values()
             ]
             parts.append("}\n")
         flags = ["-O1", "-std=c++17", "-shared", "-fPIC", "-w", "-march=native"]
@@ -121,12 +121,12 @@ class FusedKernels:
         return error
 
     def run_alone(self, source: CudaSource, memory: Memory, *, defer: int = 1) -> str:
-        """The launches of a kernel of one role; what went wrong, or ""."""
+        """The kernels that repack, and the launches, of one role; what went wrong, or ""."""
         self.library.set_roles((ctypes.c_int * 1)(), 0)
         self.library.set_order(0, ctypes.c_ulonglong(1), 0)
         self.library.set_host(None)
         self.library.set_rounds(ctypes.c_ulong(0))
-        for launch in source.launches:
+        for launch in (*source.pack, *source.launches):
             of = tuple(FusedParameter(0, "", "", a) for a in launch.arguments)
             values, kept = arguments(of, {0: memory}, None)
             sizes = (*launch.grid, launch.block[0], 1)

@@ -18,7 +18,7 @@ from weft.generate.cuda.role.assemble import role_header
 from weft.generate.cuda.role.role import DeviceRole, Dim3, Parameter, RoleSource
 from weft.ir.reference import evaluate
 from weft.kernels.candidate import Problem
-from weft.kernels.source import Pointer, Schedule
+from weft.kernels.source import CudaSource, Pointer, Schedule
 
 NONE = Schedule("cuda", (("template", "none"),))
 POISON = 0x5B
@@ -130,8 +130,8 @@ def tma_role(problem: Problem = TMA_PROBLEM, config: TmaConfig = SMALL_TILES, **
     return source
 
 
-def lc_memory(problem: Problem) -> Memory:
-    """Whole numbers in, poison out."""
+def lc_memory(problem: Problem, source: CudaSource | None = None) -> Memory:
+    """Whole numbers in, poison out; and what else a kernel of one role needs."""
     memory = Memory()
     g = problem.graph
     for node, x, format in zip(g.inputs, small_integers(problem), problem.input_formats, strict=True):
@@ -140,6 +140,10 @@ def lc_memory(problem: Problem) -> Memory:
         memory["in"][-1].data[:] = to_memory(x, t.dtype, format)
     for node in g.outputs:
         memory["out"].append(Buffer(g.type_of(node).nbytes, POISON))
+    if source is not None:
+        memory["packed"].extend(Buffer(n) for n in source.packed_bytes)
+        memory["work"].append(Buffer(source.workspace_bytes))
+        memory["state"].append(Buffer(source.state_bytes, 0))
     return memory
 
 

@@ -9,16 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.generate.cuda import fusing
+from tests.generate.cuda.attentions import plain
 from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.fusing import TMA_PROBLEM, fma, lc_is_right, lc_memory, meet, tma_role
+from tests.generate.cuda.gemm.test_grouped import group
+from tests.generate.cuda.products import convolution, product
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.device.cuda.resources import Resources
+from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.role import fused
 from weft.generate.cuda.role.role import DeviceRole, RegisterSplit, RoleSource
 from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
 from weft.kernels.colocation import BYTES, FusedSource, FusionShape, RoleRegisters, WorkCounter, left_beside
+from weft.kernels.source import CudaSource
 from weft.sm_budget import SmBudget
 
 FACTS = GpuFacts()
@@ -274,6 +280,114 @@ def test_roles_in_one_cta_compute_what_they_do_alone(name: str, seed: int, kerne
             np.testing.assert_array_equal(fusing.result(m), expected(one))
         assert all(b.intact() for b in m.buffers)
     assert counter.buffer.intact() and counter.now.finished == sum(source.stages)
+
+
+RANGES: dict[str, RoleSource] = {
+    **{f"{n} of arithmetic": fma(n, 32) for n in (0, 1, 131, 132, 133, 1009)},
+    **{f"{n} that meet and leave": meet(n, 40) for n in (1, 131, 133)},
+}
+"""Virtual grids around the number of multiprocessors, and a prime."""
+
+
+@cache
+def of_ranges() -> tuple[dict[str, FusedSource], FusedKernels]:
+    lc = tma_role()
+    found = {
+        name: made(lc, [be], first_shape(lc, [be]), f"range{number}")
+        for number, (name, be) in enumerate(RANGES.items())
+    }
+    return found, FusedKernels(list(found.values()))
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_of_blocks(name: str) -> None:
+    """All blocks once, in launches whose limits split the grid."""
+    found, library = of_ranges()
+    source, be = found[name], RANGES[name]
+    (blocks,) = source.stages
+    counter, memory = Counter(WorkCounter.start(source.stages, 0)), fusing.of(be)
+    for launch in range(400):
+        counter.set("limit", min(blocks, 1 + 40 * launch))
+        lc = lc_memory(TMA_PROBLEM)
+        assert library.run(source, {0: lc, 1: memory}, counter, gang=2, seed=launch + 3) == ""
+        assert lc_is_right(TMA_PROBLEM, lc)
+        if counter.now.finished == blocks:
+            break
+    assert counter.now.finished == blocks and all(b.intact() for b in memory.buffers)
+    if blocks:
+        np.testing.assert_array_equal(fusing.result(memory), expected(be))
+
+
+KINDS: dict[str, tuple[Problem, str]] = {
+    "mma": (product((50, 40), (72, 40), turn_right=True), "mma"),
+    "convolution by mma": (convolution(1, 16, 9, 9, 24, 3, 1, 1, residual=True), "mma"),
+    "warpgroups": (product((70, 264), (40, 264), turn_right=True), "wgmma"),
+    "tma, packed weights": (product((70, 136), (136, 40)), "tma"),
+    "swap-AB": (product((12, 264), (72, 264), turn_right=True), "swap_ab"),
+    "gemv": (product((3, 520), (12, 520), turn_right=True), "gemv"),
+    "halo": (convolution(1, 16, 9, 9, 24, 3, 1, 1, residual=True), "halo"),
+    "depthwise": (convolution(2, 24, 9, 11, 24, 3, 2, 1, groups=24, residual=True), "depthwise"),
+    "grouped": (group(lambda m: m.linear(70, 40, 64), lambda m: m.linear(33, 72, 40, end="bias")), "grouped"),
+    "grouped, tma": (group(*[lambda m: m.linear(70, 96, 64, turned=True)] * 2), "grouped_tma"),
+    "attention, tma": (plain((2,), 70, 100, 64), "attention_tma"),
+    "attention": (plain((2,), 70, 100, 64), "attention"),
+}
+"""Problems whose results on whole numbers are exact, but attention."""
+
+
+@cache
+def of_kinds() -> tuple[dict[str, tuple[RoleSource, CudaSource, FusedSource]], FusedKernels]:
+    found = {}
+    be = [fma(40, 64), meet(9, 50)]
+    for number, (name, (problem, template)) in enumerate(KINDS.items()):
+        every = [
+            s
+            for facts in (FACTS, replace(FACTS, capability=80))
+            if not isinstance(offered := CudaGenerator().schedules(problem, facts), Declined)
+            for s in offered
+            if dict(s.params)["template"] == template
+        ]
+        lc, schedule = next(
+            (lc, s)
+            for s in every
+            if isinstance(lc := CudaGenerator().roles(problem, s), RoleSource) and fused.shapes(lc, be, FACTS)
+        )
+        alone = CudaGenerator().emit(problem, schedule)
+        assert isinstance(alone, CudaSource)
+        found[name] = lc, alone, made(lc, be, first_shape(lc, be), f"kind{number}")
+    return found, FusedKernels([x for _, alone, fused_ in found.values() for x in (alone, fused_)])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_latency_critical_kernels(name: str) -> None:
+    """What each writes beside best-effort roles is what it writes alone, and both are right."""
+    problem, _ = KINDS[name]
+    found, library = of_kinds()
+    role, alone, source = found[name]
+    be = [fma(40, 64), meet(9, 50)]
+    memory = [fusing.of(x) for x in be]
+    counter = Counter(WorkCounter.start(source.stages, 49))
+    for launch in range(60):
+        lc = lc_memory(problem, alone)
+        error = library.run_alone(alone, lc)  # and repacks the weights
+        assert not error, error
+        assert "attention" in name or lc_is_right(problem, lc)
+        by_itself = [b.data.copy() for b in lc["out"]]
+        for b in lc["out"]:
+            b.data[:] = fusing.POISON
+        # static shared memory is that of one CTA in the emulation
+        static = "__shared__" in role.roles[0].body + role.roles[0].globals
+        gang = 2 if source.grid[0] % 2 == 0 and not static else 1
+        error = library.run(source, {0: lc, **dict(enumerate(memory, 1))}, counter, gang=gang, seed=launch + 1)
+        assert not error, error
+        for b, wanted in zip(lc["out"], by_itself, strict=True):
+            np.testing.assert_array_equal(b.data, wanted)
+        assert all(b.intact() for b in lc.buffers)
+        if counter.now.finished == 49:
+            break
+    assert counter.now.finished == 49
+    for one, m in zip(be, memory, strict=True):
+        np.testing.assert_array_equal(fusing.result(m), expected(one))
 
 
 @pytest.mark.parametrize("arch", ["sm_90a"])

@@ -18,8 +18,9 @@ from weft.generate.cuda.role.fused import BARRIERS
 from weft.generate.cuda.role.persistent import needs, persistent
 from weft.generate.cuda.role.role import Parameter, RoleSource
 from weft.ir.declined import Declined
-from weft.kernels.colocation import FusedSource, SmBudget, WorkCounter
+from weft.kernels.colocation import FusedSource, WorkCounter, left_beside
 from weft.kernels.source import CudaSource, Pointer
+from weft.sm_budget import SmBudget
 
 CTAS = 3
 RANGES = (0, 1, 131, 132, 133, 1009)
@@ -252,9 +253,43 @@ def test_it_compiles_without_spills_and_waits_for_no_kernel(arch: str) -> None:
     assert found.barriers == (2 if arch == "sm_90a" else BARRIERS)
     assert found.registers <= 65536 // (128 * 8)
     budget = needs(source, found.registers, found.shared_bytes, 1, GpuFacts())
-    assert isinstance(SmBudget(65536, 233472, 2048, 32).without(budget), SmBudget)
+    assert isinstance(left_beside(SmBudget(65536, 233472, 2048, 32), budget), SmBudget)
     body = source.text[source.text.index("struct w_virtual") : source.text.index("struct w_folded")]
     assert "static W_FN void pdl_wait() {}" in body and "static W_FN void pdl_trigger() {}" in body
+
+
+def ptx(text: str) -> str:
+    """What the compiler makes of a text before the assembler has it."""
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip(nvrtc.reason)
+    api = nvrtc._api
+    _, program = api.nvrtcCreateProgram(text.encode(), b"k.cu", 0, None, None)
+    options = [b"--std=c++17", b"-default-device", b"--gpu-architecture=compute_80"]
+    (status,) = api.nvrtcCompileProgram(program, len(options), options)
+    assert int(status) == 0
+    _, size = api.nvrtcGetPTXSize(program)
+    data = bytes(size)
+    api.nvrtcGetPTX(program, data)
+    return data.decode()
+
+
+def test_stages_read_what_others_wrote_through_coherent_caches() -> None:
+    """Also where a text says that nobody writes there."""
+    reads = "W_FN float read(const float* __restrict__ p, unsigned i) { return p[i] + __ldg(p + i + 1); }\n"
+    says = replace(chain()[1].roles[0], globals=reads, body=CHAIN + "z[i] += read(y, i);")
+    stages = [chain()[0], replace(chain()[1], roles=(says,)), chain()[2]]
+    assert "ld.global.nc" not in ptx(made(stages).text)
+    assert "ld.global.nc" not in ptx(made(chain()).text)
+    assert "ld.global.nc" in ptx(made([fma(9)]).text), "one stage may"
+    asks = replace(says, body='float v; asm("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(y)); z[0] = v;')
+    wrong = persistent([chain()[0], replace(chain()[1], roles=(asks,))], ctas=3)
+    assert isinstance(wrong, Declined) and "past the coherent caches" in wrong.reason
+
+
+def test_no_wait_for_kernels_before() -> None:
+    waits = replace(fma(9), roles=(replace(fma(9).roles[0], body="role.pdl_wait(); role.pdl_trigger();"),))
+    assert "griddepcontrol" not in ptx(made([waits]).text.replace("__CUDA_ARCH__ >= 900", "true"))
 
 
 def test_what_it_takes_of_a_multiprocessor() -> None:

@@ -153,7 +153,7 @@ def _whole(
     if launched.parameter_bytes > MOST_PARAMETER_BYTES:
         return Declined(f"{launched.parameter_bytes} bytes of arguments; a kernel takes {MOST_PARAMETER_BYTES}")
     headers = dict.fromkeys(x for b in bodies for x in b.source.headers)
-    note(_as_role(schedule, whole, bodies, functions, tuple(headers)))
+    note(_as_role(schedule, whole, bodies, functions, tuple(headers), memory))
     return CudaSource(
         schedule=schedule,
         text="".join([*headers, *texts, kernel(whole, entry)]),
@@ -169,9 +169,14 @@ def _whole(
 
 
 def _as_role(
-    schedule: Schedule, whole: DeviceRole, bodies: Sequence[_Body], functions: Sequence[str], headers: tuple[str, ...]
+    schedule: Schedule,
+    whole: DeviceRole,
+    bodies: Sequence[_Body],
+    functions: Sequence[str],
+    headers: tuple[str, ...],
+    memory: _Memory,
 ) -> RoleSource | Declined:
-    """The whole as one role, without what repacks for it."""
+    """The whole as one role; what repacks for it is not: that belongs to the kernel."""
     if len({b.role.registers for b in bodies}) > 1:
         return Declined("products in one launch that move registers by different numbers")
     role = replace(
@@ -187,6 +192,9 @@ def _as_role(
         schedule,
         headers,
         (role,),
+        workspace_bytes=memory.workspace,
+        state_bytes=memory.state,
+        packed_bytes=tuple(memory.packed_bytes),
         capability=max(x.capability for x in sources),
         exact_arch=any(x.exact_arch for x in sources),
     )

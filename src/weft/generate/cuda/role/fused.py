@@ -41,6 +41,7 @@ _MOST_BLOCKS = 1 << 31
 CONTROL_BYTES = 16
 """At the end of the CTA's shared memory: warps of LC that have ended; then what each BE role has drawn."""
 _STATIC = re.compile(r"\b(W_SHARED|__shared__)\b")
+_PAST_CACHES = re.compile(r"ld\.global(\.\w+)*\.nc\b|\btex[123]D|\btex\.")
 _MEETS = re.compile(r"\b(sync|any|count|w_any|w_count|named_barrier\w*)\b")
 """What a text names whose threads meet; a name too many only keeps its blocks whole."""
 _BEST_EFFORT_REGISTERS = (40, 56, 80, 104, 128, 152)
@@ -95,6 +96,10 @@ def stages_of(be: Sequence[RoleSource]) -> tuple[Stage, ...] | Declined:
             (
                 _STATIC.search(role.body + role.globals) is not None,
                 "a best-effort role with static shared memory: it is to lie in its part of the dynamic one",
+            ),
+            (
+                len(found) > 1 and _PAST_CACHES.search(role.body + role.globals) is not None,
+                "a stage that reads past the coherent caches (ld.global.nc) what another stage may write",
             ),
             (s.leaves and role.named_barriers > 0, "a best-effort role whose threads leave named barriers"),
         ):
@@ -340,7 +345,7 @@ def fuse(
     ]
     texts = [_lc_text(role, shape, at_launch)]
     if stages:
-        texts += [job_text(stages), *(stage_text(k, s) for k, s in enumerate(stages))]
+        texts += [job_text(stages), *(stage_text(k, s, len(stages) > 1) for k, s in enumerate(stages))]
         texts += [loop_text(k, x, stages) for k, x in enumerate(roles)]
     texts.append(_kernel_text(entry, role, stages, shape, at_launch, end, roles))
     headers = merged([lc, *be])
@@ -397,7 +402,8 @@ def named_parameters(stages: Sequence[Stage]) -> list[tuple[str, int, Parameter]
     """(prefix of its name in the kernel, role, parameter) of all stages.
 
     Where there are several, what one reads another may have written in the same launch: no pointer says `__restrict__`,
-    which would let the compiler read it past the caches that are coherent.
+    which would let the compiler read it past the caches that are coherent. Nor does the text of such a stage
+    (`stage_text`), whatever it says in its source.
     """
     found = []
     for k, stage in enumerate(stages):
@@ -460,8 +466,13 @@ def job_text(stages: Sequence[Stage]) -> str:
     )
 
 
-def stage_text(number: int, stage: Stage) -> str:
-    """A stage in a namespace: what its role brings, and the function `block`."""
+_COHERENT = "#define __restrict__\n#define __restrict\n#define __ldg(p) (*(p))\n"
+_AS_BEFORE = "#undef __restrict__\n#undef __restrict\n#undef __ldg\n"
+"""Around text whose loads may not go past the coherent caches."""
+
+
+def stage_text(number: int, stage: Stage, several: bool) -> str:
+    """A stage in a namespace: what its role brings, and the function `block`; `several`: there are further stages."""
     role = stage.role
     x, y, z = (max(1, n) for n in role.grid)
     leaves = str(stage.leaves).lower()
@@ -473,10 +484,12 @@ def stage_text(number: int, stage: Stage) -> str:
     ]
     parameters = "".join(f", {p.declared(kernel=False)}" for _, _, p in named_parameters([stage]))
     return (
+        f"{_COHERENT if several else ''}"
         f"namespace w_be{number} {{\n{role.globals}"
         f"{''.join(frames)}"
         f"template <class F> W_FN void block(const F role, unsigned char* const sm{parameters}) {{\n"
         f"(void)sm;\n{role.body}\n}}\n}}\n"
+        f"{_AS_BEFORE if several else ''}"
     )
 
 

@@ -35,8 +35,9 @@ from weft.generate.cuda.role.fused import (
 )
 from weft.generate.cuda.role.role import RoleSource
 from weft.ir.declined import Declined
-from weft.kernels.colocation import FusedParameter, FusedRole, FusedSource, SmBudget
+from weft.kernels.colocation import FusedParameter, FusedRole, FusedSource
 from weft.kernels.source import MOST_PARAMETER_BYTES
+from weft.sm_budget import SmBudget
 
 _SHARED_UNIT = 128
 """Bytes in which shared memory is given to CTAs."""
@@ -89,7 +90,7 @@ def persistent(
         f'extern "C" __global__ void __launch_bounds__({threads}{most})'
         f" {entry}({kernel_parameters([(x, p) for x, _, p in named])}) {{\nw_best_effort_0(w_job{given});\n}}\n"
     )
-    texts = [job_text(stages), *(stage_text(k, s) for k, s in enumerate(stages))]
+    texts = [job_text(stages), *(stage_text(k, s, len(stages) > 1) for k, s in enumerate(stages))]
     texts += [loop_text(0, place, stages, draw=draw, hand="w_paced_hand"), kernel]
     registers = launch_registers(threads, min_ctas_per_sm, facts)
     return FusedSource(
