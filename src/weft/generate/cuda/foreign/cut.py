@@ -139,6 +139,15 @@ def cut(unit: Unit, entry: str, state: Sequence[str] = ()) -> Cut | Declined:
     return _bound(unit, data, items, kernels, kept)
 
 
+def items_of(unit: Unit) -> list[Item]:
+    """What stands at file scope, in the order of the text.
+
+    Raises:
+        DeviceError: tree-sitter is not installed [W301].
+    """
+    return list(_items(unit, unit.text.encode(), _parser().parse(_for_the_parser(unit.text).encode()).root_node))
+
+
 def _for_the_parser(text: str) -> str:
     """The text with what its grammar does not know blanked, of the same length."""
     parts: list[str] = []
@@ -222,7 +231,7 @@ def _head(data: bytes, node: Node) -> set[str]:
     end = declarator.start_byte if declarator is not None else min(node.end_byte, node.start_byte + 400)
     words = set(_WORD.findall(data[node.start_byte : end].decode("utf-8", "replace")))
     if declarator is not None:  # `__launch_bounds__` and others may be taken for a part of it
-        inner = _identifier(declarator)
+        inner = name_in(declarator)
         if inner is not None:
             words |= set(_WORD.findall(data[declarator.start_byte : inner.start_byte].decode("utf-8", "replace")))
     return words
@@ -243,13 +252,13 @@ def _through_macros(unit: Unit, words: set[str]) -> set[str]:
 def _what(node: Node) -> tuple[str, set[str]]:
     """Kind and names of a node at file scope."""
     if node.type == "function_definition":
-        inner = _identifier(node.child_by_field_name("declarator"))
+        inner = name_in(node.child_by_field_name("declarator"))
         return "function", _named(inner)
     if node.type in ("declaration", "field_declaration"):
         names: set[str] = set()
         functions = False
         for declarator in node.children_by_field_name("declarator"):
-            names |= _named(_identifier(declarator))
+            names |= _named(name_in(declarator))
             functions |= _is_function(declarator)
         kind = node.child_by_field_name("type")
         if kind is not None and kind.type in _SPECIFIERS:
@@ -271,7 +280,7 @@ def _named(inner: Node | None) -> set[str]:
     return set(_WORD.findall(text.partition("<")[0])) if "::" in text else {text.partition("<")[0]}
 
 
-def _identifier(node: Node | None) -> Node | None:
+def name_in(node: Node | None) -> Node | None:
     """The name in a declarator."""
     for _ in range(64):
         if node is None:
@@ -307,12 +316,12 @@ def _type_names(node: Node) -> set[str]:
     if (name := node.child_by_field_name("name")) is not None and name.text:
         names |= set(_WORD.findall(name.text.decode("utf-8", "replace")))
     for declarator in node.children_by_field_name("declarator"):
-        names |= _named(_identifier(declarator))
+        names |= _named(name_in(declarator))
     for inner in _walk(node):
         if inner.type == "enumerator" and (own := inner.child_by_field_name("name")) is not None and own.text:
             names.add(own.text.decode("utf-8", "replace"))
         elif node.type == "namespace_definition" and inner.type == "function_definition":
-            names |= _named(_identifier(inner.child_by_field_name("declarator")))
+            names |= _named(name_in(inner.child_by_field_name("declarator")))
         elif inner.type in _SPECIFIERS and (own := inner.child_by_field_name("name")) is not None and own.text:
             names |= set(_WORD.findall(own.text.decode("utf-8", "replace")))
     return names
@@ -419,7 +428,7 @@ def _bound(unit: Unit, data: bytes, items: list[Item], kernels: list[Item], kept
             bound[id(item)] = item
     for item in bound.values():
         declarator = item.node.child_by_field_name("declarator")
-        inner = _identifier(declarator)
+        inner = name_in(declarator)
         if inner is not None and inner.type in ("qualified_identifier", "operator_name", "operator_cast"):
             return Declined(
                 f"{unit.where(item.line)}: a method or operator that asks for its thread, block or barrier; "

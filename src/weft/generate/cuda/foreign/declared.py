@@ -1,0 +1,76 @@
+"""The kernels that a source declares, with their parameters: what a kernel.toml can be begun from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weft.generate.cuda.foreign.cut import items_of, name_in, walk
+from weft.generate.cuda.foreign.unit import Unit
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+_PLAIN = {
+    "unsigned short int": "unsigned short",
+    "short int": "short",
+    "long int": "long",
+    "unsigned long int": "unsigned long",
+    "long unsigned int": "unsigned long",
+    "long long int": "long long",
+    "unsigned long long int": "unsigned long long",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredParameter:
+    """As the source has it."""
+
+    name: str
+    type: str
+    """Without const, volatile, struct and pointers."""
+    pointers: int
+    """Depth: 0 for a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredKernel:
+    """A definition of a `__global__` function."""
+
+    name: str
+    line: int
+    """In the unit's text, from 1."""
+    parameters: tuple[DeclaredParameter, ...]
+    template: bool
+
+
+def kernels(unit: Unit) -> tuple[DeclaredKernel, ...]:
+    """Kernels in the order of the text.
+
+    Raises:
+        DeviceError: tree-sitter is not installed [W301].
+    """
+    found = []
+    for item in items_of(unit):
+        if item.kind == "function" and "__global__" in item.qualifiers and item.names:
+            declarator = item.node.child_by_field_name("declarator")
+            lists = [n for n in walk(declarator) if n.type == "parameter_list"] if declarator is not None else []
+            given = tuple(_parameters(lists[0])) if lists else ()
+            found.append(DeclaredKernel(min(item.names), item.line, given, item.template))
+    return tuple(found)
+
+
+def _parameters(node: Node) -> list[DeclaredParameter]:
+    found: list[DeclaredParameter] = []
+    for child in node.children:
+        if child.type not in ("parameter_declaration", "optional_parameter_declaration"):
+            continue
+        kind, declarator = child.child_by_field_name("type"), child.child_by_field_name("declarator")
+        type_ = (kind.text or b"").decode("utf-8", "replace") if kind is not None else ""
+        type_ = " ".join(re.sub(r"\b(?:const|volatile|struct)\b", "", type_).split())
+        text = (declarator.text or b"").decode("utf-8", "replace") if declarator is not None else ""
+        own = name_in(declarator)
+        name = (own.text or b"").decode("utf-8", "replace") if own is not None else f"p{len(found)}"
+        found.append(DeclaredParameter(name, _PLAIN.get(type_, type_), text.count("*") + text.count("[")))
+    return found
