@@ -22,13 +22,13 @@ from pathlib import Path
 from benchmarks.harness.record import Record
 from weft.device.cuda.confined import ConfinedJob, ConfinedResult, compile_confined
 from weft.device.cuda.facts import profile
+from weft.generate.cuda.foreign.cut import alone as original
 from weft.generate.cuda.foreign.cut import cut
 from weft.generate.cuda.foreign.declared import DeclaredKernel, kernels
 from weft.generate.cuda.foreign.manifest import Data, KernelParameter, Manifest
 from weft.generate.cuda.foreign.read import ForeignRole, read
 from weft.generate.cuda.foreign.types import KNOWN
 from weft.generate.cuda.foreign.unit import Unit, unit
-from weft.generate.cuda.foreign.wrap import wrap
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.cuda.role.fused import fuse, shapes
 from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
@@ -97,20 +97,20 @@ def judged(manifest: Manifest, text: Unit, kernel: DeclaredKernel) -> dict[str, 
     name = kernel.name
     entry = ENTRIES.get(name, name) if kernel.template else name
     base = Manifest(manifest.path, manifest.source, entry, manifest.grid, manifest.block, (), include=manifest.include)
-    part = cut(text, entry)
-    if isinstance(part, Declined):
-        return {"state": "refused", "reason": part.reason}
-    form = wrap(part, base)
-    if isinstance(form, Declined):
-        return {"state": "refused", "reason": form.reason}
+    plain = original(text, entry)
+    if isinstance(plain, Declined):
+        return {"state": "refused", "reason": plain.reason}
     unknown = sorted({p.type for p in kernel.parameters if p.type not in KNOWN and p.type != "void"})
     asked = "".join(f'asm volatile("// size {i} %0" :: "n"((int)sizeof({t})));\n' for i, t in enumerate(unknown))
-    alone = f'{form.original}\nextern "C" __global__ void w_sizes() {{ {asked} }}\n'
-    (taken,) = compile_confined([ConfinedJob(alone, "compute_90a", (entry,))])
+    whole_text = f'{plain}\nextern "C" __global__ void w_sizes() {{ {asked} }}\n'
+    (taken,) = compile_confined([ConfinedJob(whole_text, "compute_90a", (entry,))])
     if isinstance(taken, Declined):
         first = re.search(r"error: ([^\n]*)", taken.reason)
         return {"state": "not taken by NVRTC", "reason": first[1] if first else taken.reason[:200]}
     sizes = {unknown[int(i)]: int(n) for i, n in re.findall(rb"// size (\d+) (\d+)", taken.code)}
+    part = cut(text, entry)
+    if isinstance(part, Declined):
+        return {"state": "refused", "reason": part.reason}
     described = []
     for p in kernel.parameters:
         if p.pointers:

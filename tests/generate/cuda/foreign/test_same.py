@@ -205,6 +205,7 @@ def test_it_compiles_for_both_architectures(name: str, tmp_path: Path) -> None:
         assert found.shared_bytes == 0, "all shared memory lies in the role's part of the dynamic one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(OURS.glob("*/*.toml")), ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_kernels_of_best_effort_jobs(path: Path) -> None:
     m = read(path, small=True)

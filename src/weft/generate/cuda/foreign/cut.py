@@ -115,14 +115,26 @@ def _parser() -> Parser:
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_cuda.language()))
 
 
-def cut(unit: Unit, entry: str, state: Sequence[str] = ()) -> Cut | Declined:
-    """Keep what the kernel `entry` needs. `state`: variables that are kept whether they are found or not.
+def alone(unit: Unit, entry: str) -> str | Declined:
+    """The kernel as it lies, with what it mentions and nothing else, whether it can be a role or not.
 
     Raises:
         DeviceError: tree-sitter is not installed [W301].
     """
-    del state
     data = unit.text.encode()
+    found = _kept(unit, data, entry)
+    if isinstance(found, Declined):
+        return found
+    lines, at = [], 0
+    for line in data.split(b"\n"):
+        if line.lstrip().startswith(b"#"):
+            lines.append((at, at + len(line)))
+        at += len(line) + 1
+    return blanked(data, [*lines, *((x.start, x.end) for x in found[2])]).decode()
+
+
+def _kept(unit: Unit, data: bytes, entry: str) -> tuple[list[Item], list[Item], list[Item]] | Declined:
+    """All items, the kernel's definitions, and what stays."""
     tree = _parser().parse(_for_the_parser(unit.text).encode())
     items = list(_items(unit, data, tree.root_node))
     base = entry.partition("<")[0]
@@ -130,9 +142,20 @@ def cut(unit: Unit, entry: str, state: Sequence[str] = ()) -> Cut | Declined:
     kernels = [x for x in named if x.kind == "function" and "__global__" in x.qualifiers]
     if not kernels:
         return Declined(_no_entry(unit, items, named, base, tree.root_node))
-    kept = _closure(unit, items, kernels)
-    if isinstance(kept, Declined):
-        return kept
+    return items, kernels, _closure(unit, items, kernels)
+
+
+def cut(unit: Unit, entry: str) -> Cut | Declined:
+    """Keep what the kernel `entry` needs.
+
+    Raises:
+        DeviceError: tree-sitter is not installed [W301].
+    """
+    data = unit.text.encode()
+    found = _kept(unit, data, entry)
+    if isinstance(found, Declined):
+        return found
+    items, kernels, kept = found
     for item in kept:
         if (bad := _first_error(item.node)) is not None:
             return Declined(f"{unit.where(bad.start_point[0] + 1)}: not understood; write it in plainer CUDA C++")
@@ -359,7 +382,7 @@ def _no_entry(unit: Unit, items: list[Item], named: list[Item], base: str, root:
     return f"{unit.where(1).partition(':')[0]}: no kernel {base}{hint}; its kernels are {listed}"
 
 
-def _closure(unit: Unit, items: list[Item], kernels: list[Item]) -> list[Item] | Declined:
+def _closure(unit: Unit, items: list[Item], kernels: list[Item]) -> list[Item]:
     """The kernels and whatever they mention, in the order of the text."""
     by_name: dict[str, list[Item]] = {}
     always = []
