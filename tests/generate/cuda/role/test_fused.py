@@ -208,14 +208,14 @@ def test_pointers_of_several_stages_promise_nothing() -> None:
 
 @pytest.mark.parametrize("place", ["extra", "idle"])
 def test_parameters_say_whose_they_are(place: str) -> None:
-    lc = wide_tma()
+    lc = wide_tma() if place == "idle" else tma_role()
     be = [fma(9, 96), meet(5)]
     shapes = [s for s in fused.shapes(lc, be, FACTS) if s.place == place]
     source = made(lc, be, shapes[0])
     assert [p.role for p in source.parameters] == [0] * len(lc.roles[0].parameters) + [1, 1, 2, 2, -1]
-    assert source.stages == (9, 5) and source.lc.threads == 384
+    assert source.stages == (9, 5) and source.lc.threads == lc.roles[0].threads
     (role,) = source.be
-    assert role.first_thread == (384 if place == "extra" else 288)
+    assert role.first_thread == source.lc.threads - (96 if place == "idle" else 0)
     assert not {*role.barriers} & {*source.lc.barriers} and min(role.barriers) > 1
     assert role.shared_offset >= lc.roles[0].shared_bytes
 

@@ -41,6 +41,7 @@ _MOST_BLOCKS = 1 << 31
 CONTROL_BYTES = 16
 """At the end of the CTA's shared memory: warps of LC that have ended; then what each BE role has drawn."""
 _STATIC = re.compile(r"\b(W_SHARED|__shared__)\b")
+_WGMMA = re.compile(r"\bwgmma\.mma_async\.[\w.]*\.m64n(\d+)k")
 _PAST_CACHES = re.compile(r"ld\.global(\.\w+)*\.nc\b|\btex[123]D|\btex\.")
 _MEETS = re.compile(r"\b(sync|any|count|w_any|w_count|named_barrier\w*)\b")
 """What a text names whose threads meet; a name too many only keeps its blocks whole."""
@@ -127,6 +128,15 @@ def launch_registers(threads: int, min_ctas_per_sm: int, facts: GpuFacts) -> int
     return min(255, facts.registers_per_sm // (threads * max(1, min_ctas_per_sm)) // 8 * 8)
 
 
+def wgmma_registers(lc: RoleSource) -> int:
+    """Registers of a thread at launch without which the assembler refuses a source (C7602); 0: any number will do.
+
+    Half the columns of its widest product by warpgroups, and 26: what NVRTC 13.0 asks for with 96 to 256 columns.
+    """
+    columns = [int(n) for text in (*lc.headers, *(r.globals for r in lc.roles)) for n in _WGMMA.findall(text)]
+    return max(columns) // 2 + 26 if columns else 0
+
+
 def control_bytes(replicas: int) -> int:
     """Shared memory of a CTA for the draws of so many BE roles."""
     return CONTROL_BYTES + 8 * replicas + -(8 * replicas) % 16
@@ -169,8 +179,13 @@ def threads_of(lc: DeviceRole, shape: FusionShape) -> int:
     return lc.threads + (shape.threads * shape.replicas if shape.place == "extra" else 0)
 
 
-def declined(lc: DeviceRole, stages: Sequence[Stage], shape: FusionShape, facts: GpuFacts) -> Declined | None:
-    """Why roles cannot share a CTA in this shape: the proof that threads, barriers, registers and memory suffice."""
+def declined(
+    lc: DeviceRole, stages: Sequence[Stage], shape: FusionShape, facts: GpuFacts, wanted: int = 0
+) -> Declined | None:
+    """Why roles cannot share a CTA in this shape: the proof that threads, barriers, registers and memory suffice.
+
+    `wanted`: registers of a thread at launch that LC cannot do without (`wgmma_registers`).
+    """
     extra = shape.place == "extra"
     threads = threads_of(lc, shape)
     block = max((s.threads for s in stages if s.meets), default=0)
@@ -180,6 +195,11 @@ def declined(lc: DeviceRole, stages: Sequence[Stage], shape: FusionShape, facts:
         return Declined(f"best-effort blocks of {block} threads that meet, in a role of {shape.threads}")
     if threads > MOST_THREADS:
         return Declined(f"{threads} threads in a CTA; {MOST_THREADS} are possible")
+    at_launch = launch_registers(threads, shape.min_ctas_per_sm, facts)
+    if wanted > at_launch:
+        return Declined(
+            f"a wgmma that wants {wanted} registers of a thread at launch, where {threads} have {at_launch}"
+        )
     if not extra and shape.threads * shape.replicas > lc.idle_threads:
         return Declined(f"{shape.threads * shape.replicas} threads of {lc.idle_threads} idle ones")
     last = shape.barrier + shape.replicas * barriers_of(stages)
@@ -251,6 +271,7 @@ def shapes(lc: RoleSource, be: Sequence[RoleSource], facts: GpuFacts) -> list[Fu
         return []
     least = max((s.threads for s in stages if s.meets), default=WARP)
     most = max(s.threads for s in stages)
+    wanted = wgmma_registers(lc)
     group = WARPGROUP if role.registers is not None else WARP
     found = []
     for replicas in (1, 2, 3, 4):
@@ -261,7 +282,7 @@ def shapes(lc: RoleSource, be: Sequence[RoleSource], facts: GpuFacts) -> list[Fu
         for place, threads in sizes:
             shape = FusionShape(place, threads, first_barrier(role), _shared_offset(role, stages), replicas)
             every = _with_registers(role, shape, facts)
-            found += [one for one in every if declined(role, stages, one, facts) is None]
+            found += [one for one in every if declined(role, stages, one, facts, wanted) is None]
     return sorted(found, key=lambda s: (-(s.registers.consumer if s.registers else 0), -s.threads, s.replicas))
 
 
@@ -319,7 +340,7 @@ def fuse(
         return role
     if isinstance(stages, Declined):
         return stages
-    wrong = declined(role, stages, shape, facts)
+    wrong = declined(role, stages, shape, facts, wgmma_registers(lc))
     if wrong is not None:
         return wrong
     threads = threads_of(role, shape)
