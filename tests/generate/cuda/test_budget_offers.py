@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from tools import replay_corpus
 from weft.device.cuda.facts import profile
 from weft.generate.cuda import CudaGenerator
+from weft.generate.cuda.gemm.tma.cost import finds_room
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.sm_budget import SmBudget
@@ -62,3 +65,13 @@ def test_a_loop_declines_where_not_even_a_warp_has_room() -> None:
     assert not isinstance(maker.schedules(posed, whole), Declined)
     found = maker.schedules(posed, whole.within(SmBudget(registers=256)))  # a launch is checked for four warps
     assert isinstance(found, Declined) and "kernels finds room in sm_budget" in found.reason
+
+
+def test_tiles_of_which_an_sm_shall_hold_several_need_room_for_all() -> None:
+    whole = profile("h200")
+    facts = whole.within(SmBudget(registers=49152))
+    wide = TmaConfig(128, 256, 64, 4, 2, False, 1, (1, 1, 128), 0, 1)  # 384 threads that are launched with 168
+    one = TmaConfig(128, 128, 64, 4, 2, False, 1, (1, 1, 128), 0, 1)  # 9 warps whose threads have 64 sums
+    assert wide.moves_registers and not one.moves_registers
+    assert not finds_room(wide, facts) and finds_room(one, facts) and not finds_room(replace(one, min_ctas=2), facts)
+    assert all(finds_room(s, whole) for s in (wide, one, replace(one, min_ctas=2)))

@@ -156,7 +156,7 @@ def fits(p: Attention, s: AttentionTmaConfig, facts: GpuFacts) -> bool:
     return (
         registers(p, s) <= s.moved[1]
         and instruction <= s.at_entry
-        and register_need(s.threads, s.at_entry) <= facts.registers_per_sm
+        and s.min_ctas * register_need(s.threads, s.at_entry) <= facts.registers_per_sm
         and shared <= facts.shared_per_block
         and s.min_ctas * (shared + facts.shared_reserved) <= facts.shared_per_sm
     )

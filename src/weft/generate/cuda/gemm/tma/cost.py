@@ -16,7 +16,7 @@ from weft.costmodel.constants import Tma
 from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import gap_us
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.occupancy import register_need
+from weft.device.cuda.occupancy import occupancy
 from weft.generate.cuda.gemm.mma.cost import Sizes
 from weft.generate.cuda.gemm.tma.operands import STEP, Rows, Three
 from weft.generate.cuda.gemm.tma.shape import StreamK, TmaConfig
@@ -123,7 +123,7 @@ def busy(case: Case, s: TmaConfig, facts: GpuFacts) -> float:
 
 
 def finds_room(s: TmaConfig, facts: GpuFacts) -> bool:
-    """Whether a CTA may find room in the budget of an SM, by its threads and registers; true where there is none.
+    """Whether the CTAs of an SM may find room in its budget, by threads and registers; true where there is none.
 
     Where registers move, the launch takes what its bounds allow; elsewhere at least its sums and some more, and the
     assembler has the last word.
@@ -133,7 +133,7 @@ def finds_room(s: TmaConfig, facts: GpuFacts) -> bool:
     allowed = min(255, facts.whole.registers_per_sm // (s.threads * s.min_ctas) // 8 * 8)
     sums = (s.rows + 64 * s.two_level) * s.bn // 128
     registers = allowed if s.moves_registers else min(allowed, sums + _LEAST_BESIDE)
-    return s.threads <= facts.threads_per_sm and register_need(s.threads, registers) <= facts.registers_per_sm
+    return occupancy(facts, s.threads, 0, registers) >= s.min_ctas
 
 
 def active_clusters(case: Case, s: TmaConfig, facts: GpuFacts) -> int:
