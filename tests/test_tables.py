@@ -17,7 +17,8 @@ NO_MEASUREMENTS = (
     "| stage | function |", "| layer (top first) |", "| file | holds |", "| Code | Class |", "| Class | Meaning |",
     "| | in kernels | else |", "| letter | meaning |", "| | |", "| file | |", "| flag | key |",
     "| term | of | constant", "| command | what it does |", "| module | what it does |", "| trap | what to do",
-    "| Weft | standard", "| word |", "| change |", "| term |", "| in `cuda/", "| section | measured by |", "| construct |",
+    "| Weft | standard", "| word |", "| change |", "| term |", "| in `cuda/", "| section | measured by |",
+    "| construct |",
 )  # fmt: skip
 """Heads of tables that describe and measure nothing."""
 MARK = re.compile(r"<!-- table: (\S+) -->")

@@ -329,6 +329,23 @@ def conformance() -> str:
     return markdown(head, rows) if rows else "_not measured yet: `make conformance`_"
 
 
+def foreign_kernels() -> str:
+    """Kernels of public suites: how many NVRTC takes, and how many of these are fused as they lie."""
+    lines = records("cpu", "foreign-kernels")
+    rows = []
+    for suite in sorted({str(x["case"]).partition("/")[0] for x in good(lines)}):
+        cases = [x for x in good(lines) if str(x["case"]).startswith(f"{suite}/")]
+        count = Counter(str(x["state"]) for x in cases)
+        taken = count["fused"] + count["refused"]
+        why = Counter(str(x["reason"]).rpartition(": ")[2].partition(";")[0] for x in cases if x["state"] == "refused")
+        spilled = sum(1 for x in cases if x.get("spilled_bytes"))
+        share = f"{count['fused'] / taken:.0%}" if taken else ""
+        told = ", ".join(f"{n} {reason}" for reason, n in why.most_common()) or "-"
+        rows.append([suite, str(len(cases)), str(taken), str(count["fused"]), share, str(spilled), told])
+    head = ["suite", "kernels", "NVRTC takes", "fused", "of those", "with spills", "refused"]
+    return markdown(head, rows, (0, 6)) if rows else "_not measured yet: `python -m benchmarks.fetch_suites`_"
+
+
 _TRUST = {
     "random-programs": "random programs: right",
     "mutants": "mutants of kernels: caught before they are timed",
@@ -405,6 +422,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-convolutions": gpu_convolutions,
     "gpu-faults": gpu_faults,
     "conformance": conformance,
+    "foreign-kernels": foreign_kernels,
     "trust": trust,
     "budgets": budgets,
     "library-plans": library_plans,
