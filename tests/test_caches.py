@@ -21,6 +21,7 @@ FEW = {
     "kernels.py:_facts": "devices",
     "page.py:_text": "files of the package",
     "keys.py:source_hash": "folders of the package",
+    "kinds.py:part": "fields of kinds of devices",
 }
 """Functions that remember a result for each of what they were called with, by file, and why those are few."""
 

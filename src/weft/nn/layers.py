@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import nn
@@ -136,7 +136,7 @@ def module_class(kind: Kind) -> Callable[..., nn.Module]:
     return found
 
 
-@cache
+@lru_cache(maxsize=256)
 def module_of(act: Activation) -> nn.Module:
     """A module that is this activation; of one of `KINDS`."""
     kind = KINDS[act.kind]

@@ -16,7 +16,7 @@ import contextlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 
 from weft.errors import ArtifactError
@@ -46,7 +46,7 @@ def former(kernel: str, environment: str) -> tuple[str, ...]:
     return tuple(old for arch in _compiled_for(environment) for old in _former()[arch].get(kernel, ()))
 
 
-@cache
+@lru_cache(maxsize=64)
 def _compiled_for(environment: str) -> tuple[str, ...]:
     return tuple(arch for arch in _former() if arch in _named(environment))
 

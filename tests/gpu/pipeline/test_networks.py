@@ -276,6 +276,7 @@ def test_the_same_bits_beside_other_work(name: str, compiled: Compile) -> None:
     """Kernels start while their predecessors run: whatever holds the multiprocessors must not change what they read."""
     case = compiled(name, "f16")
     exe = case.exe.executable
+    assert isinstance(exe, CudaExecutable)
     first = bits(exe(*case.inputs)[0])
     torch.cuda.synchronize()
     chance = torch.Generator("cuda").manual_seed(0)

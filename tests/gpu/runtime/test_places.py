@@ -68,7 +68,9 @@ def test_what_is_compiled_in_inference_mode_is_called_outside(shared_cache: Path
     for _ in range(2):
         near(compiled(*fresh), want)
         near(compiled.executable(*fresh)[0], want)
-    assert not any(x.requires_grad for x in compiled.executable.static_inputs)  # type: ignore[union-attr]
+    executable = compiled.executable
+    assert isinstance(executable, CudaExecutable)
+    assert not any(x.requires_grad for x in executable.static_inputs)
 
 
 @pytest.mark.parametrize("budget_s", [0.0, BUDGET_S])

@@ -47,9 +47,7 @@ def made(lc: RoleSource, be: list[RoleSource], shape: FusionShape, entry: str = 
 @cache
 def wide_tma() -> RoleSource:
     """Tiles whose warpgroups move registers."""
-    return tma_role(
-        fusing.product((512, 512), (512, 512), turn_right=True), bm=128, bn=256, box=(1, 1, 128), consumers=2
-    )
+    return tma_role(product((512, 512), (512, 512), turn_right=True), bm=128, bn=256, box=(1, 1, 128), consumers=2)
 
 
 # ---- contracts

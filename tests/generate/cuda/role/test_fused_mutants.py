@@ -12,8 +12,9 @@ from functools import cache
 import numpy as np
 import pytest
 from tests.generate.cuda import fusing
-from tests.generate.cuda.fused_emulator import Counter, FusedKernels
+from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.fusing import TMA_PROBLEM, fma, lc_is_right, lc_memory, meet, tma_role
+from tests.generate.cuda.tensor_emulator import Buffer
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.role import fused
@@ -98,9 +99,9 @@ def found(kind: str, made: FusedSource, kernels: FusedKernels) -> str:
 
 def _ordered(made: FusedSource, kernels: FusedKernels) -> str:
     for seed in range(1, 13):
-        memory = fusing.Memory()
+        memory = Memory()
         for n in (224, 224, 128):
-            memory["in"].append(fusing.Buffer(4 * n, 0))
+            memory["in"].append(Buffer(4 * n, 0))
         x = np.arange(1, 225, dtype=np.float32)
         memory["in"][0].data.view(np.float32)[:] = x
         y, z = np.zeros(224, np.float32), np.zeros(128, np.float32)

@@ -8,8 +8,9 @@ from functools import cache
 import numpy as np
 import pytest
 from tests.generate.cuda import fusing
-from tests.generate.cuda.fused_emulator import Counter, FusedKernels
+from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.fusing import fma, meet
+from tests.generate.cuda.tensor_emulator import Buffer
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import find_nvrtc
@@ -149,7 +150,7 @@ def test_a_limit_that_is_raised_while_it_runs_refills(kernels: FusedKernels) -> 
 def test_a_job_that_is_told_to_stop_ends_at_block_ends(after: int, kernels: FusedKernels) -> None:
     be, (source, _) = JOBS["133 of arithmetic"], forms()["133 of arithmetic"]
     counter, memory = Counter(WorkCounter.start(source.stages, 133)), fusing.of(be)
-    at_stop = []
+    at_stop: list[int] = []
 
     def host() -> None:
         if counter.now.finished >= after and not at_stop:
@@ -173,9 +174,9 @@ def test_a_job_that_is_told_to_stop_ends_at_block_ends(after: int, kernels: Fuse
 def test_a_stage_begins_when_all_of_the_one_before_is_written(rounds: int, seed: int, kernels: FusedKernels) -> None:
     source = made(chain(), entry="chain")
     assert source.stages == (9, 5, 1) and "__restrict__ be" not in source.text
-    memory = fusing.Memory()
+    memory = Memory()
     for n in (288, 288, 160):
-        memory["in"].append(fusing.Buffer(4 * n, 0))
+        memory["in"].append(Buffer(4 * n, 0))
     x = np.arange(288, dtype=np.float32)
     memory["in"][0].data.view(np.float32)[:] = x
     y, z = np.zeros(288, np.float32), np.zeros(160, np.float32)
