@@ -8,13 +8,17 @@ import pytest
 from tests.device.cuda.conftest import FakeGpu
 
 from weft.device.cuda.api import CudaError
-from weft.device.cuda.streams import Stream, device_memory
+from weft.device.cuda.streams import Stream, copy, device_memory, priorities
 
 ANSWERS = {
     "cuMemAlloc": lambda api: (api.CUdeviceptr(4096),),
     "cuMemFree": lambda api: (),
     "cuStreamCreate": lambda api: (api.CUstream(11),),
+    "cuStreamCreateWithPriority": lambda api: (api.CUstream(12),),
     "cuStreamDestroy": lambda api: (),
+    "cuStreamWaitEvent": lambda api: (),
+    "cuMemcpyDtoDAsync": lambda api: (),
+    "cuCtxGetStreamPriorityRange": lambda api: (0, -5),
     "cuStreamSynchronize": lambda api: (),
     "cuStreamBeginCapture": lambda api: (),
     "cuStreamEndCapture": lambda api: (api.CUgraph(21),),
@@ -97,3 +101,23 @@ def test_a_capture_that_fails_is_ended(device: FakeGpu) -> None:
     with pytest.raises(CudaError, match="cuGraphInstantiate failed"), stream.graph(lambda handle: None):
         pass
     assert names(device)[-1] == "cuGraphDestroy"
+
+
+def test_a_stream_of_a_priority_works_beside_another_one(device: FakeGpu) -> None:
+    assert priorities() == (0, -5)
+    device.calls.clear()
+    worked: list[int] = []
+    stream = Stream(priority=-5)
+    assert device.calls[0] == ("cuStreamCreateWithPriority", 1, -5)
+    device.calls.clear()
+    stream.fork(worked.append, 77)
+    stream.join(77)
+    assert worked == [12]
+    assert names(device) == ["cuEventRecord", "cuStreamWaitEvent", "cuEventRecord", "cuStreamWaitEvent"]
+    assert [int(device.calls[0][2]), int(device.calls[1][1])] == [77, 12], "it begins behind what is there"
+    assert [int(device.calls[2][2]), int(device.calls[3][1])] == [12, 77], "and the other one waits for it"
+    device.calls.clear()
+    copy(0x200, 0x100, 48, 77)
+    assert [*device.calls[0][:4], int(device.calls[0][4])] == ["cuMemcpyDtoDAsync", 0x200, 0x100, 48, 77]
+    stream.close()
+    assert names(device)[-1] == "cuStreamDestroy"

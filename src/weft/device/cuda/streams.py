@@ -61,8 +61,12 @@ class Stream:
         """`handle`: of a stream that belongs to somebody else; 0: a new one. Lower numbers of priority go first."""
         api = driver_api()
         self._owned = not handle
-        made = call(api.cuStreamCreateWithPriority, 1, priority) if self._owned else api.CUstream(handle)
-        self._stream = made
+        if not self._owned:
+            self._stream = api.CUstream(handle)
+        elif priority:
+            self._stream = call(api.cuStreamCreateWithPriority, 1, priority)
+        else:
+            self._stream = call(api.cuStreamCreate, 1)
         self._events = tuple(call(api.cuEventCreate, 0) for _ in range(2))
         self.handle = int(self._stream)
 
