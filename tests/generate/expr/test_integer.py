@@ -43,17 +43,17 @@ def test_the_text(found: Int, text: str) -> None:
 
 
 def test_the_value_is_that_of_the_arithmetic() -> None:
-    random.seed(0)
+    rng = random.Random(0)
     names = {"a": 7, "b": 12, "c": 5}
 
     def made(depth: int) -> tuple[Int, int]:
         if depth == 0:
-            name = random.choice([*names])
+            name = rng.choice([*names])
             return Int(name), names[name]
-        (x, n), (y, m) = made(depth - 1), made(random.randrange(depth))
-        k = random.choice((1, 1, 2, 3))
-        kind = random.randrange(6)
-        number = random.choice((0, 1, 4, -2))
+        (x, n), (y, m) = made(depth - 1), made(rng.randrange(depth))
+        k = rng.choice((1, 1, 2, 3))
+        kind = rng.randrange(6)
+        number = rng.choice((0, 1, 4, -2))
         return (
             (x + y, n + m),
             (x * number, n * number),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.generate.cuda.foreign import on_host
-from tests.generate.cuda.foreign.test_same import CASES, case
+from tests.generate.cuda.foreign.test_same import KERNELS, case
 from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.tensor_emulator import Buffer
 
@@ -51,7 +51,7 @@ def test_both_give_their_own_results(lc: str, be: str, tmp_path: Path) -> None:
     rest = persistent([second.source], ctas=2, entry="rest", facts=FACTS)
     assert isinstance(rest, FusedSource), rest.reason
     kernels = FusedKernels([*fused, rest], change=text)
-    wanted = (on_host.original(latency, CASES[lc][0]), on_host.original(effort, CASES[be][0]))
+    wanted = (on_host.original(latency, KERNELS[lc][0]), on_host.original(effort, KERNELS[be][0]))
     for i, source in enumerate(fused):
         for limit in (0, 3, 4):  # what is left is for the kernel of the job alone
             there = {0: memory(latency), 1: memory(effort)}

@@ -145,7 +145,7 @@ __global__ void k(float* x, float* y, int n) {
   y[BLOCK(x) + TID] = s[TID] + FACTOR + n;
 }
 """
-CASES: dict[str, tuple[str, dict[str, object]]] = {
+KERNELS: dict[str, tuple[str, dict[str, object]]] = {
     "leaves": (LEAVES, {}),
     "counts": (COUNTS, {}),
     "predicates": (PREDICATES, {}),
@@ -161,7 +161,7 @@ TABLE = '[[constants]]\nname = "weights"\ntype = "float"\nshape = [8]\ninit = "u
 
 
 def case(folder: Path, name: str) -> tuple[Manifest, ForeignRole]:
-    source, changes = CASES[name]
+    source, changes = KERNELS[name]
     rest = IN_OUT + MORE + (TABLE if "weights" in source else "")
     m = manifest(folder, source, HEAD, rest, **changes)
     role = read_role(m)
@@ -169,11 +169,11 @@ def case(folder: Path, name: str) -> tuple[Manifest, ForeignRole]:
     return m, role
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", KERNELS)
 def test_the_role_does_what_the_kernel_does(name: str, tmp_path: Path) -> None:
     m, role = case(tmp_path, name)
     assert role.form == FORMS[name]
-    before = on_host.original(m, CASES[name][0])
+    before = on_host.original(m, KERNELS[name][0])
     after = on_host.wrapped(role)
     assert not (before[1] == 0x5B).all(), "the kernel writes something"
     for a, b in zip(before, after, strict=True):
@@ -190,7 +190,7 @@ def test_a_barrier_that_is_lost_is_seen(tmp_path: Path) -> None:
     assert not np.array_equal(lost[1], on_host.original(m, FILE_SHARED)[1])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", KERNELS)
 def test_it_compiles_for_both_architectures(name: str, tmp_path: Path) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
