@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
   (void)g; (void)b; (void)n0;
   const int cb = role.block_y(), c0 = cb * 48;
   {
-    const char* const from = (const char*)pk + (role.block_x() % 2 + cb) * 1536;
+    const char* const from = (const char*)pk + (role.block_x() % 2 + (u32)cb) * 1536;
     _Pragma("unroll")
     for (int i = 0; i < 1; ++i) {
       const int x = t + i * 128;

@@ -485,7 +485,7 @@ def _source(p: Product, g: Geometry) -> str:
         y, x = py - top.lo, px - left.lo
         return (
             f"{here} {{ao}} = (u32){y.tight} < {top.size}u && (u32){x.tight} < {left.size}u"
-            f" ? {y * row_step + x * col_step} : -1;"
+            f" ? {y * row_step + Int(x.tight) * col_step} : -1;"
         )
     high, broad = len(c.pack.rows), len(c.pack.cols)
     return (

@@ -100,7 +100,7 @@ def roles(p: Separable, schedule: Schedule) -> RoleSource | Declined:
         f"const int m0 = {cta / nt * s.bm}, n0 = {cta % nt * s.bn}, g = 0, b = 0;",
         "(void)g; (void)b; (void)n0;",
         f"const int cb = role.block_y(), c0 = cb * {s.bc};",
-        f"{{ const char* const from = (const char*)pk + ({cta % nt * g.blocks + 'cb'}) * {g.w_bytes};",
+        f"{{ const char* const from = (const char*)pk + {(cta % nt * g.blocks + '(u32)cb').tight} * {g.w_bytes};",
         each(g.w_bytes // 16, g.threads, f"w_copy16(sb + {g.a_bytes} + x * 16, from + x * 16);") + " }",
         f"{{ const char* const from = (const char*)pv + cb * {vectors};",
         each(own // 16, g.threads, _vector_copy(p, s)) + " }",
