@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(128) k(const void* __restrict__ in0
           const bool ok = x < 35 && ao[i] >= 0;
           to_[j] = at[i];
           _Pragma("unroll")
-          for (int e = 0; e < 1; ++e) w_read_if(v[j][e], A + ao[i] + ch + e * 4, ok);
+          for (int e = 0; e < 1; ++e) w_read_if(v[j][e], A + ao[i] + (ch + e * 4), ok);
         }
       }
       w_together();

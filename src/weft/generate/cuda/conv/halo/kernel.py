@@ -440,7 +440,7 @@ def _gather(p: Product, g: Geometry, count: int, find: str, channel: Int) -> str
         f"const int i = i0 + j, x = t + i * {g.threads}; if (i < {rounds}) {{ {find} const int ch = {channel};"
         f" const bool ok = x < {count} && {ao} >= 0; to_[j] = {at};"
         f' _Pragma("unroll") for (int e = 0; e < {-(-min(width, ic) // unit)}; ++e)'
-        f" w_read_if(v[j][e], A + {ao} + {element * walk.channel}, {value}); }}"
+        f" w_read_if(v[j][e], A + {ao} + {Int(element.tight) * walk.channel}, {value}); }}"
     )
     write = (
         f"const int i = i0 + j, x = t + i * {g.threads};"
