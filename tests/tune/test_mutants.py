@@ -266,13 +266,15 @@ def test_a_barrier_that_is_missing_is_seen_when_threads_take_turns(tmp_path: Pat
     posed = problem(b.build([b.apply(Prim.ADD, flipped, 1.0)]), Format.ROW, Format.ROW)
     reference = build_reference(posed, seed=0)
     found: dict[bool, list[Verdict]] = {True: [], False: []}
-    for barrier in ("#pragma omp barrier", *[""] * 3):  # a busy machine may hide once what is missing
+    for barrier in ("#pragma omp barrier", *[""] * 12):  # a busy machine may hide at times what is missing
         text = TURNED.replace("BARRIER", barrier)
         built = compiler.compile(text, ("-O2",), cache_dir=tmp_path)
         source = KernelSource(Schedule("cpp"), text, "turned", workspace_bytes=4 * 512)
         subject = NativeSubject(posed, source, str(built.path))
         finding = verify(posed, subject, reference, {}, slow_s=60.0, clock=perf_counter_ns).finding
         found[bool(barrier)].append(finding.verdict)
+        if not barrier and finding.verdict is not Verdict.OK:
+            break
     assert found[True] == [Verdict.OK]
     # alone in the open it passes, on a busy machine it may be seen at once
     assert any(verdict is not Verdict.OK for verdict in found[False])
