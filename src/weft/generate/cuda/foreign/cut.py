@@ -241,7 +241,7 @@ def _item(unit: Unit, data: bytes, node: Node, linkage: tuple[int, int] | None) 
     if kind == "type" and follower is not None and follower.type == ";" and node.type in _SPECIFIERS:
         end = follower.end_byte
     text = _STRING.sub('""', data[outer.start_byte : outer.end_byte].decode("utf-8", "replace"))
-    qualifiers = _through_macros(unit, _head(data, node))
+    qualifiers = unit.through_macros(_head(data, node))
     return Item(
         node, start, end, outer.start_point[0] + 1, kind, frozenset(names), frozenset(_WORD.findall(text)),
         frozenset(qualifiers), template, linkage,
@@ -258,18 +258,6 @@ def _head(data: bytes, node: Node) -> set[str]:
         if inner is not None:
             words |= set(_WORD.findall(data[declarator.start_byte : inner.start_byte].decode("utf-8", "replace")))
     return words
-
-
-def _through_macros(unit: Unit, words: set[str]) -> set[str]:
-    """Words, and those that macros among them stand for."""
-    seen: set[str] = set()
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop()
-        if word not in seen:
-            seen.add(word)
-            waiting += unit.macros.get(word, ())
-    return seen
 
 
 def _what(node: Node) -> tuple[str, set[str]]:
@@ -441,7 +429,7 @@ def _bound(unit: Unit, data: bytes, items: list[Item], kernels: list[Item], kept
     while grew:
         grew = False
         for item in functions:
-            if id(item) not in bound and not speaks.isdisjoint(_through_macros(unit, set(item.uses))):
+            if id(item) not in bound and not speaks.isdisjoint(unit.through_macros(item.uses)):
                 bound[id(item)] = item
                 speaks |= item.names
                 grew = True

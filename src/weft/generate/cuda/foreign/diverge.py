@@ -119,8 +119,8 @@ def _condition(branch: Node, inside: Node) -> set[str]:
 
 def _thread_dependent(cut: Cut, item: Item) -> set[str]:
     """Names of values that may differ from thread to thread."""
-    own = {w for w in _through(cut, item.uses) if _OWN.fullmatch(w)}
-    own |= {m for m, inner in cut.unit.macros.items() if any(_OWN.fullmatch(w) for w in _through(cut, inner))}
+    own = {w for w in cut.unit.through_macros(item.uses) if _OWN.fullmatch(w)}
+    own |= {m for m, inner in cut.unit.macros.items() if any(_OWN.fullmatch(w) for w in cut.unit.through_macros(inner))}
     if item not in cut.entry:  # who calls it may pass anything
         declarator = item.node.child_by_field_name("declarator")
         for node in walk(declarator) if declarator is not None else ():
@@ -181,14 +181,3 @@ def _parameters(item: Item) -> str:
     declarator = item.node.child_by_field_name("declarator")
     lists = [x for x in walk(declarator) if x.type == "parameter_list"] if declarator is not None else []
     return (lists[0].text or b"").decode("utf-8", "replace") if lists else ""
-
-
-def _through(cut: Cut, words: frozenset[str]) -> set[str]:
-    seen: set[str] = set()
-    waiting = list(words)
-    while waiting:
-        word = waiting.pop()
-        if word not in seen:
-            seen.add(word)
-            waiting += cut.unit.macros.get(word, ())
-    return seen

@@ -108,7 +108,7 @@ def _words(cut: Cut, item: Item) -> Declined | None:
             return Declined(f"{cut.unit.where(line)}: {word} is a name of Weft; choose another")
         if word in own:
             continue
-        macros = [w for w in _reached(cut, word) if w not in own] if word in cut.unit.macros else []
+        macros = [w for w in cut.unit.through_macros(cut.unit.macros.get(word, ())) if w not in own]
         called = text[found.end() : found.end() + 40].lstrip().startswith(("(", "<"))
         before = text[: found.start()].rstrip()
         if before.endswith((".", "->")):
@@ -131,17 +131,6 @@ def _reason(word: str, called: bool, behind: str) -> str | None:
         if re.fullmatch(pattern, word) and (word not in _BARE or behind.lstrip().startswith("<")):
             return reason
     return None
-
-
-def _reached(cut: Cut, word: str) -> set[str]:
-    seen: set[str] = set()
-    waiting = [*cut.unit.macros.get(word, ())]
-    while waiting:
-        one = waiting.pop()
-        if one not in seen:
-            seen.add(one)
-            waiting += cut.unit.macros.get(one, ())
-    return seen
 
 
 def _mutable(cut: Cut, item: Item, declared: set[str]) -> Declined | None:

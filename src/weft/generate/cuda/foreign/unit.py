@@ -7,6 +7,7 @@ to the compiler opens no file whatever the source says. Lines stay where they we
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,6 +89,17 @@ class Unit:
     """Name -> identifiers that its definitions mention."""
     empty: tuple[str, ...]
     """Headers that were taken as empty."""
+
+    def through_macros(self, words: Iterable[str]) -> set[str]:
+        """Words, and those that macros among them stand for."""
+        seen: set[str] = set()
+        waiting = list(words)
+        while waiting:
+            word = waiting.pop()
+            if word not in seen:
+                seen.add(word)
+                waiting += self.macros.get(word, ())
+        return seen
 
     def where(self, line: int) -> str:
         """`file.cu:12` of a line of the text, from 1."""
