@@ -43,8 +43,6 @@ def fuse_command(
     Example: weft fuse product.toml mriq/kernel.toml --ratio 0.5 -o pair.
     """
     screen = Screen(format)
-    if len(kernels) < 2:
-        raise OptionError(option="KERNEL", problem="two files: a latency-critical kernel and a best-effort one")
     began = time.perf_counter()
     pair = fuse_pair(kernels[0], kernels[1:], ratio=ratio, small=small, changes=_changes(changes))
     write(pair, output)

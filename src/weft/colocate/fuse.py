@@ -86,10 +86,10 @@ def fuse_pair(
         KernelDeclinedError: a kernel is no role, or no shape holds both [W205].
         DeviceError: tree-sitter or NVRTC is not installed [W301].
     """
-    if not 0.0 < ratio <= MOST_RATIO:
-        raise OptionError(option="--ratio", problem=f"{ratio} is outside of 0 to {MOST_RATIO:g}")
     if not be:
         raise OptionError(option="KERNEL", problem="two files: a latency-critical kernel and a best-effort one")
+    if not 0.0 < ratio <= MOST_RATIO:
+        raise OptionError(option="--ratio", problem=f"{ratio} is outside of 0 to {MOST_RATIO:g}")
     names = ["lc", *(f"be{i}" for i in range(len(be)))]
     given = changes or {}
     for name in given:
