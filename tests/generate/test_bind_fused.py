@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.generate.test_bind import Recorder, _Function
@@ -29,9 +28,6 @@ class _Loaded(_Function):
     def attributes(self) -> _Attributes:
         return _Attributes(self.registers)
 
-    def occupancy(self, block: Any, shared_bytes: int) -> int:
-        return 2048 // (block[0] * block[1] * block[2]) - (shared_bytes > 100_000)
-
 
 @dataclass
 class Driver(Recorder):
@@ -43,9 +39,6 @@ class Driver(Recorder):
 
     def function(self, entry: str) -> _Loaded:
         return _Loaded(self, entry, self.registers)
-
-    def variable(self, name: str) -> tuple[int, int]:
-        return len(name), 4
 
 
 MAP = TensorMap(Pointer("in", 1), "bf16", (64, 8), (128,), (64, 8), (1, 1), 128)
@@ -106,9 +99,3 @@ def test_a_launch_that_would_wait_forever_is_refused() -> None:
 def test_what_is_missing_is_named(addresses: list[Addresses], counter: int, said: str) -> None:
     with pytest.raises(ArtifactError, match=said):
         bound()[0].prepare(addresses, counter)
-
-
-def test_resources_and_variables_can_be_asked() -> None:
-    kernel, _ = bound()
-    assert kernel.attributes.registers == 168 and kernel.ctas_per_sm == 3
-    assert kernel.variable("table") == (5, 4)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, final
 
+from weft.device.cuda.budget import Taken
 from weft.errors import ArtifactError
 from weft.kernels.source import CudaArgument, CudaSource, Inside, Launch, Number, Pointer
 
@@ -49,6 +50,15 @@ class CudaFunction(Protocol):
         dependent: bool,
     ) -> CudaLaunch:
         """A launch whose configuration and arguments are fixed."""
+        ...
+
+
+class LoadedFunction(CudaFunction, Protocol):
+    """A function that says what it takes, as `weft.device.cuda.driver.Function` does."""
+
+    @property
+    def attributes(self) -> Taken:
+        """At least registers and static shared memory."""
         ...
 
 

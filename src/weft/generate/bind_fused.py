@@ -4,54 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, cast, final
+from typing import cast, final
 
 from weft.errors import ArtifactError, DeviceError
-from weft.generate.bind import Addresses, Argument, CudaDriver, CudaFunction, Prepared, real_driver, resolved
+from weft.generate.bind import Addresses, Argument, CudaDriver, LoadedFunction, Prepared, real_driver, resolved
 from weft.kernels.colocation import BYTES, JOB, FusedSource
 
 _ALIGNED = 16
 """Of a work counter's address."""
-
-
-class Attributes(Protocol):
-    """`weft.device.cuda.driver.FunctionAttributes`."""
-
-    @property
-    def registers(self) -> int:
-        """Of a thread."""
-        ...
-
-    @property
-    def local_bytes(self) -> int:
-        """Of a thread."""
-        ...
-
-    @property
-    def shared_bytes(self) -> int:
-        """Static, of a CTA."""
-        ...
-
-
-class LoadedFunction(CudaFunction, Protocol):
-    """One entry of a loaded module whose resources can be asked."""
-
-    @property
-    def attributes(self) -> Attributes:
-        """As the driver says them."""
-        ...
-
-    def occupancy(self, block: tuple[int, int, int], shared_bytes: int) -> int:
-        """CTAs that fit into one multiprocessor at once."""
-        ...
-
-
-class LoadedModule(Protocol):
-    """A loaded cubin whose variables can be asked."""
-
-    def variable(self, name: str) -> tuple[int, int]:
-        """(address, bytes). DeviceError: there is none."""
-        ...
 
 
 @final
@@ -77,24 +37,6 @@ class BoundFused:
                 " it would never end",
             )
         self._function.prepare(source.shared_bytes, source.cluster)
-
-    @property
-    def attributes(self) -> Attributes:
-        """Registers, local and static shared memory."""
-        return self._function.attributes
-
-    def variable(self, name: str) -> tuple[int, int]:
-        """(address, bytes) of a `__constant__` or `__device__` variable, which the host fills before a launch.
-
-        Raises:
-            DeviceError: there is none [W302].
-        """
-        return cast("LoadedModule", self._module).variable(name)
-
-    @property
-    def ctas_per_sm(self) -> int:
-        """CTAs that fit into one multiprocessor at once."""
-        return self._function.occupancy(self.source.block, self.source.shared_bytes)
 
     def prepare(self, addresses: Sequence[Addresses], counter: int, *, dependent: bool = True) -> Prepared:
         """Resolve the arguments: `addresses[0]` are LC's, `addresses[k]` those of BE source k - 1.

@@ -9,25 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast, final
+from typing import cast, final
 
 from weft.device.cuda.budget import first_over_budget, share
 from weft.device.cuda.cubin import Usage, usage
 from weft.device.cuda.record import GpuFacts
 from weft.errors import DeviceError
-from weft.generate.bind import BoundCuda, CudaDriver, CudaFunction, CudaModule, real_driver
+from weft.generate.bind import BoundCuda, CudaDriver, CudaFunction, CudaModule, LoadedFunction, real_driver
 from weft.kernels.source import CudaSource, LibraryCall
 
 SM_BUDGET = "sm_budget"
 """Under which the facts of a linked plan have its budget, as text."""
-
-
-class Weighed(CudaFunction, Protocol):
-    """A loaded function that says what it takes, as `weft.device.cuda.driver.Function` does."""
-
-    @property
-    def attributes(self) -> Usage:
-        """At least registers and static shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +111,6 @@ class _Module:
         """See `CudaModule`."""
         function = self._module.function(entry)
         self._prefers(function)
-        attributes = cast("Weighed", function).attributes
+        attributes = cast("LoadedFunction", function).attributes
         self._loaded[entry] = Usage(attributes.registers, attributes.shared_bytes)
         return function
