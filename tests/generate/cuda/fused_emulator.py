@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tests.generate.cuda.tensor_emulator import Buffer, _headers, _record
+from tests.generate.cuda.tensor_emulator import Buffer, _headers, _record, library_of
 
 from weft.generate.cuda.intrinsics.prelude import float8
 from weft.kernels.colocation import BYTES, JOB, FusedParameter, FusedSource, WorkCounter
@@ -74,15 +72,7 @@ class FusedKernels:
                 for x in {x.entry: x for x in launches}.values()
             ]
             parts.append("}\n")
-        flags = ["-O1", "-std=c++17", "-shared", "-fPIC", "-w", "-march=native"]
-        with tempfile.TemporaryDirectory(prefix="weft-fused-") as home:
-            folder = Path(home)
-            (folder / "k.cpp").write_text("".join(parts), encoding="utf-8")
-            done = subprocess.run(
-                ["g++", *flags, "-o", "k.so", "k.cpp"], cwd=folder, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, done.stderr[:4000]
-            self.library = ctypes.CDLL(str(folder / "k.so"))
+        self.library = library_of("".join(parts), "-O1")
 
     def run(
         self,

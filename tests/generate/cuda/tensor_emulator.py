@@ -118,15 +118,20 @@ class Emulated:
                     " dim3{n[3], n[4], n[5]}, shared, dim3{n[6], n[7], n[8]}, defer); return w_error; }\n"
                 )
             parts.append("}\n")
-        flags = ["-O0", "-std=c++17", "-shared", "-fPIC", "-w", "-march=native"]
-        with tempfile.TemporaryDirectory(prefix="weft-emulated-") as home:
-            folder = Path(home)
-            (folder / "k.cpp").write_text("".join(parts), encoding="utf-8")
-            done = subprocess.run(
-                ["g++", *flags, "-o", "k.so", "k.cpp"], cwd=folder, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, done.stderr[:4000]
-            self.library = ctypes.CDLL(str(folder / "k.so"))
+        self.library = library_of("".join(parts), "-O0")
+
+
+def library_of(text: str, level: str) -> ctypes.CDLL:
+    """C++ text compiled for this machine at an optimisation level, and loaded."""
+    flags = [level, "-std=c++17", "-shared", "-fPIC", "-w", "-march=native"]
+    with tempfile.TemporaryDirectory(prefix="weft-emulated-") as home:
+        folder = Path(home)
+        (folder / "k.cpp").write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            ["g++", *flags, "-o", "k.so", "k.cpp"], cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[:4000]
+        return ctypes.CDLL(str(folder / "k.so"))
 
 
 def run(
