@@ -408,8 +408,9 @@ def _child(product_text: str, name: str, arguments: Sequence[str], limit_s: floa
         if line.startswith("{"):
             yield json.loads(line)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
-        raise RuntimeError(f"its process ended with {done.returncode}: {last[:300]}")
+        print(done.stderr, file=sys.stderr, flush=True)
+        said = [x for x in done.stderr.splitlines() if x and not x[0].isspace() and not x.startswith("Traceback")]
+        raise RuntimeError(f"its process ended with {done.returncode}: {said[-1][:300] if said else 'no word'}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
