@@ -114,6 +114,7 @@ inline bool Block::release() {
 }
 
 inline void __syncthreads() { block->pause(1); }
+inline void __threadfence_block() {}
 inline void __syncwarp(unsigned = ~0u) { block->pause(2); }
 inline unsigned exchanged(unsigned x, unsigned from, unsigned width) {
   Block* b = block;

@@ -1,40 +1,44 @@
 // One step of Jacobi's method on a box: out = centre * in + side * (sum of the six neighbours); the faces of the box stay
-// as they are. A block goes up `DEPTH` planes: neighbours below and above are in registers, those beside in shared memory.
+// as they are. A thread computes four cells along x in each of two planes; what it shares with other threads of its block
+// comes through the L1 cache. `nx` is a multiple of four. A fence keeps the compiler from putting
+// loads off to save registers: all of a thread are under way before the first is used (`__restrict__` would undo it).
 #define WIDTH 32
-#define HEIGHT 8
-#ifndef DEPTH
-#define DEPTH 32
-#endif
+#define HEIGHT 4
+#define PAIRS 2  // of planes
 
-extern "C" __global__ void __launch_bounds__(WIDTH * HEIGHT)
-stencil(const float* __restrict__ in, float* __restrict__ out, int nx, int ny, int nz, float centre, float side) {
-  __shared__ float plane[HEIGHT + 2][WIDTH + 2];
-  const int tx = threadIdx.x, ty = threadIdx.y;
-  const int x = blockIdx.x * WIDTH + tx, y = blockIdx.y * HEIGHT + ty, first = blockIdx.z * DEPTH;
-  const bool inside = x < nx && y < ny;
-  const bool held = x == 0 || y == 0 || x >= nx - 1 || y >= ny - 1;
-  const long long area = (long long)nx * ny;
-  const float* at = in + first * area + (long long)y * nx + x;
-  float* to = out + first * area + (long long)y * nx + x;
-  float below = inside && first > 0 ? at[-area] : 0.0f;
-  float here = inside ? at[0] : 0.0f;
-  const int last = min(first + DEPTH, nz);
-  for (int z = first; z < last; ++z) {
-    const float above = inside && z + 1 < nz ? at[area] : 0.0f;
-    plane[ty + 1][tx + 1] = here;
-    if (ty == 0 && inside && y > 0) plane[0][tx + 1] = at[-nx];
-    if (ty == HEIGHT - 1 && inside && y + 1 < ny) plane[HEIGHT + 1][tx + 1] = at[nx];
-    if (tx == 0 && inside && x > 0) plane[ty + 1][0] = at[-1];
-    if (tx == WIDTH - 1 && inside && x + 1 < nx) plane[ty + 1][WIDTH + 1] = at[1];
-    __syncthreads();
-    if (inside) {
-      const float beside = plane[ty + 1][tx] + plane[ty + 1][tx + 2] + plane[ty][tx + 1] + plane[ty + 2][tx + 1];
-      *to = held || z == 0 || z == nz - 1 ? here : centre * here + side * (beside + below + above);
-    }
-    __syncthreads();
-    below = here;
-    here = above;
-    at += area;
-    to += area;
+extern "C" __global__ void __launch_bounds__(WIDTH * HEIGHT * PAIRS)
+stencil(const float* in, float* out, int nx, int ny, int nz, float centre, float side) {
+  const int fours = nx / 4, area = fours * ny;
+  const int column = blockIdx.x * WIDTH + threadIdx.x, row = blockIdx.y * HEIGHT + threadIdx.y;
+  const int first = 2 * (blockIdx.z * PAIRS + threadIdx.z);
+  const int x = min(column, fours - 1), y = min(row, ny - 1);  // who is outside loads as its neighbour, and stores nothing
+  const int north = y > 0 ? -fours : 0, south = y < ny - 1 ? fours : 0;
+  const int west = x > 0 ? -1 : 0, east = x < fours - 1 ? 4 : 3;  // in cells, from the first of the four
+  const float4* at = (const float4*)in + y * fours + x;
+  float4 planes[4], n[2], s[2];
+  float w[2], e[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4* here = at + min(max(first + i - 1, 0), nz - 1) * area;
+    planes[i] = *here;
+    if (i == 0 || i == 3) continue;
+    n[i - 1] = here[north], s[i - 1] = here[south];
+    w[i - 1] = ((const float*)here)[west], e[i - 1] = ((const float*)here)[east];
+  }
+  __threadfence_block();
+  if (column >= fours || row >= ny) return;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int z = first + i;
+    if (z >= nz) return;
+    const float4 below = planes[i], here = planes[i + 1], above = planes[i + 2];
+    float4 next;
+    next.x = centre * here.x + side * (w[i] + here.y + n[i].x + s[i].x + below.x + above.x);
+    next.y = centre * here.y + side * (here.x + here.z + n[i].y + s[i].y + below.y + above.y);
+    next.z = centre * here.z + side * (here.y + here.w + n[i].z + s[i].z + below.z + above.z);
+    next.w = centre * here.w + side * (here.z + e[i] + n[i].w + s[i].w + below.w + above.w);
+    if (x == 0) next.x = here.x;
+    if (x == fours - 1) next.w = here.w;
+    ((float4*)out)[z * area + y * fours + x] = y == 0 || y == ny - 1 || z == 0 || z == nz - 1 ? here : next;
   }
 }
