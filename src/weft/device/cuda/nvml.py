@@ -1,4 +1,4 @@
-"""The clock of a GPU's multiprocessors, asked of the management library (NVML) that comes with the driver."""
+"""The clock and power of a GPU, asked of the management library (NVML) that comes with the driver."""
 
 from __future__ import annotations
 
@@ -8,22 +8,71 @@ from collections.abc import Callable
 LIBRARY = "libnvidia-ml.so.1"
 _SM = 1
 """NVML_CLOCK_SM."""
+_INSTANT = 186
+"""NVML_FI_DEV_POWER_INSTANT: milliwatts now, not of the last second."""
 
 
-def sm_clock_of(uuid: str, library: str = LIBRARY) -> Callable[[], int]:
-    """What reads the present clock in MHz of the GPU with this UUID; 0 where the driver does not say."""
+class _Field(ctypes.Structure):
+    """nvmlFieldValue_t, whose value is read as an unsigned integer."""
+
+    _fields_ = (
+        ("number", ctypes.c_uint),
+        ("scope", ctypes.c_uint),
+        ("timestamp", ctypes.c_longlong),
+        ("latency", ctypes.c_longlong),
+        ("type", ctypes.c_int),
+        ("status", ctypes.c_int),
+        ("value", ctypes.c_ulonglong),
+    )
+
+
+def _opened(uuid: str, library: str) -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
+    """The library and the GPU with this UUID; None where there is none."""
     handle = ctypes.c_void_p()
     name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     try:
         nvml = ctypes.CDLL(library)
         found = nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)) == 0
     except (OSError, AttributeError):  # no such library, or another one by its name
-        found = False
-    if not found:
+        return None
+    return (nvml, handle) if found else None
+
+
+def sm_clock_of(uuid: str, library: str = LIBRARY) -> Callable[[], int]:
+    """What reads the present clock in MHz of the GPU with this UUID; 0 where the driver does not say."""
+    opened = _opened(uuid, library)
+    if opened is None:
         return lambda: 0
+    nvml, handle = opened
 
     def read() -> int:
         mhz = ctypes.c_uint()
         return mhz.value if nvml.nvmlDeviceGetClockInfo(handle, _SM, ctypes.byref(mhz)) == 0 else 0
+
+    return read
+
+
+def watts_of(uuid: str, library: str = LIBRARY) -> Callable[[], float]:
+    """What reads the power in watts that the GPU with this UUID takes now; 0 where the driver does not say.
+
+    Where it knows no present power, it is that of the last second.
+    """
+    opened = _opened(uuid, library)
+    if opened is None:
+        return lambda: 0.0
+    nvml, handle = opened
+
+    def read() -> float:
+        field = _Field(number=_INSTANT)
+        if (
+            hasattr(nvml, "nvmlDeviceGetFieldValues")
+            and nvml.nvmlDeviceGetFieldValues(handle, 1, ctypes.byref(field)) == 0
+            and field.status == 0
+        ):
+            return float(field.value & 0xFFFFFFFF) / 1e3
+        milliwatts = ctypes.c_uint()
+        known = hasattr(nvml, "nvmlDeviceGetPowerUsage")
+        got = known and nvml.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts)) == 0
+        return milliwatts.value / 1e3 if got else 0.0
 
     return read
