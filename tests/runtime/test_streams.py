@@ -50,3 +50,16 @@ def test_each_device_has_its_own() -> None:
     del one
     gc.collect()
     assert Lease(torch.device("meta")).streams(1)[0] is not known[0]
+
+
+def test_streams_of_the_caller_go_first_and_are_lent_to_nobody_else() -> None:
+    own = Lease(HERE)
+    given = own.streams(2)
+    lease = Lease(HERE, given)
+    assert lease.streams(1) == given[:1] and lease.streams(2) == given
+    three = lease.streams(3)
+    assert three[:2] == given and three[2] not in given and lease.streams(3) == three
+    known = {id(s) for s in given}
+    del lease, three
+    gc.collect()
+    assert not known & {id(s) for s in streams._FREE[HERE]}

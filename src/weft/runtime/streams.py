@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -24,13 +25,18 @@ class Lease:
     Graphs that were recorded on them share a workspace: only one of those at a time may run.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, given: Sequence[torch.cuda.Stream] = ()) -> None:
+        """`given`: streams of the caller's, such as those of a priority or of a part of the GPU, which go first."""
         self._device = device
+        self._given = list(given)
         self._streams: list[torch.cuda.Stream] = []
         weakref.finalize(self, _take_back, device, self._streams).atexit = False
 
     def streams(self, count: int) -> list[torch.cuda.Stream]:
         """The first `count` of them; the same every time."""
+        if count <= len(self._given):
+            return self._given[:count]
+        count -= len(self._given)
         with _LOCK:
             free = _FREE.setdefault(self._device, [])
             while len(self._streams) < count:
@@ -41,7 +47,7 @@ class Lease:
                 else:
                     stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
                 self._streams.append(stream)
-            return self._streams[:count]
+            return [*self._given, *self._streams[:count]]
 
 
 def _take_back(device: torch.device, streams: list[torch.cuda.Stream]) -> None:
