@@ -58,7 +58,11 @@ def stencil(v: Values, rows: Array) -> Results:
 
 def histo(v: Values, rows: Array) -> Results:
     """counts[b] = how many values equal b."""
-    return {"counts": np.bincount(v["values"], minlength=len(v["counts"]))[rows].astype(np.uint32)}
+    parts = np.array_split(v["values"], -(-len(v["values"]) // (1 << 24)))  # `bincount` makes them eight bytes each
+    counts = sum(
+        (np.bincount(part, minlength=len(v["counts"])) for part in parts), np.zeros(len(v["counts"]), np.int64)
+    )
+    return {"counts": counts[rows].astype(np.uint32)}
 
 
 def cp(v: Values, rows: Array) -> Results:

@@ -58,11 +58,13 @@ def test_a_job_of_stages_has_a_row_for_each_and_one_for_all() -> None:
     rows = measured(job, OPERATIONS["histo"], host, job.buffers(), 3)
     assert [r["case"] for r in rows] == ["histo/clear", "histo/count", "histo"] and host.timed == [(0,), (1,), (0, 1)]
     assert [(r["us"], r["least_us"], r["most_us"], r["rounds"]) for r in rows][2] == (21.0, 20.0, 22.0, 3)
-    assert rows[2]["estimate_us"] == 202 and rows[2]["limited_by"] == "shared atomics" and rows[2]["compared"] == 320
+    assert (
+        rows[2]["estimate_us"] == 232 and rows[2]["limited_by"] == "shared atomics, HBM" and rows[2]["compared"] == 320
+    )
     launches = rows[2]["launches"]
     assert isinstance(launches, list) and [x["entry"] for x in launches] == ["clear", "count"]
     assert rows[0]["launches"] == [
-        {"entry": "clear", "grid": [1, 1, 1], "block": [512, 1, 1], **host.resources(0)},
+        {"entry": "clear", "grid": [2, 1, 1], "block": [256, 1, 1], **host.resources(0)},
     ]
 
 
@@ -108,7 +110,7 @@ def test_it_prints_help_and_compiles_without_a_gpu(capsys: pytest.CaptureFixture
     assert caught.value.code == 0 and "--small" in capsys.readouterr().out
     main(["--dry", "--only", "histo"])
     lines = capsys.readouterr().out.splitlines()
-    assert [x.split("{")[0] for x in lines] == ["histo clear ", "histo count "] and "'shared_bytes': 16384" in lines[1]
+    assert [x.split("{")[0] for x in lines] == ["histo clear ", "histo count "] and "'shared_bytes': 4096" in lines[1]
 
 
 def test_without_a_gpu_it_says_so() -> None:

@@ -1,12 +1,13 @@
 // Histogram of 16-bit values below `BINS`: counted in shared memory, then added to the histogram of all blocks.
-// A thread reads `LOADS` times eight values; the last ones may be missing.
+// A thread loads `LOADS` times eight values at once, before it counts any; the last ones may be missing.
 #ifndef BINS
-#define BINS 4096
+#define BINS 1024
 #endif
-#define THREADS 512
+#define THREADS 256
 #ifndef LOADS
-#define LOADS 64
+#define LOADS 8
 #endif
+#define NONE 0xffffffffu
 
 extern "C" __global__ void __launch_bounds__(THREADS) clear(unsigned* __restrict__ counts) {
   const int bin = blockIdx.x * THREADS + threadIdx.x;
@@ -16,15 +17,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) clear(unsigned* __restrict
 extern "C" __global__ void __launch_bounds__(THREADS)
 count(const unsigned short* __restrict__ values, unsigned* __restrict__ counts, int eights) {
   __shared__ unsigned own[BINS];
-  for (int bin = threadIdx.x; bin < BINS; bin += THREADS) own[bin] = 0u;
-  __syncthreads();
   const int first = blockIdx.x * (THREADS * LOADS) + threadIdx.x;
-#pragma unroll 4
+  uint4 loaded[LOADS];
+#pragma unroll
   for (int i = 0; i < LOADS; ++i) {
     const int at = first + i * THREADS;
-    if (at >= eights) break;
-    const uint4 eight = ((const uint4*)values)[at];
-    const unsigned words[4] = {eight.x, eight.y, eight.z, eight.w};
+    loaded[i] = at < eights ? ((const uint4*)values)[at] : make_uint4(NONE, NONE, NONE, NONE);
+  }
+  for (int bin = threadIdx.x; bin < BINS; bin += THREADS) own[bin] = 0u;
+  __syncthreads();  // orders the loads, too
+#pragma unroll
+  for (int i = 0; i < LOADS; ++i) {
+    if (first + i * THREADS >= eights) break;
+    const unsigned words[4] = {loaded[i].x, loaded[i].y, loaded[i].z, loaded[i].w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       atomicAdd(&own[words[j] & 0xffffu], 1u);
