@@ -9,9 +9,9 @@
 extern "C" __global__ void __launch_bounds__(WIDTH * HEIGHT * PAIRS)
 stencil(const float* in, float* out, int nx, int ny, int nz, float centre, float side) {
   const int fours = nx / 4, area = fours * ny;
-  const int column = blockIdx.x * WIDTH + threadIdx.x, row = blockIdx.y * HEIGHT + threadIdx.y;
+  const int x = blockIdx.x * WIDTH + threadIdx.x, y = blockIdx.y * HEIGHT + threadIdx.y;
   const int first = 2 * (blockIdx.z * PAIRS + threadIdx.z);
-  const int x = min(column, fours - 1), y = min(row, ny - 1);  // who is outside loads as its neighbour, and stores nothing
+  if (x >= fours || y >= ny || first >= nz) return;
   const int north = y > 0 ? -fours : 0, south = y < ny - 1 ? fours : 0;
   const int west = x > 0 ? -1 : 0, east = x < fours - 1 ? 4 : 3;  // in cells, from the first of the four
   const float4* at = (const float4*)in + y * fours + x;
@@ -26,7 +26,6 @@ stencil(const float* in, float* out, int nx, int ny, int nz, float centre, float
     w[i - 1] = ((const float*)here)[west], e[i - 1] = ((const float*)here)[east];
   }
   __threadfence_block();
-  if (column >= fours || row >= ny) return;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int z = first + i;
