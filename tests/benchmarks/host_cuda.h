@@ -133,6 +133,7 @@ template <class T> T exchange(T x, unsigned from) {
   return x;
 }
 template <class T> T __shfl_down_sync(unsigned, T x, unsigned by) { return exchange(x, (block->now & 31) + by); }
+template <class T> T __shfl_up_sync(unsigned, T x, unsigned by) { return exchange(x, (block->now & 31) - by); }
 template <class T> T __shfl_xor_sync(unsigned, T x, unsigned mask) { return exchange(x, (block->now & 31) ^ mask); }
 template <class T> T __shfl_sync(unsigned, T x, unsigned from) { return exchange(x, from & 31); }
 
