@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tools import record_tables
+from tools import co_runner_tables, record_tables
 from tools.record_tables import ROOT, failed, failures, geometric_mean, good, markdown, records
 
 
@@ -427,6 +427,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "budgets": budgets,
     "library-plans": library_plans,
     **record_tables.TABLES,
+    **co_runner_tables.TABLES,
 }
 
 

@@ -1,0 +1,168 @@
+"""Tables of whole plans beside co-runners: what was chosen beside the best of each peer, the first query, stops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tools.record_tables import GPU, failed, good, markdown, records
+
+Line = Mapping[str, Any]
+TURNS = 1.0
+"""Added work of a model and a job that take turns."""
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _shown(row: Line | None) -> list[str]:
+    """p50, p99, rate of best-effort work, added work."""
+    if row is None:
+        return ["", "", "", ""]
+    return [f"{row['lc_p50']:.2f}", f"{row['lc_p99']:.2f}", f"{row['be']:.2f}", f"{row['added']:.2f}"]
+
+
+def _batch(case: str) -> int:
+    return int(case.split("/")[1].removeprefix("b"))
+
+
+def best_of(rows: Sequence[Line], way: str) -> Line | None:
+    """The row of a peer that adds most."""
+    return max((x for x in rows if x.get("way") == way and "added" in x), key=lambda x: float(x["added"]), default=None)
+
+
+def co_runner_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """A line per model, batch and kind of work, the smaller batch first, and a mean per batch."""
+    groups: dict[str, list[Line]] = {}
+    for x in good(lines):
+        if str(x["case"]).count("/") == 3 and x.get("way") != "first":
+            groups.setdefault(str(x["case"]).rpartition("/")[0], []).append(x)
+    rows: list[list[str]] = []
+    sums: dict[int, list[Line | None]] = {}
+    for name, own in sorted(groups.items(), key=lambda g: (_batch(g[0]), g[0])):
+        taken = next((x for x in own if x.get("chosen")), None)
+        sums.setdefault(_batch(name), []).append(taken)
+        some = next((x for x in own if "alone_us" in x and "plain" not in str(x["case"])), None)
+        alone = [f"{some['alone_us']['p50']:.1f}", f"{some['price']:.3f}"] if some else ["", ""]
+        way = str(taken["case"]).rpartition("/")[2] if taken else "none: in turn"
+        peers: list[str] = []
+        for kind in ("short", "green", "slices"):
+            best = best_of(own, kind)
+            shown = _shown(best)
+            named = f" ({str(best['case']).rpartition('/')[2]})" if best is not None and kind == "green" else ""
+            peers += [shown[0] + named, shown[1], shown[3]]
+        clock = f"{taken['sm_clock_mhz']:.0f}, {taken['watts']:.0f}" if taken else ""
+        rows.append([name, *alone, way, *_shown(taken), *peers, clock])
+    width = len(HEAD)
+    for batch, all_ in sorted(sums.items()):
+        kept = [x for x in all_ if x is not None]
+        added = _mean([x["added"] if x is not None else TURNS for x in all_])
+        name = f"batch {batch}: chosen in {len(kept)} of {len(all_)}; mean (worst p50, p99)"
+        worst = [f"{max(x[k] for x in kept):.2f}" for k in ("lc_p50", "lc_p99")] if kept else ["", ""]
+        row = [name, "", "", "", *worst, f"{_mean([x['be'] for x in kept]):.2f}" if kept else "", f"**{added:.2f}**"]
+        rows.append([*row, *[""] * (width - len(row))])
+    return rows
+
+
+HEAD = [
+    "model/batch/work", "alone µs", "over the plan without a budget", "chosen co-runner", "p50", "p99", "BE rate",
+    "added work", "short blocks: p50", "p99", "added", "best green split: p50", "p99", "added", "slices of 2 ms: p50",
+    "p99", "added", "MHz, W",
+]  # fmt: skip
+
+
+def _note(lines: Sequence[Line]) -> str:
+    env = lines[0]
+    commits = ", ".join(sorted({str(x["commit"]) for x in lines if "commit" in x}))
+    return f"\n\n{env['device']}, driver {env.get('driver', '?')}, commit {commits}; `{env['command']}`"
+
+
+def co_runners() -> str:
+    """The chosen co-runner of each model and kind of work, and its peers in the same run."""
+    lines = records(GPU, "colocate-guests")
+    rows = co_runner_rows(lines)
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.gpu_corunner`_"
+    return markdown(HEAD, rows + failed(lines, len(HEAD)), (0, 3)) + _note(lines)
+
+
+def budget_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """What the budget costs each model, beside what nothing costs (A/A)."""
+    found = [x for x in good(lines) if x.get("way") == "nothing"]
+    rows = [
+        [str(x["case"]).removesuffix("/nothing"), f"{x['plain_us']['p50']:.1f}", f"{x['lc_us']['p50']:.1f}",
+         f"{x['price']:.3f}", f"{x['lc_us']['p99'] / x['lc_us']['p50']:.3f}", f"{x['again']['lc_p50']:.3f}",
+         f"{x['again']['lc_p99']:.3f}", f"{x['plain_steps']}, {x['steps']}", str(x["sm_budget"])]
+        for x in sorted(found, key=lambda x: (_batch(str(x["case"])), str(x["case"])))
+    ]  # fmt: skip
+    if found:
+        prices = [float(x["price"]) for x in found]
+        rows.append(["mean (worst)", "", "", f"**{_mean(prices):.3f}** ({max(prices):.3f})", *[""] * 5])
+    return rows
+
+
+def co_runner_budgets() -> str:
+    """Plans with and without a budget, beside nothing."""
+    lines = records(GPU, "colocate-guests")
+    rows = budget_rows(lines)
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.gpu_corunner`_"
+    head = ["model/batch", "without a budget: p50 µs", "within: p50 µs", "ratio", "p99 over p50", "A/A of p50",
+            "A/A of p99", "steps", "budget"]  # fmt: skip
+    return markdown(head, rows) + _note(lines)
+
+
+def first_query_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """The first query over those that follow, with steps before it on and off."""
+    found = [x for x in good(lines) if x.get("way") == "first"]
+    rows = []
+    for x in sorted(found, key=lambda x: str(x["case"])):
+        model, batch, _, where, steps = str(x["case"]).split("/")
+        us = [f"{v:.1f}" for v in x["us"][:2]]
+        ratios = [f"{x[k]:.2f}" for k in ("first_over_usual", "second_over_usual")]
+        ends = [f"{x['host_us']:.0f}", f"{x['blocked']} of {x['trials']}"]
+        rows.append([f"{model}/{batch}", where, steps, *us, f"{x['usual_us']:.1f}", *ratios, *ends])
+    return rows
+
+
+def first_query() -> str:
+    """The first query beside a co-runner."""
+    lines = records(GPU, "colocate-guests")
+    rows = first_query_rows(lines)
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.gpu_corunner --first`_"
+    head = ["model/batch", "beside", "steps before it", "first µs", "second µs", "usual µs", "first over usual",
+            "second over usual", "first by the host's clock µs", "waited for the co-runner's end"]  # fmt: skip
+    return markdown(head, rows, (0, 1, 2)) + _note(lines)
+
+
+def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Stop latencies, and how many blocks were counted."""
+    rows = []
+    for x in sorted(good(lines), key=lambda x: str(x["case"])):
+        q = x["quantiles_us"]
+        rows.append([str(x["case"]), f"{x['block_us']:.1f}", f"{q['0.01']:.1f}", f"{q['0.25']:.1f}",
+                     f"**{x['p50_us']:.1f}**", f"{q['0.75']:.1f}", f"**{x['p99_us']:.1f}**", f"{q['0.999']:.1f}",
+                     f"{q['1']:.1f}", f"{x['host_p50_us']:.1f}, {x['host_p99_us']:.1f}", f"{x['trials']}",
+                     f"{x['blocks']}", f"{x['lost_or_doubled']}"])  # fmt: skip
+    return rows
+
+
+def stops() -> str:
+    """Stop latency of co-runners."""
+    lines = records(GPU, "colocate-stop")
+    rows = stop_rows(lines)
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.gpu_stop`_"
+    head = ["work/block as beside batch/threads/raised by", "block µs", "1 %", "25 %", "p50", "75 %", "p99", "99.9 %",
+            "most", "by the host's clock: p50, p99", "stops", "blocks", "lost or doubled"]  # fmt: skip
+    return markdown(head, rows + failed(lines, len(head))) + _note(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "co-runners": co_runners,
+    "co-runner-budgets": co_runner_budgets,
+    "first-query": first_query,
+    "co-runner-stops": stops,
+}
