@@ -3,6 +3,7 @@
     python -m benchmarks.gpu_corunner --prepare DIR [--only resnet50/b1,...] [--budget 20]      compile the plans
     python -m benchmarks.gpu_corunner --plans DIR [--only resnet50/b1/ffma,...] [--seconds 540] [--out FILE|-]
     python -m benchmarks.gpu_corunner --plans DIR --first [--only resnet50/b1,...]              the first query
+    python -m benchmarks.gpu_corunner --plans DIR --steps [--only resnet50/b1,...]              which steps grow
     python -m benchmarks.gpu_corunner --dry                                                     compile, without a GPU
 
 Plans of resnet50, bert_base, vit_b16, inception_v3 and vgg16 in f16, batch 1 and 16, made under `--sm-budget` and
@@ -52,6 +53,7 @@ from benchmarks.co_runner.rows import (
     quantile,
     spread,
 )
+from benchmarks.co_runner.steps import diagnose
 from benchmarks.co_runner.units import FULL_THREADS, KINDS, co_runner, plain, unit_of
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.device.cuda.api import CudaError
@@ -67,6 +69,7 @@ from weft.options import parse_text
 from weft.sm_budget import SmBudget
 
 SUITE = "colocate-guests"
+STEPS_SUITE = "colocate-steps"
 QUERIES_MS, LEAST_QUERIES, MOST_QUERIES = 40.0, 200, 600
 SHORT_GRID = 64
 """Short blocks of a launch, for each SM."""
@@ -79,23 +82,29 @@ class Model:
     """A model's plans, recorded where each way needs them."""
 
     def __init__(self, gpu: Gpu, model: Posed, budget: SmBudget, folder: Path, seconds: float, held: ExitStack) -> None:
-        self.gpu, self.model, self.budget, self._held = gpu, model, budget, held
+        self.gpu, self.model, self.budget, self._parts = gpu, model, budget, ExitStack()
+        held.callback(self.close)
         self.found = {p: compiled(model, None if p else budget, folder, seconds) for p in (False, True)}
         lanes = [gpu.high, *(gpu.stream(gpu.greatest) for _ in range(LANES - 1))]
-        self.served = {p: self._on(lanes, plain=p) for p in (False, True)}
+        self.served: dict[bool, Served] = {}
+        for p in (False, True):
+            self.served[p] = self._on(lanes, plain=p)
         self._green: dict[tuple[int, bool], tuple[Served, torch.cuda.Stream, int] | Declined] = {}
 
     def _on(self, lanes: Sequence[torch.cuda.Stream], *, plain: bool) -> Served:
         executable = recorded(self.found[plain], lanes, self.gpu.facts, None if plain else self.budget)
-        return Served(executable, lanes[0], self.model.inputs)
+        wanted = self.served[plain].wanted if plain in self.served else ()
+        return Served(executable, lanes[0], self.model.inputs, wanted)
 
     def close(self) -> None:
-        """Give the plans back, before their streams are closed."""
+        """Give the plans back, then the parts of the GPU, whose streams the framework has noted for their memory."""
         torch.cuda.synchronize()
         self._green.clear()
         self.served.clear()
         self.found.clear()
         gc.collect()
+        torch.cuda.empty_cache()
+        self._parts.close()
 
     def green(self, rest: int, *, plain: bool) -> tuple[Served, torch.cuda.Stream, int] | Declined:
         """The plan on all but `rest` multiprocessors, the stream of these and their number."""
@@ -107,7 +116,7 @@ class Model:
         sms = self.gpu.facts.sms - rest
         if (why := fits(self.found[plain], self.gpu.facts, sms)) is not None:
             return why
-        parts = self._held.enter_context(partitioned(sms))
+        parts = self._parts.enter_context(partitioned(sms))
         if not isinstance(parts, Partition):
             return parts
         handles = [parts.first.stream(priority=self.gpu.greatest) for _ in range(LANES)]
@@ -258,6 +267,16 @@ def first_rows(model: Model, kind: str, trials: int) -> Iterator[Row]:
             }  # fmt: skip
 
 
+def step_rows(model: Model, held: ExitStack) -> Iterator[Row]:
+    """What of a co-runner's presence makes the model's queries longer, and which steps."""
+    gpu, name = model.gpu, f"{model.model.name}/b{model.model.batch}"
+    rows = diagnose(gpu, gpu.nvrtc, model.found[False], model.model.inputs, model.budget, model.model.batch, held)
+    for row in rows:
+        what = row["guest"].replace("/", "-") if row["way"] == "presence" else f"{row['step']}"
+        again = f"-{row['entry']}" if "entry" in row else ""
+        yield {"record": "case", "suite": STEPS_SUITE, "case": f"{name}/{row['way']}/{what}{again}", **row}
+
+
 def dry(budget: SmBudget) -> int:
     """Compile all work for an H200 and compare with what a plan leaves; the number that does not fit."""
     nvrtc = find_nvrtc()
@@ -323,17 +342,17 @@ def measure(chosen: argparse.Namespace, budget: SmBudget, record: Record | None,
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         sys.exit(f"benchmarks.gpu_corunner: {nvrtc.reason}")
-    asked = groups(chosen.only, [] if chosen.first else chosen.ways, chosen.kinds)
-    if chosen.first:
+    asked = groups(chosen.only, [] if chosen.first or chosen.steps else chosen.ways, chosen.kinds)
+    if chosen.first or chosen.steps:
         asked = {g: [] for g in groups(chosen.only, WAYS[:1], chosen.kinds[:1])}
     torch.zeros(1, device="cuda")
     with primary_context():
         facts = gpu_facts(None, calibrate=False)
         for name, batch in dict.fromkeys((m, b) for m, b, _ in asked):
             own = {k: w for (m, b, k), w in asked.items() if (m, b) == (name, batch)}
-            if not chosen.again and not chosen.first:
+            if not chosen.again and not (chosen.first or chosen.steps):
                 own = {k: [x for x in w if not known(record, f"{name}/b{batch}/{k}/{x}")] for k, w in own.items()}
-            if not any(own.values()) and not chosen.first:
+            if not any(own.values()) and not (chosen.first or chosen.steps):
                 continue
             if time.perf_counter() > end:
                 print(f"not begun in time: {name}/b{batch}", flush=True)
@@ -341,8 +360,9 @@ def measure(chosen: argparse.Namespace, budget: SmBudget, record: Record | None,
             with ExitStack() as held:
                 gpu = Gpu(facts, nvrtc, held)
                 model = Model(gpu, posed(name, batch), budget, chosen.plans, chosen.budget, held)
-                held.callback(model.close)
-                for kind, ways in own.items():
+                for row in step_rows(model, held) if chosen.steps else ():
+                    add(record, row)
+                for kind, ways in own.items() if not chosen.steps else ():
                     if time.perf_counter() > end:
                         print(f"not begun in time: {name}/b{batch}/{kind}", flush=True)
                         continue
@@ -376,6 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kinds", type=_kinds, default=list(KINDS), help="of work, by commas")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; trials of --first")
     parser.add_argument("--first", action="store_true", help="the first query in place of the tables")
+    parser.add_argument("--steps", action="store_true", help="which steps grow beside a co-runner that only naps")
     parser.add_argument("--again", action="store_true", help="cases that have a row of this commit, too")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of tuning of a plan, as it was prepared")
     parser.add_argument("--sm-budget", default=BUDGET, help="what a plan may take of each SM")
@@ -407,7 +428,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ExitStack() as ends:
         record = None
         if chosen.out:
-            record = Record(folder_of_gpu(), SUITE, path=None if str(chosen.out) == "-" else chosen.out)
+            record = Record(
+                folder_of_gpu(),
+                STEPS_SUITE if chosen.steps else SUITE,
+                path=None if str(chosen.out) == "-" else chosen.out,
+            )
             ends.callback(record.close)
         measure(chosen, budget, record, end)
 

@@ -14,7 +14,7 @@ from typing import final
 
 import torch
 
-from benchmarks.co_runner.rows import Sample, Way, lost_or_doubled
+from benchmarks.co_runner.rows import WHOLE, Sample, Way, lost_or_doubled
 from benchmarks.co_runner.units import CELLS, FULL_THREADS, Unit, co_runner, plain, unit_of
 from weft.device.cuda import streams
 from weft.device.cuda.api import call, driver_api
@@ -137,7 +137,7 @@ class Gpu:
     """The GPU of torch's current device. `held` gives back what is taken."""
 
     def __init__(self, facts: GpuFacts, nvrtc: Nvrtc, held: ExitStack) -> None:
-        self.facts, self._nvrtc, self._held = facts, nvrtc, held
+        self.facts, self.nvrtc, self._held = facts, nvrtc, held
         least, greatest = streams.priorities()
         self.least, self.greatest = least, greatest
         self.high, self.low, self.copies = (self.stream(p) for p in (greatest, least, greatest))
@@ -177,7 +177,7 @@ class Gpu:
         """The persistent kernel of so many CTAs, compiled and loaded once."""
         if (unit, ctas) not in self._co_runners:
             source = co_runner(unit, ctas, self.facts)
-            cubin = self._nvrtc.compile(source.text, arch=self.facts.arch, flags=source.flags)
+            cubin = self.nvrtc.compile(source.text, arch=self.facts.arch, flags=source.flags)
             own = cubin.of(source.entry)
             bound = BoundFused(source, cubin.path, driver=self._driver)
             launch = bound.prepare([Addresses(()), self._addresses(unit)], self.counter.data_ptr())
@@ -189,7 +189,7 @@ class Gpu:
         """The kernel by itself with so many blocks, compiled once."""
         if unit not in self._plain:
             source = plain(unit, blocks)
-            self._plain[unit] = source, self._nvrtc.compile(source.text, arch=self.facts.arch, flags=source.flags).path
+            self._plain[unit] = source, self.nvrtc.compile(source.text, arch=self.facts.arch, flags=source.flags).path
         source, path = self._plain[unit]
         sized = replace(source, launches=tuple(replace(x, grid=(blocks, 1, 1)) for x in source.launches))
         return Launch(unit, blocks, BoundCuda(sized, path, driver=self._driver).prepare(self._addresses(unit)))
@@ -201,7 +201,7 @@ class Gpu:
     ) -> torch.cuda.Event:
         """Launch a co-runner on the idle GPU and give it time to be on all SMs; its end."""
         torch.cuda.synchronize()
-        duty, sms = (way.duty, way.sms) if way is not None and way.kind == "co-runner" else (256, 0)
+        duty, sms = (way.duty, way.sms) if way is not None and way.kind == "co-runner" else (WHOLE, 0)
         start = replace(WorkCounter.start([GRID], MOST_BLOCKS), duty=duty, sms=sms)
         streams.write(self.counter.data_ptr(), start.pack())
         self.ran.zero_()
