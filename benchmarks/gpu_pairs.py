@@ -1,40 +1,46 @@
-"""Pairs of a product (LC) and a best-effort job (BE): fused in one CTA, verified, and timed beside serial and streams.
+"""Pairs of a product or convolution (LC) and a best-effort job (BE): fused in one CTA, verified, timed beside peers.
 
-    python -m benchmarks.gpu_pairs [--lc 4096x4096x4096,...] [--be mriq,sgemm,...] [--fractions 0.3,1.0] [--shapes 4]
-        [--rounds 9] [--seconds 540] [--limit 120] [--out FILE|-] [--dry]
+    python -m benchmarks.gpu_pairs [--lc vgg16/conv3x3-64-224,4096x4096x4096,...] [--be mriq,sgemm,...] [--hosts 6]
+        [--rounds 9] [--seconds 540] [--limit 60] [--out FILE|-] [--dry]
 
-LC is C = A · Bᵀ in bf16 by TMA and wgmma. Of the product's best configurations by the model all are timed alone, and
-the peers are given the fastest. Of each shape of the fused kernel the bits of both results are compared with those of
-the kernels alone (`weft.tune.cuda_pair.verify`), for several splits of the job. Then, for so many launches of LC that
-one run of the job is a fraction of their time, medians of interleaved rounds: LC alone, BE alone, one after the other,
-two streams of different priority, and the fused launches with what is left of the job behind them. `ratio` is the best
-peer over fused: a pair below 1 is declined. Every pair runs in a process of its own, which may die: its row then says
-so. `--dry` compiles the fused kernels for an H200, without a GPU.
+LC is a kernel of a network at batch 16 (`benchmarks.cases.colocate_lc`), or C = A · Bᵀ in bf16 given as MxNxK. Several
+of its configurations are timed alone, and the peers are given the fastest. Fused kernels of several configurations and
+shapes are compiled, compared with the kernels alone (`weft.tune.cuda_pair`: nothing drawn, stopped, all drawn) and
+timed for a moment; the best two are measured: for as many launches of LC as run the whole job, medians of interleaved
+rounds of LC alone, BE alone, the peers, and the fused launches with what is left of the job behind them. Peers: one
+after the other; two streams of different priority; two parts of the GPU (green contexts), of the best of some sizes.
+The one that is kept is compared once more for several splits of the job. `ratio` is the best peer over fused: a pair
+below 1 is declined. Pairs of one LC kernel run in a process that may die: the pair's row then says so, and the next
+process goes on behind it. `--dry` compiles the fused kernels for an H200, without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
+import queue
+import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import cast, final
 
 import torch
 
 from benchmarks.best_effort import jobs
+from benchmarks.cases.colocate_lc import drawn, hosts, lc_kernel, lc_names
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.device.cuda import streams
 from weft.device.cuda.driver import Module, encode_tensor_map, primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
-from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
+from weft.device.cuda.partition import Part, partitioned
 from weft.device.cuda.streams import Stream, device_memory, read_back, write
 from weft.errors import DeviceError, ToolchainError
 from weft.gemm.search import feasible
@@ -46,34 +52,172 @@ from weft.generate.cuda.foreign.read import read as foreign
 from weft.generate.cuda.gemm.common.product import Product, product
 from weft.generate.cuda.gemm.tma.kernel import roles
 from weft.generate.cuda.role.assemble import solo
-from weft.generate.cuda.role.fused import fuse, judge, shapes
+from weft.generate.cuda.role.fused import control_bytes, fuse, judge, shapes, shared_of, stages_of
 from weft.generate.cuda.role.persistent import persistent
 from weft.generate.cuda.role.role import RoleSource
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.colocation import BYTES, FusedSource, FusionShape
-from weft.tune.cuda_pair import Memory, Pair, Side, launches_for, measure, verify
+from weft.tune.cuda_pair import (
+    SPLITS,
+    Memory,
+    Pair,
+    PairTimes,
+    Side,
+    Wanted,
+    alone,
+    launches_for,
+    measure,
+    rate,
+    verify,
+    verify_drain,
+)
 
 SUITE = "colocate-pairs"
-PRODUCTS = ("4096x4096x4096", "2048x1024x4096", "3152x3072x768", "2048x3072x768", "8192x512x4608")
 GUARD = bytes(range(1, 256)) + b"\x00"
 """Behind every buffer."""
-ALIGNED = 1024
-LARGE_BYTES = 64 << 20
-"""Above it fewer splits of the job are compared: every comparison copies all of it."""
-ALONE = 8
-"""Configurations of LC that are timed alone."""
+POISON = 0xA5
+"""Every byte of a result before LC runs."""
+PARTS = (64, 96, 112, 120)
+"""Multiprocessors of LC in the peer of two parts."""
+FINALISTS = 2
+"""Fused kernels that are measured, of those timed for a moment."""
+FEW_ACCUMULATORS = 64
+"""Registers of a thread for sums, beside which further warps find room."""
+LEAST_THREADS = 96
+"""Of the best-effort roles of a CTA."""
+MOMENT_US = 400.0
+"""How long the launches of such a moment last, about."""
+PEER_TIMES = 5
+"""Rounds in which the sizes of two parts are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lc:
+    """A latency-critical kernel, as roles of several configurations."""
+
+    name: str
+    sources: tuple[RoleSource, ...]
+    inputs: tuple[bytes, ...]
+    outputs: tuple[int, ...]
+    """Bytes of each."""
+    weights: tuple[bool, ...]
+    """Of each input, whether a packing launch reads it."""
+
+
+def lc_of(text: str, facts: GpuFacts, most: int, shared_bytes: int, *, contents: bool = True) -> Lc:
+    """A kernel by name, or a product by its sizes, in up to `most` configurations that leave so much shared memory.
+
+    Without `contents` nothing is drawn for its inputs.
+
+    Raises:
+        ValueError: neither.
+    """
+    if text in lc_names():
+        kernel = lc_kernel(text, facts)
+        every = [s for s in hosts(kernel, facts, 6 * most, shared_bytes=shared_bytes) if _one_wave(s, facts)]
+        sources = mixed(every, most)
+        inputs = tuple(drawn(b, seed) for seed, b in enumerate(kernel.inputs)) if contents else ()
+        return Lc(
+            text,
+            tuple(sources),
+            inputs,
+            tuple(b.nbytes for b in kernel.outputs),
+            tuple(b.is_weight for b in kernel.inputs),
+        )
+    g = gemm_of(text)
+    generator = torch.Generator().manual_seed(1)
+    sizes = ((g.m, g.k), (g.n, g.k)) if contents else ()
+    operands = [torch.randn(s, generator=generator).bfloat16().view(torch.int16).numpy().tobytes() for s in sizes]
+    configurations = mixed(list(_products(g, facts, 6 * most, shared_bytes)), most)
+    return Lc(text, tuple(configurations), tuple(operands), (2 * g.m * g.n,), (False, False))
+
+
+def gemm_of(text: str) -> Gemm:
+    """`MxNxK` in bf16. Raises ValueError: it is no three sizes."""
+    sizes = text.split("x")
+    if len(sizes) != 3 or not all(x.isascii() and x.isdigit() and int(x) for x in sizes):
+        raise ValueError(f"{text!r} is not of the form 4096x4096x4096, nor one of {', '.join(lc_names())}")
+    m, n, k = map(int, sizes)
+    return Gemm(m=m, n=n, k=k, layout="nt", dtype=DType.BF16)
+
+
+def _one_wave(source: RoleSource, facts: GpuFacts) -> bool:
+    """Whether its CTAs all run at once: otherwise each waits for the last best-effort block of the one before it."""
+    x, y, z = source.roles[0].grid
+    return x * y * z <= facts.sms
+
+
+def mixed(every: Sequence[RoleSource], most: int) -> list[RoleSource]:
+    """The first third of so many are the fastest by the model, the others those that also leave registers."""
+    first = list(every[: -(-most // 3)])
+    return first + [s for s in every if s not in first and accumulators(s) <= FEW_ACCUMULATORS][: most - len(first)]
+
+
+def accumulators(source: RoleSource) -> float:
+    """Registers of a thread that hold sums of its tile."""
+    assert source.schedule is not None  # a kernel of ours
+    p = dict(source.schedule.params)
+    groups = 1 if p.get("pingpong") else int(str(p.get("consumers") or p.get("warpgroups") or 2))
+    return int(str(p["bm"])) * int(str(p["bn"])) / (128 * groups)
+
+
+def _products(g: Gemm, facts: GpuFacts, most: int, shared_bytes: int) -> Iterator[RoleSource]:
+    """The best configuration by the model of each kind of tile."""
+    problem = g.problem()
+    found = product(problem)
+    if not isinstance(found, Product):
+        raise ValueError(f"{g.name}: {found.reason}")  # noqa: TRY004 - it is the product
+    kinds: set[object] = set()
+    for _, schedule in feasible(g, problem, facts):
+        p = dict(schedule.params)
+        kind = tuple(p.get(k) for k in ("bm", "bn", "consumers", "pingpong"))
+        if len(kinds) == most:
+            return
+        if p.get("template") != "tma" or kind in kinds:
+            continue
+        source = roles(found, schedule)
+        if isinstance(source, Declined) or len(source.roles) != 1 or source.pack:
+            continue
+        role = source.roles[0]
+        fits = role.shared_bytes + shared_bytes <= facts.shared_per_block
+        if fits and role.cluster == (1, 1, 1) and _one_wave(source, facts):
+            kinds.add(kind)
+            yield source
 
 
 @final
 class Gpu:
-    """The GPU of the current context, as `weft.tune.cuda_pair.Machine`."""
+    """The GPU of the current context, as `weft.tune.cuda_pair.Machine`. Memory is that of torch."""
 
     def __init__(self, held: ExitStack) -> None:
         least, greatest = streams.priorities()
         self._main, self._high, self._low = Stream(), Stream(priority=greatest), Stream(priority=least)
         for s in (self._main, self._high, self._low):
             held.callback(s.close)
+        self._of: dict[int, torch.Tensor] = {}
+
+    def place(self, contents: Sequence[bytes | int]) -> tuple[tuple[int, ...], tuple[Memory, ...]]:
+        """Addresses and memory of buffers, each with a guard behind it; a number: so many bytes of poison."""
+        addresses, memory = [], []
+        for data in contents:
+            size = data if isinstance(data, int) else len(data)
+            tensor = torch.empty(size + len(GUARD), dtype=torch.uint8, device="cuda")
+            if isinstance(data, int):
+                tensor.fill_(POISON)
+            else:
+                tensor[:size].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            tensor[size:].copy_(torch.frombuffer(bytearray(GUARD), dtype=torch.uint8))
+            self._of[tensor.data_ptr()] = tensor
+            addresses.append(tensor.data_ptr())
+            memory.append(Memory(tensor.data_ptr(), tensor.numel(), tensor.clone()))
+        torch.cuda.synchronize()
+        return tuple(addresses), tuple(memory)
+
+    def forget(self, addresses: Sequence[int]) -> None:
+        """Give buffers back."""
+        for a in addresses:
+            del self._of[a]
 
     def write(self, address: int, data: bytes) -> None:
         """Copy to the device."""
@@ -83,8 +227,22 @@ class Gpu:
         """Copy from the device."""
         return read_back(address, size)
 
+    def keep(self, memory: Memory) -> object:
+        """A copy on the device."""
+        return self._of[memory.address].clone()
+
+    def restore(self, memory: Memory, kept: object) -> None:
+        """Copy back on the device."""
+        self._of[memory.address].copy_(cast("torch.Tensor", kept))
+
+    def differs(self, memory: Memory, kept: object) -> int:
+        """Compared on the device."""
+        now, then = self._of[memory.address], cast("torch.Tensor", kept)
+        return -1 if torch.equal(now, then) else int((now != then).nonzero()[0])
+
     def run(self, work: Sequence[Prepared]) -> None:
         """One after the other, until all have ended."""
+        torch.cuda.current_stream().synchronize()
         for one in work:
             one(self._main.handle)
         self._main.synchronise()
@@ -95,41 +253,33 @@ class Gpu:
 
     def beside(self, first: Sequence[Prepared], second: Sequence[Prepared], stream: int) -> None:
         """On two streams; `stream` waits for both."""
-        for side, work in ((self._high, first), (self._low, second)):
-
-            def put(handle: int, work: Sequence[Prepared] = work) -> None:
-                for one in work:
-                    one(handle)
-
-            side.fork(put, stream)
-        self._high.join(stream)
-        self._low.join(stream)
+        _forked(((self._high, first), (self._low, second)), stream)
 
     def samples_us(self, works: Sequence[Callable[[int], None]], rounds: int) -> list[list[float]]:
-        """Graphs in interleaved rounds, two of which do not count."""
+        """Graphs in interleaved rounds, two of which do not count: each round has them in a random order of its own."""
+        torch.cuda.current_stream().synchronize()
+        found: list[list[float]] = [[] for _ in works]
+        chance = random.Random(len(works))
         with ExitStack() as held:
             graphs = [held.enter_context(self._main.graph(work)) for work in works]
-            found = [[self._main.time_us(g) for g in graphs] for _ in range(rounds + 2)]
-        return [list(x) for x in zip(*found[2:], strict=True)]
+            for number in range(rounds + 2):
+                for k in chance.sample(range(len(works)), len(works)):
+                    us = self._main.time_us(graphs[k])
+                    if number >= 2:
+                        found[k].append(us)
+        return found
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Buffers of one side on the device."""
+def _forked(sides: Sequence[tuple[Stream, Sequence[Prepared]]], stream: int) -> None:
+    for side, work in sides:
 
-    addresses: tuple[int, ...]
-    memory: tuple[Memory, ...]
+        def put(handle: int, work: Sequence[Prepared] = work) -> None:
+            for one in work:
+                one(handle)
 
-
-def place(contents: Sequence[bytes], held: ExitStack) -> Placed:
-    """Each in memory of its own with a guard behind it."""
-    addresses, memory = [], []
-    for data in contents:
-        whole = data + GUARD
-        address = held.enter_context(device_memory(-(-len(whole) // ALIGNED) * ALIGNED))
-        addresses.append(address)
-        memory.append(Memory(address, whole))
-    return Placed(tuple(addresses), tuple(memory))
+        side.fork(put, stream)
+    for side, _ in sides:
+        side.join(stream)
 
 
 class Loader:
@@ -138,6 +288,7 @@ class Loader:
     def __init__(self, nvrtc: Nvrtc, arch: str, held: ExitStack) -> None:
         self.nvrtc, self.arch, self._held = nvrtc, arch, held
         self._modules: dict[Path, Module] = {}
+        self._compiled: dict[tuple[str, tuple[str, ...]], CompiledCubin | ToolchainError] = {}
         self.driver = CudaDriver(self._load, encode_tensor_map)
 
     def _load(self, path: Path) -> Module:
@@ -146,9 +297,21 @@ class Loader:
             self._held.callback(self._modules[path].unload)
         return self._modules[path]
 
+    def compile_all(self, texts: Sequence[tuple[str, tuple[str, ...]]]) -> None:
+        """On all cores; what fails is raised when it is asked for."""
+        missing = list(dict.fromkeys(x for x in texts if x not in self._compiled))
+        found = self.nvrtc.compile_many([CompileJob(text, self.arch, flags) for text, flags in missing])
+        self._compiled.update(zip(missing, found, strict=True))
+
     def compiled(self, text: str, flags: Sequence[str] = ()) -> CompiledCubin:
-        """The cubin of a text."""
-        return self.nvrtc.compile(text, arch=self.arch, flags=tuple(flags))
+        """The cubin of a text. Raises ToolchainError: it is none."""
+        key = (text, tuple(flags))
+        if key not in self._compiled:
+            self.compile_all([key])
+        found = self._compiled[key]
+        if isinstance(found, ToolchainError):
+            raise found
+        return found
 
     def fill(self, cubin: CompiledCubin, prefix: Sequence[str], roles: Sequence[ForeignRole]) -> None:
         """The `__constant__` variables of foreign kernels, which stand in these namespaces."""
@@ -185,6 +348,13 @@ class Job:
         """Whether its results have one value, bit by bit."""
         return all(s.manifest.exact for s in self.job.stages)
 
+    @property
+    def shared_bytes(self) -> int:
+        """What one role takes of a CTA's shared memory, with what the assembly takes."""
+        found = stages_of(self.sources)
+        assert not isinstance(found, Declined)  # `job_of` has read them
+        return shared_of(found)[0] + control_bytes(4)
+
     def addresses(self, at: dict[str, int]) -> list[Addresses]:
         """Of each stage, given those of the job's buffers."""
         found = []
@@ -207,44 +377,57 @@ def job_of(name: str, *, small: bool = False) -> Job:
         if isinstance(role, Declined):
             raise ValueError(f"{name}: {role.reason}")  # noqa: TRY004 - it is the file
         stages.append(role)
-    return Job(name, tuple(stages), found)
+    read = Job(name, tuple(stages), found)
+    if isinstance(wrong := stages_of(read.sources), Declined):
+        raise ValueError(f"{name}: {wrong.reason}")  # noqa: TRY004 - it is the file
+    return read
 
 
-def gemm_of(text: str) -> Gemm:
-    """`MxNxK` in bf16. Raises ValueError: it is no three sizes."""
-    sizes = text.split("x")
-    if len(sizes) != 3 or not all(x.isascii() and x.isdigit() and int(x) for x in sizes):
-        raise ValueError(f"{text!r} is not of the form 4096x4096x4096")
-    m, n, k = map(int, sizes)
-    return Gemm(m=m, n=n, k=k, layout="nt", dtype=DType.BF16)
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A fused kernel of a pair."""
+
+    lc: int
+    """Position among the configurations."""
+    shape: FusionShape
+    made: FusedSource
 
 
-def lc_sources(g: Gemm, facts: GpuFacts, most: int) -> list[RoleSource]:
-    """The product's best configurations by the model, as roles."""
-    problem = g.problem()
-    found = product(problem)
-    if not isinstance(found, Product):
-        raise ValueError(f"{g.name}: {found.reason}")  # noqa: TRY004 - it is the product
-    made: list[RoleSource] = []
-    for _, schedule in feasible(g, problem, facts):
-        if len(made) == most:
-            break
-        if dict(schedule.params).get("template") == "tma":
-            source = roles(found, schedule)
-            if isinstance(source, RoleSource) and len(source.roles) == 1 and not source.pack:
-                made.append(source)
-    return made
-
-
-def candidates(
-    lc: Sequence[RoleSource], job: Job, facts: GpuFacts, most: int
-) -> Iterator[tuple[RoleSource, FusionShape, FusedSource]]:
-    """Fused kernels, the LC configurations in turn, up to `most` shapes each."""
-    for source in lc:
-        for shape in shapes(source, job.sources, facts)[:most]:
+def candidates(lc: Lc, numbers: Sequence[int], job: Job, facts: GpuFacts, registers: int = 40) -> list[Candidate]:
+    """Fused kernels of some configurations: few and many best-effort threads, with the registers that the job wants."""
+    found = []
+    for number in numbers:
+        source = lc.sources[number]
+        for shape in varied(shapes(source, job.sources, facts), registers):
             made = fuse(source, job.sources, shape, facts=facts)
             if isinstance(made, FusedSource):
-                yield source, shape, made
+                found.append(Candidate(number, shape, made))
+    return found
+
+
+def united(every: Sequence[Lc]) -> tuple[Lc, list[list[int]]]:
+    """One kernel with the configurations of all, each once; and the positions of those of each."""
+    sources = list({s.schedule: s for lc in every for s in lc.sources}.values())
+    at = {s.schedule: k for k, s in enumerate(sources)}
+    return replace(every[0], sources=tuple(sources)), [[at[s.schedule] for s in lc.sources] for lc in every]
+
+
+def varied(every: Sequence[FusionShape], registers: int) -> list[FusionShape]:
+    """Of all shapes of a configuration one for each place, number of threads and, where they move, registers.
+
+    Those that fill the grid before those that do not; the idle warps as one role; `registers` of a thread or a step more.
+    """
+    kinds: dict[object, FusionShape] = {}
+    filling = {replace(s, fill_grid=False) for s in every if s.fill_grid}
+    there = sorted({s.registers.best_effort for s in every if s.registers})
+    enough = [r for r in there if r >= registers][:2] or there[-1:]
+    for s in every:
+        threads = s.threads * s.replicas
+        if s in filling or (s.place == "idle" and s.replicas > 1) or threads < LEAST_THREADS:
+            continue
+        if s.registers is None or s.registers.best_effort in enough:
+            kinds.setdefault((s.place, threads, s.registers and s.registers.best_effort), s)
+    return list(kinds.values())
 
 
 def together(work: Sequence[Prepared]) -> Prepared:
@@ -257,117 +440,213 @@ def together(work: Sequence[Prepared]) -> Prepared:
     return put
 
 
-def refusal(loader: Loader, lc: RoleSource, shape: FusionShape, made: FusedSource, facts: GpuFacts) -> str:
+def refusal(loader: Loader, lc: RoleSource, one: Candidate, facts: GpuFacts) -> str:
     """Why a fused kernel does not run, from its compilation and that of LC alone in its bounds; empty: it may."""
-    alone = fuse(lc, (), shape, facts=facts)
-    if isinstance(alone, Declined):
-        return alone.reason
     try:
-        own = loader.compiled(alone.text, alone.flags).of(alone.entry)
-        found = loader.compiled(made.text, made.flags).of(made.entry)
+        found = loader.compiled(one.made.text, one.made.flags).of(one.made.entry)
+        spills: int | None = 0
+        if found.spill_stores + found.spill_loads:
+            bare = fuse(lc, (), one.shape, facts=facts)
+            if isinstance(bare, Declined):
+                return bare.reason
+            own = loader.compiled(bare.text, bare.flags).of(bare.entry)
+            spills = own.spill_stores + own.spill_loads
     except ToolchainError as error:
         return str(error).splitlines()[0][:200]
-    declined = judge(made, found, facts, own.spill_stores + own.spill_loads)
+    declined = judge(one.made, found, facts, spills)
     return "" if declined is None else declined.reason
 
 
-def told(lc: RoleSource, shape: FusionShape) -> Row:
-    """What a row says of a fused kernel."""
-    return {"lc_schedule": str(lc.schedule), "shape": asdict(shape)}
+@final
+class Bench:
+    """An LC kernel on the GPU, with its configurations timed alone."""
+
+    def __init__(self, lc: Lc, facts: GpuFacts, nvrtc: Nvrtc, rounds: int, held: ExitStack) -> None:
+        self.lc, self.facts, self.rounds, self._held = lc, facts, rounds, held
+        self.gpu = Gpu(held)
+        self.loader = Loader(nvrtc, facts.arch, held)
+        self.counter, self.fresh = (held.enter_context(device_memory(BYTES)) for _ in range(2))
+        self.addresses, self.memory = self.gpu.place([*lc.inputs, *lc.outputs])
+        made = [solo(source, "lc") for source in lc.sources]
+        self.loader.compile_all([(m.text, m.flags) for m in made])
+        self.at: list[Addresses] = []
+        self.alone: list[Prepared] = []
+        for source in made:
+            bound = BoundCuda(source, self.loader.compiled(source.text, source.flags).path, driver=self.loader.driver)
+            inputs, outputs = self.addresses[: len(lc.inputs)], self.addresses[len(lc.inputs) :]
+            packed = [held.enter_context(device_memory(max(16, n))) for n in source.packed_bytes]
+            work, state = (held.enter_context(device_memory(max(16, n)))
+                           for n in (source.workspace_bytes, source.state_bytes))  # fmt: skip
+            streams.fill(state, 0, max(16, source.state_bytes))
+            weights = [a if w else 0 for a, w in zip(inputs, lc.weights, strict=True)]
+            self.gpu.run([lambda stream, b=bound, w=weights, p=packed: b.pack(w, p, stream)])  # type: ignore[misc]
+            self.at.append(Addresses(inputs, outputs, packed, work, state))
+            self.alone.append(bound.prepare(self.at[-1]))
+        samples = self.gpu.samples_us([together([p] * 8) for p in self.alone], rounds)
+        self.times = [statistics.median(x) / 8 for x in samples]
+        self.best = min(range(len(self.times)), key=self.times.__getitem__)
+
+    def rows(self, job: Job, numbers: Sequence[int]) -> Iterator[Row]:
+        """Rows of a pair: of fused kernels, then of the pair itself."""
+        case = f"{self.lc.name}/{job.name}"
+        with ExitStack() as held:
+            side, be_us, drain, at, registers = self._job(job, held)
+            every = candidates(self.lc, numbers, job, self.facts, registers)
+            self.loader.compile_all([(c.made.text, c.made.flags) for c in every])
+            stages = every[0].made.stages if every else ()
+            wanted: dict[int, Wanted | str] = {}
+            ready: list[tuple[float, Candidate, Pair]] = []
+            for one in every:
+                told: Row = {"record": "shape", "case": case, "lc_schedule": str(self.lc.sources[one.lc].schedule),
+                             "shape": asdict(one.shape)}  # fmt: skip
+                if reason := refusal(self.loader, self.lc.sources[one.lc], one, self.facts):
+                    yield {**told, "declined": reason}
+                    continue
+                fused = self._fused(one, job, at)
+                lc_side = Side((self.alone[one.lc],), self.memory)
+                pair = Pair(lc_side, side, fused, drain, self.counter, self.fresh, stages, job.exact)
+                if one.lc not in wanted:
+                    wanted[one.lc] = alone(self.gpu, pair)
+                    first = wanted[one.lc]
+                    if isinstance(first, Wanted) and len(wanted) == 1:
+                        wanted[one.lc] = verify_drain(self.gpu, pair, first) or first
+                want = wanted[one.lc]
+                if isinstance(want, str) or (wrong := verify(self.gpu, pair, want, ())):
+                    yield {**told, "wrong": want if isinstance(want, str) else wrong}
+                    continue
+                lc_us = self.times[self.best]
+                n = max(1, min(64, round(MOMENT_US / lc_us)))
+                found = rate(self.gpu, pair, n, 3)
+                if found.blocks * n >= pair.total and n > 1:  # the job was over before
+                    n = max(1, n // 8)
+                    found = rate(self.gpu, pair, n, 3)
+                guess = (lc_us + be_us * found.blocks / pair.total) / found.inside_us
+                yield {**told, "guess": round(guess, 4), "inside_us": round(found.inside_us, 2),
+                       "blocks": round(found.blocks, 1)}  # fmt: skip
+                ready.append((guess, one, pair))
+            ready.sort(key=lambda x: -x[0])
+            best: tuple[PairTimes, Candidate, Pair] | None = None
+            split = self._split(side) if ready else None
+            for _, one, pair in ready[:FINALISTS]:
+                blocks = rate(self.gpu, pair, 4, 3).blocks
+                n = launches_for(pair.total, max(blocks, 0.01))
+                peers = replace(pair, lc=Side((self.alone[self.best],), self.memory))
+                times = measure(self.gpu, peers, n, self.rounds, split and split(n))
+                if times.drained and (best is None or times.ratio > best[0].ratio):
+                    best = times, one, pair
+            yield self._row(case, be_us, best, wanted)
+
+    def _row(
+        self,
+        case: str,
+        be_us: float,
+        best: tuple[PairTimes, Candidate, Pair] | None,
+        wanted: dict[int, Wanted | str],
+    ) -> Row:
+        base: Row = {"record": "case", "suite": SUITE, "case": case, "lc_us": round(self.times[self.best], 2),
+                     "be_us": round(be_us, 2)}  # fmt: skip
+        if best is None:
+            return {**base, "kept": False, "ratio": 1.0, "note": "no shape runs, or none was right"}
+        times, one, pair = best
+        want = wanted[one.lc]
+        wrong = verify(self.gpu, pair, want, SPLITS) if isinstance(want, Wanted) else want
+        kept = times.ratio > 1.0 and not wrong
+        return {
+            **base,
+            "kept": kept,
+            "ratio": round(times.ratio, 4) if kept else 1.0,
+            "measured_ratio": round(times.ratio, 4),
+            **({"wrong": wrong} if wrong else {}),
+            "lc_schedule": str(self.lc.sources[one.lc].schedule),
+            "shape": asdict(one.shape),
+            "launches": times.launches,
+            "fraction": round(times.be_us / times.lc_us, 3),
+            "slowdown": round(times.slowdown, 4),
+            "idle_slowdown": round(times.idle_us / times.lc_us - 1, 4),
+            "inside": round(times.inside_blocks / max(1, pair.total), 4),
+            "peers_us": {k: round(v, 1) for k, v in times.peers.items()},
+            "fused_us": round(times.fused_us, 1),
+            "blocks": pair.total,
+        }
+
+    def _job(self, job: Job, held: ExitStack) -> tuple[Side, float, Prepared, list[Addresses], int]:
+        """The job by itself, its time, its persistent form, addresses, and the most registers of a thread."""
+        buffers = job.job.buffers()
+        addresses, memory = self.gpu.place([x.tobytes() for x in buffers.values()])
+        held.callback(self.gpu.forget, addresses)
+        at = job.addresses(dict(zip(buffers, addresses, strict=True)))
+        work: list[Prepared] = []
+        registers = 0
+        for k, (source, where) in enumerate(zip(job.sources, at, strict=True)):
+            original = solo(source, f"be{k}")
+            cubin = self.loader.compiled(original.text, original.flags)
+            registers = max(registers, cubin.of(original.launches[0].entry).registers)
+            self.loader.fill(cubin, (), [job.stages[k]])
+            work.append(BoundCuda(original, cubin.path, driver=self.loader.driver).prepare(where))
+        co_runner = persistent(job.sources, ctas=8 * self.facts.sms, facts=self.facts)
+        if isinstance(co_runner, Declined):
+            raise ValueError(f"{job.name}: {co_runner.reason}")  # noqa: TRY004 - it is the job
+        cubin = self.loader.compiled(co_runner.text, co_runner.flags)
+        self.loader.fill(cubin, ("w_be{}",), job.stages)
+        bound = BoundFused(co_runner, cubin.path, driver=self.loader.driver)
+        drain = bound.prepare([Addresses(()), *at], self.counter)
+        us = statistics.median(self.gpu.samples_us([together(work)], self.rounds)[0])
+        return Side(tuple(work), memory), us, drain, at, registers
+
+    def _fused(self, one: Candidate, job: Job, at: Sequence[Addresses]) -> Prepared:
+        cubin = self.loader.compiled(one.made.text, one.made.flags)
+        self.loader.fill(cubin, ("w_be{}",), job.stages)
+        bound = BoundFused(one.made, cubin.path, driver=self.loader.driver)
+        return bound.prepare([self.at[one.lc], *at], self.counter)
+
+    def _split(self, be: Side) -> Callable[[int], dict[str, Callable[[int], None]]] | None:
+        """The peer of two parts, for a number of LC launches; None where this GPU has none."""
+        sides: list[tuple[str, Stream, Stream]] = []
+        for sms in PARTS:
+            parts = self._held.enter_context(partitioned(sms))
+            if isinstance(parts, Declined):
+                continue
+            first, rest = _stream(parts.first, self._held), _stream(parts.rest, self._held)
+            sides.append((f"parts:{sms}", first, rest))
+
+        def peers(n: int) -> dict[str, Callable[[int], None]]:
+            works: dict[str, Callable[[int], None]] = {
+                name: lambda stream, a=first, b=rest: _forked(((a, [self.alone[self.best]] * n), (b, be.alone)), stream)  # type: ignore[misc]
+                for name, first, rest in sides
+            }
+            if not works:
+                return {}
+            times = self.gpu.samples_us(list(works.values()), PEER_TIMES)
+            name = min(zip(times, works, strict=True), key=lambda x: statistics.median(x[0]))[1]
+            return {name: works[name]}
+
+        return peers
 
 
-def pair_rows(g: Gemm, job: Job, chosen: argparse.Namespace) -> Iterator[Row]:
-    """Rows of one pair; the last one is the best that was kept, or says that nothing was."""
+def _stream(part: Part, held: ExitStack) -> Stream:
+    found = Stream(part.stream())
+    held.callback(found.close)
+    return found
+
+
+def inside(lc_text: str, names: Sequence[str], chosen: argparse.Namespace) -> Iterator[Row]:
+    """Rows of the pairs of one LC kernel."""
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         raise DeviceError(problem=nvrtc.reason)
-    case = f"{g.m}x{g.n}x{g.k}/{job.name}"
+    work = [job_of(name) for name in names]
     with primary_context(), ExitStack() as held:
         facts = gpu_facts(None, calibrate=False)
-        loader, gpu = Loader(nvrtc, facts.arch, held), Gpu(held)
-        buffers = job.job.buffers()
-        be = place([x.tobytes() for x in buffers.values()], held)
-        be_addresses = job.addresses(dict(zip(buffers, be.addresses, strict=True)))
-        generator = torch.Generator().manual_seed(1)
-        sizes = ((g.m, g.k), (g.n, g.k))
-        operands = [torch.randn(s, generator=generator).bfloat16().view(torch.int16).numpy().tobytes() for s in sizes]
-        lc = place([*operands, bytes([0xA5]) * (2 * g.m * g.n)], held)
-        counter, fresh = (held.enter_context(device_memory(BYTES)) for _ in range(2))
-        sources = lc_sources(g, facts, ALONE)
-
-        def lc_alone(source: RoleSource) -> tuple[Prepared, Addresses]:
-            made = solo(source, "lc")
-            work, state = (
-                held.enter_context(device_memory(max(16, n))) for n in (made.workspace_bytes, made.state_bytes)
-            )
-            streams.fill(state, 0, max(16, made.state_bytes))
-            at = Addresses(lc.addresses[:2], lc.addresses[2:], (), work, state)
-            bound = BoundCuda(made, loader.compiled(made.text, made.flags).path, driver=loader.driver)
-            return bound.prepare(at), at
-
-        alone = [lc_alone(source) for source in sources]
-        times = [statistics.median(x) for x in gpu.samples_us([p for p, _ in alone], chosen.rounds)]
-        best = min(range(len(times)), key=times.__getitem__)
-        be_alone: list[Prepared] = []
-        for k, (source, at) in enumerate(zip(job.sources, be_addresses, strict=True)):
-            original = solo(source, f"be{k}")
-            cubin = loader.compiled(original.text, original.flags)
-            loader.fill(cubin, (), [job.stages[k]])
-            be_alone.append(BoundCuda(original, cubin.path, driver=loader.driver).prepare(at))
-        co_runner = persistent(job.sources, ctas=8 * facts.sms, facts=facts)
-        if isinstance(co_runner, Declined):
-            raise ValueError(f"{job.name}: {co_runner.reason}")  # noqa: TRY004 - it is the job
-        cubin = loader.compiled(co_runner.text, co_runner.flags)
-        loader.fill(cubin, ("w_be{}",), job.stages)
-        drain = BoundFused(co_runner, cubin.path, driver=loader.driver).prepare([Addresses(()), *be_addresses], counter)
-        be_side = Side(tuple(be_alone), be.memory)
-        be_us = statistics.median(gpu.samples_us([together(be_alone)], chosen.rounds)[0])
-        limits = () if sum(len(m.before) for m in be.memory) > LARGE_BYTES else (1, 131, 132, 133)
-        kept: Row | None = None
-        for source, shape, made in candidates(sources, job, facts, chosen.shapes):
-            number = sources.index(source)
-            if reason := refusal(loader, source, shape, made, facts):
-                yield {"record": "shape", "case": case, **told(source, shape), "declined": reason}
-                continue
-            cubin = loader.compiled(made.text, made.flags)
-            loader.fill(cubin, ("w_be{}",), job.stages)
-            fused = BoundFused(made, cubin.path, driver=loader.driver).prepare(
-                [alone[number][1], *be_addresses], counter
-            )
-            stages = made.stages
-            own = Pair(Side((alone[number][0],), lc.memory), be_side, fused, drain, counter, fresh, stages, job.exact)
-            if wrong := verify(gpu, own, limits):
-                yield {"record": "shape", "case": case, **told(source, shape), "wrong": wrong}
-                continue
-            peers = Pair(Side((alone[best][0],), lc.memory), be_side, fused, drain, counter, fresh, stages, job.exact)
-            for launches in launches_for(times[best], be_us, chosen.fractions):
-                found = measure(gpu, peers, launches, chosen.rounds)
-                row: Row = {
-                    "record": "shape", "case": case, **told(source, shape), **asdict(found),
-                    "ratio": round(found.ratio, 4), "slowdown": round(found.slowdown, 4),
-                    "fraction": round(found.be_us / found.lc_us, 3),
-                }  # fmt: skip
-                yield row
-                if found.drained and (kept is None or found.ratio > float(str(kept["ratio"]))):
-                    kept = row
-        won = kept is not None and float(str(kept["ratio"])) > 1.0
-        base: Row = {
-            "record": "case",
-            "suite": SUITE,
-            "case": case,
-            "lc_us": round(times[best], 2),
-            "be_us": round(be_us, 2),
-        }
-        if kept is None:
-            yield {**base, "kept": False, "ratio": 1.0, "note": "no shape runs, or none was right"}
-        else:
-            more = {k: kept[k] for k in ("lc_schedule", "shape", "launches", "fraction", "slowdown", "serial_us",
-                                         "streams_us", "fused_us", "inside_blocks")}  # fmt: skip
-            yield {**base, **more, "kept": won, "ratio": kept["ratio"] if won else 1.0, "measured_ratio": kept["ratio"]}
+        every = [lc_of(lc_text, facts, chosen.hosts, job.shared_bytes, contents=k == 0) for k, job in enumerate(work)]
+        lc, numbers = united(every)
+        bench = Bench(lc, facts, nvrtc, chosen.rounds, held)
+        for job, own in zip(work, numbers, strict=True):
+            yield {"record": "begun", "case": f"{lc_text}/{job.name}"}
+            yield from bench.rows(job, own)
 
 
 def dry(products: Sequence[str], names: Sequence[str], most: int) -> int:
-    """Compile fused kernels for an H200, and print what the assembler says; the number that is refused."""
+    """Compile fused kernels for an H200, and print what the assembler says; the number of pairs without any."""
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         sys.exit(f"benchmarks.gpu_pairs: {nvrtc.reason}")
@@ -375,102 +654,154 @@ def dry(products: Sequence[str], names: Sequence[str], most: int) -> int:
     with ExitStack() as held:
         loader = Loader(nvrtc, "sm_90a", held)
         for text in products:
-            sources = lc_sources(gemm_of(text), facts, 2)
             for name in names:
                 job = job_of(name)
-                tried = 0
-                for source, shape, made in candidates(sources, job, facts, most):
-                    reason = refusal(loader, source, shape, made, facts)
-                    own = "" if reason else loader.compiled(made.text, made.flags).of(made.entry)
-                    print(f"{text}/{name}: {shape.place} x {shape.replicas}, {made.threads} threads: {reason or own}")
-                    tried += 1
-                    bad += bool(reason)
-                if not tried:
-                    print(f"{text}/{name}: no shape")
+                lc = lc_of(text, facts, most, job.shared_bytes, contents=False)
+                every = candidates(lc, range(len(lc.sources)), job, facts)
+                loader.compile_all([(c.made.text, c.made.flags) for c in every])
+                good = 0
+                for one in every:
+                    reason = refusal(loader, lc.sources[one.lc], one, facts)
+                    own = "" if reason else loader.compiled(one.made.text, one.made.flags).of(one.made.entry)
+                    s = one.shape
+                    place = f"{s.place} x {s.replicas} of {s.threads}, {one.made.threads} threads"
+                    print(f"{text}/{name}: {lc.sources[one.lc].schedule}\n  {place}: {reason or own}", flush=True)
+                    good += not reason
+                bad += not good
+                if not every:
+                    print(f"{text}/{name}: no shape", flush=True)
     return bad
 
 
-def _numbers(text: str) -> list[float]:
-    found = [float(x) for x in text.split(",")]
-    if not all(0 < x < math.inf for x in found):
-        raise ValueError(f"{text}: fractions are above 0")
-    return found
+class Child:
+    """The pairs of one LC kernel in a process of its own, which may die or hang."""
+
+    def __init__(self, lc: str, names: Sequence[str], arguments: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "benchmarks.gpu_pairs", "--lc", lc, "--be", ",".join(names)]
+        self._process = subprocess.Popen(
+            [*command, *arguments, "--inside"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._said: list[str] = []
+        self._threads = [threading.Thread(target=self._read), threading.Thread(target=self._listen)]
+        for t in self._threads:
+            t.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        self._said += self._process.stderr.readlines()
+
+    def rows(self, limit_s: float) -> Iterator[Row]:
+        """As they come.
+
+        Raises:
+            TimeoutError: none for so long.
+            RuntimeError: the process failed.
+        """
+        while True:
+            try:
+                line = self._lines.get(timeout=limit_s)
+            except queue.Empty:
+                raise TimeoutError(f"no word for {limit_s:.0f} s") from None
+            if line is None:
+                break
+            if line.startswith("{"):
+                yield json.loads(line)
+        if self._process.wait():
+            self._threads[1].join()
+            print("".join(self._said), file=sys.stderr, flush=True)
+            said = [x.strip() for x in self._said if x.strip() and not x[0].isspace() and not x.startswith("Traceback")]
+            last = said[-1][:300] if said else "no word"
+            raise RuntimeError(f"its process ended with {self._process.returncode}: {last}")
+
+    def end(self) -> None:
+        """Whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        for t in self._threads:
+            t.join()
+        for pipe in (self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
-def _child(product_text: str, name: str, arguments: Sequence[str], limit_s: float) -> Iterator[Row]:
-    """Rows of a pair that is measured in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.gpu_pairs", "--lc", product_text, "--be", name, *arguments, "--inside"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError(f"not done after {limit_s:.0f} s") from None
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            yield json.loads(line)
-    if done.returncode:
-        print(done.stderr, file=sys.stderr, flush=True)
-        said = [x for x in done.stderr.splitlines() if x and not x[0].isspace() and not x.startswith("Traceback")]
-        raise RuntimeError(f"its process ended with {done.returncode}: {said[-1][:300] if said else 'no word'}")
+def pairs(lc: str, names: Sequence[str], arguments: Sequence[str], limit_s: float, end: float) -> Iterator[Row]:
+    """Rows of all pairs of an LC kernel; a pair whose process fails has a row that says so."""
+    left = list(names)
+    while left:
+        if time.perf_counter() > end:
+            yield {"record": "late", "case": f"{lc}/{', '.join(left)}"}
+            return
+        child = Child(lc, left, arguments)
+        try:
+            for row in child.rows(limit_s):
+                if row["record"] == "case":
+                    left.remove(str(row["case"]).rpartition("/")[2])
+                yield row
+                if row["record"] == "case" and time.perf_counter() > end:
+                    break
+            else:
+                if left:
+                    raise RuntimeError("its process ended before its pairs did")
+        except (TimeoutError, RuntimeError) as error:
+            yield {"record": "case", "suite": SUITE, "case": f"{lc}/{left.pop(0)}", "failed": str(error)}
+        finally:
+            child.end()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and record; the exit status is 1 where a pair fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lc", default=",".join(PRODUCTS), help="products MxNxK, by commas")
+    parser.add_argument("--lc", default=",".join(lc_names()), help="kernels by name or products MxNxK, by commas")
     parser.add_argument("--be", default=",".join(jobs.names()), help="jobs of benchmarks/best_effort, by commas")
-    parser.add_argument("--fractions", type=_numbers, default=[0.3, 1.0], help="BE time over LC time, by commas")
-    parser.add_argument("--shapes", type=int, default=4, help="shapes of each LC configuration")
+    parser.add_argument("--hosts", type=int, default=6, help="configurations of LC")
     parser.add_argument("--rounds", type=int, default=9, help="rounds that count")
     parser.add_argument("--seconds", type=float, default=540.0, help="no pair is begun after so many")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds of a pair")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds without a word of a pair")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
     parser.add_argument("--dry", action="store_true", help="no GPU: compile for sm_90a")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
-    products, names = chosen.lc.split(","), chosen.be.split(",")
+    kernels, names = chosen.lc.split(","), chosen.be.split(",")
     end = time.perf_counter() + chosen.seconds
     try:
-        for text in products:
-            gemm_of(text)
+        for text in kernels:
+            if text not in lc_names():
+                gemm_of(text)
         if unknown := set(names) - set(jobs.names()):
             raise ValueError(f"no job {sorted(unknown)[0]!r}; there are {', '.join(jobs.names())}")
-        if min(chosen.rounds, chosen.shapes) < 1:
-            raise ValueError("--rounds and --shapes: at least 1")
+        if min(chosen.rounds, chosen.hosts) < 1:
+            raise ValueError("--rounds and --hosts: at least 1")
     except ValueError as error:
         parser.error(str(error))
     if chosen.dry:
-        sys.exit(1 if dry(products, names, chosen.shapes) else 0)
+        sys.exit(1 if dry(kernels, names, chosen.hosts) else 0)
     if chosen.inside:
-        for row in pair_rows(gemm_of(products[0]), job_of(names[0]), chosen):
+        for row in inside(kernels[0], names, chosen):
             print(json.dumps(row), flush=True)
         return
-    own = [
-        "--fractions",
-        ",".join(map(str, chosen.fractions)),
-        "--shapes",
-        str(chosen.shapes),
-        "--rounds",
-        str(chosen.rounds),
-    ]
+    own = ["--hosts", str(chosen.hosts), "--rounds", str(chosen.rounds)]
     path = None if chosen.out is None or str(chosen.out) == "-" else chosen.out
+    failed = False
     with ExitStack() as ends:
         record = Record(folder_of_gpu(), SUITE, path=path) if chosen.out else None
         if record is not None:
             ends.callback(record.close)
-        for text in products:
-            for name in names:
-                if time.perf_counter() > end:
-                    print(f"not begun in time: {text}/{name}", flush=True)
-                    continue
-                if record is None:
-                    for row in _child(text, name, own, chosen.limit):
-                        print(json.dumps(row), flush=True)
-                    continue
-                with record.measuring(case=f"{text}/{name}"):
-                    for row in _child(text, name, own, chosen.limit):
-                        print(json.dumps(row), flush=True)
-                        if row["record"] == "case":
-                            record.add(row)
+        for text in kernels:
+            for row in pairs(text, names, own, chosen.limit, end):
+                print(json.dumps(row), flush=True)
+                failed |= "failed" in row
+                if record is not None and "failed" in row:
+                    record.fail(str(row["failed"]), case=row["case"])
+                elif record is not None and row["record"] == "case":
+                    record.add(row)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-import subprocess
-from types import SimpleNamespace
-from typing import Any
+import time
+from collections.abc import Iterator
 
 import pytest
-from benchmarks.gpu_pairs import candidates, gemm_of, job_of, lc_sources, main, mangled
+from benchmarks.gpu_pairs import accumulators, candidates, gemm_of, job_of, lc_of, main, mangled, united, varied
 
 from benchmarks import gpu_pairs
 from weft.device.cuda.facts import GpuFacts
 from weft.ir.types import DType
+from weft.kernels.colocation import FusionShape, RoleRegisters
 
 
 def test_products_by_their_sizes() -> None:
@@ -31,17 +31,50 @@ def test_a_job_as_roles_has_its_buffers_in_place() -> None:
     clear, count = job.addresses(at)
     assert list(clear.outputs) == [at["counts"]] and list(count.inputs) == [at["values"]]
     assert list(count.outputs) == [at["counts"]]
-    assert len(job.sources) == 2 and job.sources[0].roles[0].threads == 512
+    assert len(job.sources) == 2 and job.shared_bytes >= job.sources[1].roles[0].shared_bytes > 0
 
 
 def test_products_and_jobs_give_fused_kernels() -> None:
+    facts, job = GpuFacts(), job_of("mriq", small=True)
+    lc = lc_of("4096x4096x4096", facts, 3, job.shared_bytes, contents=False)
+    assert len(lc.sources) == 3 and lc.outputs == (2 * 4096 * 4096,)
+    assert min(accumulators(s) for s in lc.sources) <= 64, "one that leaves registers"
+    found = candidates(lc, [0, 2], job, facts)
+    assert {c.lc for c in found} <= {0, 2} and found
+    for one in found:
+        role = lc.sources[one.lc].roles[0]
+        assert one.made.threads >= role.threads and one.shape.threads * one.shape.replicas >= 96
+        assert one.shape.fill_grid and one.made.grid == (132, 1, 1)
+
+
+def test_a_network_s_kernel_is_an_lc_role() -> None:
     facts = GpuFacts()
-    sources = lc_sources(gemm_of("4096x4096x4096"), facts, 3)
-    assert len(sources) == 3
-    found = list(candidates(sources, job_of("mriq", small=True), facts, 1))
-    assert found
-    for lc, shape, made in found:
-        assert made.threads >= lc.roles[0].threads and shape.threads >= 32 and made.grid == lc.roles[0].grid
+    lc = lc_of("resnet50/conv3x3s2-512-14", facts, 4, 4096)
+    assert [len(x) for x in lc.inputs] and any(lc.weights) and len(lc.weights) == len(lc.inputs)
+    assert all(s.roles[0].shared_bytes + 4096 <= facts.shared_per_block for s in lc.sources)
+    both, numbers = united([lc, lc_of("resnet50/conv3x3s2-512-14", facts, 2, 4096, contents=False)])
+    assert numbers == [[0, 1, 2, 3], [0, 1]] or len(both.sources) > 4
+    with pytest.raises(ValueError, match="nor one of vgg16/"):
+        lc_of("resnet50/nothing", facts, 4, 0)
+
+
+def shape(place: str, threads: int, replicas: int, registers: int | None, *, fill: bool) -> FusionShape:
+    split = RoleRegisters(24, 200, registers) if registers else None
+    return FusionShape(place, threads, 2, 1024, replicas, split, 1, fill)  # type: ignore[arg-type]
+
+
+def test_shapes_of_each_kind_are_tried() -> None:
+    every = [shape("extra", n, r, None, fill=f) for n in (256, 128, 32) for r in (1, 2) for f in (False, True)]
+    assert [(s.threads, s.replicas, s.fill_grid) for s in varied(every, 40)] == [
+        (256, 1, True),
+        (256, 2, True),
+        (128, 1, True),
+    ]
+    every = [shape("idle", 96, 1, r, fill=True) for r in (40, 56, 80, 104)] + [shape("idle", 32, 3, 40, fill=True)]
+    assert [s.registers and s.registers.best_effort for s in varied(every, 50)] == [56, 80]
+    assert [s.registers and s.registers.best_effort for s in varied(every, 200)] == [104]
+    only = [shape("extra", 128, 1, None, fill=False)]
+    assert varied(only, 40) == only
 
 
 @pytest.mark.parametrize(
@@ -50,7 +83,7 @@ def test_products_and_jobs_give_fused_kernels() -> None:
         (["--lc", "1x2"], "is not of the form"),
         (["--be", "nothing"], "no job 'nothing'"),
         (["--rounds", "0"], "at least 1"),
-        (["--fractions", "0"], "invalid"),
+        (["--hosts", "0"], "at least 1"),
     ],
 )
 def test_arguments_that_are_wrong(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,12 +92,52 @@ def test_arguments_that_are_wrong(arguments: list[str], said: str, capsys: pytes
     assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_a_process_that_dies_is_the_pairs_own_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(stdout='noise\n{"record": "shape"}\n', stderr="a\nlast word\n", returncode=-11)
+class Said:
+    """Children that say what the test wants: rows, then how they end."""
 
-    monkeypatch.setattr(subprocess, "run", dies)
-    rows = gpu_pairs._child("1x1x1", "mriq", [], 1.0)
-    assert next(rows) == {"record": "shape"}
-    with pytest.raises(RuntimeError, match="ended with -11: last word"):
-        next(rows)
+    def __init__(self, *ends: tuple[list[str], Exception | None]) -> None:
+        self.ends, self.given = list(ends), []  # type: ignore[var-annotated]
+
+    def __call__(self, lc: str, names: list[str], arguments: list[str]) -> Said:
+        self.given.append(list(names))
+        self.now = self.ends.pop(0)
+        return self
+
+    def rows(self, limit_s: float) -> Iterator[dict[str, object]]:
+        for name in self.now[0]:
+            yield {"record": "case", "case": f"lc/{name}"}
+        if self.now[1] is not None:
+            raise self.now[1]
+
+    def end(self) -> None:
+        pass
+
+
+def test_a_pair_whose_process_dies_or_hangs_has_a_row_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Said((["a"], RuntimeError("ended with -11")), ([], TimeoutError("no word for 60 s")), (["d"], None))
+    monkeypatch.setattr(gpu_pairs, "Child", said)
+    rows = list(gpu_pairs.pairs("lc", ["a", "b", "c", "d"], [], 60.0, time.perf_counter() + 1e3))
+    assert [(r["case"], r.get("failed")) for r in rows] == [
+        ("lc/a", None), ("lc/b", "ended with -11"), ("lc/c", "no word for 60 s"), ("lc/d", None),
+    ]  # fmt: skip
+    assert said.given == [["a", "b", "c", "d"], ["c", "d"], ["d"]]
+
+
+def test_pairs_that_come_too_late_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_pairs, "Child", Said())
+    assert list(gpu_pairs.pairs("lc", ["a", "b"], [], 60.0, 0.0)) == [{"record": "late", "case": "lc/a, b"}]
+
+
+def test_a_process_that_ends_without_its_pairs_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_pairs, "Child", Said(([], None)))
+    (row,) = gpu_pairs.pairs("lc", ["a"], [], 60.0, time.perf_counter() + 1e3)
+    assert row["failed"] == "its process ended before its pairs did"
+
+
+def test_a_child_says_what_it_died_of() -> None:
+    child = gpu_pairs.Child("1x1x1", ["nothing"], [])
+    try:
+        with pytest.raises(RuntimeError, match="ended with 2: .*no job 'nothing'"):
+            list(child.rows(120.0))
+    finally:
+        child.end()

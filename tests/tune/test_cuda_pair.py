@@ -9,7 +9,22 @@ import pytest
 
 from weft.generate.bind import Prepared
 from weft.kernels.colocation import BYTES, WorkCounter
-from weft.tune.cuda_pair import LIMIT_OFFSET, Machine, Memory, Pair, PairTimes, Side, launches_for, measure, verify
+from weft.tune.cuda_pair import (
+    LIMIT_OFFSET,
+    SPLITS,
+    Machine,
+    Memory,
+    Pair,
+    PairTimes,
+    Side,
+    Wanted,
+    alone,
+    launches_for,
+    measure,
+    rate,
+    verify,
+    verify_drain,
+)
 
 LC_IN, LC_OUT, BE_IN, BE_OUT, COUNTER, FRESH = 0x1000, 0x2000, 0x3000, 0x4000, 0x5000, 0x6000
 STAGES = (150, 90)
@@ -36,6 +51,17 @@ class Simulated:
 
     def read(self, address: int, size: int) -> bytes:
         return bytes(self.bytes_at[address][:size])
+
+    def keep(self, memory: Memory) -> bytes:
+        return self.read(memory.address, memory.size)
+
+    def restore(self, memory: Memory, kept: object) -> None:
+        assert isinstance(kept, bytes)
+        self.write(memory.address, kept)
+
+    def differs(self, memory: Memory, kept: object) -> int:
+        assert isinstance(kept, bytes)
+        return next((i for i, (a, b) in enumerate(zip(self.keep(memory), kept, strict=True)) if a != b), -1)
 
     def run(self, work: Sequence[Prepared]) -> None:
         for one in work:
@@ -109,10 +135,20 @@ class Simulated:
 
 
 def pair_of(m: Simulated, *, exact: bool = True) -> Pair:
-    lc = Side((m.lc,), (Memory(LC_IN, bytes(range(64)) + GUARD), Memory(LC_OUT, b"\xa5" * 64 + GUARD)))
-    contents = bytes(240)
-    be = Side((m.be,), (Memory(BE_IN, contents + GUARD), Memory(BE_OUT, contents + GUARD)))
+    def memory(address: int, contents: bytes) -> Memory:
+        return Memory(address, len(contents) + len(GUARD), contents + GUARD)
+
+    lc = Side((m.lc,), (memory(LC_IN, bytes(range(64))), memory(LC_OUT, b"\xa5" * 64)))
+    be = Side((m.be,), (memory(BE_IN, bytes(240)), memory(BE_OUT, bytes(240))))
     return Pair(lc, be, m.fused, m.drain, COUNTER, FRESH, STAGES, exact)
+
+
+def judged(m: Simulated, pair: Pair) -> str:
+    """What is wrong with any form."""
+    want = alone(m, pair)
+    if isinstance(want, str):
+        return want
+    return verify_drain(m, pair, want) or verify(m, pair, want, SPLITS)
 
 
 def test_the_simulation_is_a_machine() -> None:
@@ -124,7 +160,7 @@ def test_the_simulation_is_a_machine() -> None:
 @pytest.mark.parametrize("capacity", [0, 1, 40, 240])
 def test_right_forms_pass(capacity: int) -> None:
     m = Simulated(capacity=capacity)
-    assert verify(m, pair_of(m)) == ""
+    assert judged(m, pair_of(m)) == ""
 
 
 @pytest.mark.parametrize(
@@ -143,28 +179,28 @@ def test_right_forms_pass(capacity: int) -> None:
 )
 def test_what_is_wrong_is_named(fault: str, said: str) -> None:
     m = Simulated(fault=fault, capacity=240)
-    assert said in verify(m, pair_of(m))
+    assert said in judged(m, pair_of(m))
 
 
 def test_results_without_an_order_of_sums_are_counted_only() -> None:
     m = Simulated(fault="twice", capacity=240)
-    assert verify(m, pair_of(m, exact=False)) == ""
+    assert judged(m, pair_of(m, exact=False)) == ""
     m = Simulated(fault="uncounted", capacity=240)
-    assert "the counter has" in verify(m, pair_of(m, exact=False))
+    assert "the counter has" in judged(m, pair_of(m, exact=False))
 
 
 def test_kernels_that_do_nothing_are_no_proof() -> None:
     m = Simulated()
     pair = pair_of(m)
     idle = replace(pair, lc=Side((lambda stream: None,), pair.lc.memory))
-    assert "nothing to compare" in verify(m, idle)
+    assert "nothing to compare" in judged(m, idle)
 
 
 def test_times_are_put_together() -> None:
     m = Simulated(capacity=40)
     found = measure(m, pair_of(m), launches=4, rounds=3)
-    assert (found.lc_us, found.be_us, found.serial_us, found.streams_us) == (40.0, 120.0, 160.0, 160.0)
-    assert found.inside_us == 44.0 and found.inside_blocks == 160 and found.drained
+    assert (found.lc_us, found.be_us) == (40.0, 120.0) and found.peers == {"serial": 160.0, "streams": 160.0}
+    assert found.inside_us == 44.0 == found.idle_us and found.inside_blocks == 160 and found.drained
     assert found.fused_us == 44.0 + (240 - 160) * 0.5
     assert found.ratio == pytest.approx(160 / 84) and found.slowdown == pytest.approx(0.1)
 
@@ -175,10 +211,25 @@ def test_a_job_that_does_not_end_is_said() -> None:
 
 
 def test_the_best_peer_counts() -> None:
-    times = PairTimes(1, 10, 10, 20, 15, 12, 11, 5, drained=True)
+    times = PairTimes(1, 10, 10, {"serial": 20, "parts": 15}, 12, 11, 11, 5, drained=True)
     assert times.ratio == 15 / 12
+    m = Simulated()
+    assert measure(m, pair_of(m), 4, 3, {"both": m.lc}).peers == {"serial": 160.0, "streams": 160.0, "both": 10.0}
 
 
-def test_launches_beside_a_job() -> None:
-    assert list(launches_for(10.0, 100.0, [0.1, 1.0, 2.0, 1e9])) == [1, 5, 10, 100]
-    assert list(launches_for(0.001, 1e9, [0.5])) == [256]
+def test_launches_that_run_a_job() -> None:
+    assert launches_for(240, 40.0) == 6 and launches_for(241, 40.0) == 7 and launches_for(3, 40.0) == 1
+    assert launches_for(10**6, 1.0) == 256 == launches_for(10**6, 1e-9) and launches_for(10, 1.0, most=4) == 4
+
+
+def test_blocks_of_a_launch() -> None:
+    m = Simulated(capacity=40)
+    found = rate(m, pair_of(m), 3, 5)
+    assert (found.inside_us, found.blocks) == (11.0, 40.0)
+    assert rate(m, pair_of(m), 8, 5).blocks == 30.0, "the job has 240 blocks"
+
+
+def test_a_drain_that_is_wrong_is_told_by_itself() -> None:
+    m = Simulated(fault="undrained")
+    want = alone(m, pair_of(m))
+    assert isinstance(want, Wanted) and "persistent" in verify_drain(m, pair_of(m), want)

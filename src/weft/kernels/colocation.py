@@ -60,6 +60,9 @@ class FusionShape:
     """None: all threads keep those of the launch."""
     min_ctas_per_sm: int = 0
     """Second launch bound of the fused kernel; 0: not told."""
+    fill_grid: bool = False
+    """The grid has a CTA for every multiprocessor, those behind LC's with BE roles alone; and BE roles go on until LC
+    has ended in all CTAs, not in their own. For LC grids of one wave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,11 @@ class WorkCounter:
     """The same: CTAs work on multiprocessors with numbers below it (%smid); 0: on all."""
     ctas: int = 0
     """The same: CTAs with numbers below it work; 0: all."""
+    begun: int = 0
+    """BE roles that have begun in fused kernels that fill their grid, since the counter began (64 bits): tells which
+    launch a role belongs to."""
+    lc_ended: int = 0
+    """CTAs of such kernels whose LC role has ended."""
 
     @staticmethod
     def start(stages: Sequence[int], limit: int) -> WorkCounter:
@@ -175,16 +183,17 @@ class WorkCounter:
 
     def pack(self) -> bytes:
         """As it lies in device memory."""
-        values = (getattr(self, name) & 0xFFFFFFFF for name in self.__slots__)
-        return struct.pack("<12I", *values, 0, 0)
+        values = [getattr(self, name) & 0xFFFFFFFF for name in self.__slots__]
+        return struct.pack(_LAYOUT, *values[:10], self.begun, values[-1])
 
     @staticmethod
     def unpack(data: bytes) -> WorkCounter:
         """Read back; ValueError for another number of bytes than `BYTES`."""
         if len(data) != BYTES:
             raise ValueError(f"{len(data)} bytes of a work counter, which has {BYTES}")
-        return WorkCounter(*struct.unpack("<12I", data)[:10])
+        return WorkCounter(*struct.unpack(_LAYOUT, data))
 
 
-BYTES = 48
+_LAYOUT = "<10IQI12x"
+BYTES = struct.calcsize(_LAYOUT)
 """Of a work counter in device memory."""

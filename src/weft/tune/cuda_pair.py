@@ -8,9 +8,10 @@ so, its memory is compared by the caller.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from weft.generate.bind import Prepared
@@ -31,6 +32,15 @@ class Machine(Protocol):
     def read(self, address: int, size: int) -> bytes:
         """Copy from the device."""
 
+    def keep(self, memory: Memory) -> object:
+        """A copy of what it holds."""
+
+    def restore(self, memory: Memory, kept: object) -> None:
+        """Copy back what was kept."""
+
+    def differs(self, memory: Memory, kept: object) -> int:
+        """The first byte in which it differs from what was kept; -1: none."""
+
     def run(self, work: Sequence[Prepared]) -> None:
         """One launch after the other, until all have ended; what fails is raised here."""
 
@@ -49,7 +59,10 @@ class Memory:
     """Device memory, and what it holds before a run that is compared."""
 
     address: int
-    before: bytes
+    size: int
+    """Bytes."""
+    before: object
+    """As `Machine.keep` gives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +107,24 @@ class PairTimes:
     """LC alone, all launches."""
     be_us: float
     """The job alone, as its own kernels."""
-    serial_us: float
-    """One after the other in one graph."""
-    streams_us: float
-    """Two streams of different priority in one graph."""
+    peers: Mapping[str, float]
+    """`serial`: one after the other in one graph; `streams`: of different priority in one graph; and what else there
+    is."""
     fused_us: float
     """Fused launches, then what is left of the job."""
     inside_us: float
     """The fused launches without what is left."""
+    idle_us: float
+    """The fused launches with nothing to draw: what the shape of the kernel costs."""
     inside_blocks: int
     """Blocks of the job that ran in the fused launches, in the run that was looked at."""
     drained: bool
-    """Whether the counter said that the whole job had run, after the last round."""
+    """Whether the counter said that the whole job had run, in a run that was looked at."""
 
     @property
     def ratio(self) -> float:
         """Time of the best peer over that of the fused form; above 1: it won."""
-        return min(self.serial_us, self.streams_us) / self.fused_us
+        return min(self.peers.values()) / self.fused_us
 
     @property
     def slowdown(self) -> float:
@@ -118,29 +132,41 @@ class PairTimes:
         return self.inside_us / self.lc_us - 1.0
 
 
-@dataclass(slots=True)
-class _Kept:
-    lc: list[bytes] = field(default_factory=list)
-    be: list[bytes] = field(default_factory=list)
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What memory holds after LC alone, and after the job alone."""
+
+    lc: tuple[object, ...]
+    be: tuple[object, ...]
 
 
-def verify(machine: Machine, pair: Pair, limits: Sequence[int] = SPLITS) -> str:
-    """What is wrong with the fused or the persistent form; empty: nothing."""
+def alone(machine: Machine, pair: Pair) -> Wanted | str:
+    """Results of the two kernels by themselves; or why they are no proof."""
     _restore(machine, pair)
     machine.run([*pair.lc.alone, *pair.be.alone])
-    want = _Kept(_contents(machine, pair.lc), _contents(machine, pair.be))
-    untouched = _Kept([m.before for m in pair.lc.memory], [m.before for m in pair.be.memory])
-    if want.lc == untouched.lc or (pair.total and want.be == untouched.be):
-        return "a kernel by itself leaves its memory as it was: there is nothing to compare"
+    for name, side in (("latency-critical", pair.lc), ("best-effort", pair.be)):
+        idle = name == "best-effort" and pair.total == 0
+        if not idle and all(machine.differs(m, m.before) < 0 for m in side.memory):
+            return f"the {name} kernel by itself leaves its memory as it was: there is nothing to compare"
+    return Wanted(_contents(machine, pair.lc), _contents(machine, pair.be))
+
+
+def verify_drain(machine: Machine, pair: Pair, want: Wanted) -> str:
+    """What is wrong with the persistent form of the job; empty: nothing."""
+    before = tuple(m.before for m in pair.lc.memory)
+    return _form(machine, pair, "persistent", pair.drain, pair.total, Wanted(before, want.be))
+
+
+def verify(machine: Machine, pair: Pair, want: Wanted, limits: Sequence[int] = SPLITS) -> str:
+    """What is wrong with the fused form; empty: nothing. Compared without blocks, stopped, at `limits` and with all."""
+    before = tuple(m.before for m in pair.be.memory)
     every = pair.total
-    if wrong := _form(machine, pair, "persistent", pair.drain, every, _Kept(untouched.lc, want.be)):
-        return wrong
-    if wrong := _form(machine, pair, "fused without blocks", pair.fused, 0, _Kept(want.lc, untouched.be)):
+    if wrong := _form(machine, pair, "fused without blocks", pair.fused, 0, Wanted(want.lc, before)):
         return wrong
     stopped = replace(WorkCounter.start(pair.stages, every), stop=1)
     _restore(machine, pair, stopped)
     machine.run([pair.fused])
-    if wrong := _compared(machine, pair, "fused and stopped", _Kept(want.lc, untouched.be)):
+    if wrong := _compared(machine, pair, "fused and stopped", Wanted(want.lc, before)):
         return wrong
     if (ran := _counter(machine, pair).finished) != 0:
         return f"fused and stopped: {ran} blocks ran"
@@ -150,7 +176,7 @@ def verify(machine: Machine, pair: Pair, limits: Sequence[int] = SPLITS) -> str:
     return ""
 
 
-def _split(machine: Machine, pair: Pair, limit: int, want: _Kept) -> str:
+def _split(machine: Machine, pair: Pair, limit: int, want: Wanted) -> str:
     """Blocks below `limit` may run in the LC kernel, the others and what it left by themselves."""
     name = f"fused with {limit} of {pair.total} blocks"
     _restore(machine, pair, WorkCounter.start(pair.stages, limit))
@@ -158,14 +184,14 @@ def _split(machine: Machine, pair: Pair, limit: int, want: _Kept) -> str:
     inside = _counter(machine, pair).finished
     if inside > limit:
         return f"{name}: {inside} blocks ran"
-    if _contents(machine, pair.lc) != want.lc:
+    if any(machine.differs(m, kept) >= 0 for m, kept in zip(pair.lc.memory, want.lc, strict=True)):
         return f"{name}: the latency-critical results differ"
     machine.write(pair.counter + LIMIT_OFFSET, pair.total.to_bytes(4, "little"))
     machine.run([pair.drain])
     return _compared(machine, pair, name, want) or _uncounted(machine, pair, name, pair.total)
 
 
-def _form(machine: Machine, pair: Pair, name: str, work: Prepared, limit: int, want: _Kept) -> str:
+def _form(machine: Machine, pair: Pair, name: str, work: Prepared, limit: int, want: Wanted) -> str:
     """One kernel alone runs all blocks below the limit."""
     _restore(machine, pair, WorkCounter.start(pair.stages, limit))
     machine.run([work])
@@ -177,19 +203,18 @@ def _uncounted(machine: Machine, pair: Pair, name: str, wanted: int) -> str:
     return "" if found == wanted else f"{name}: the counter has {found} of {wanted} blocks"
 
 
-def _compared(machine: Machine, pair: Pair, name: str, want: _Kept) -> str:
+def _compared(machine: Machine, pair: Pair, name: str, want: Wanted) -> str:
     for role, side, wanted in (("latency-critical", pair.lc, want.lc), ("best-effort", pair.be, want.be)):
         if role == "best-effort" and not pair.exact:
             continue
-        for number, (found, exact) in enumerate(zip(_contents(machine, side), wanted, strict=True)):
-            if found != exact:
-                at = next(i for i, (a, b) in enumerate(zip(found, exact, strict=True)) if a != b)
-                return f"{name}: {role} memory {number} differs from byte {at} of {len(exact)} on"
+        for number, (m, kept) in enumerate(zip(side.memory, wanted, strict=True)):
+            if (at := machine.differs(m, kept)) >= 0:
+                return f"{name}: {role} memory {number} differs from byte {at} of {m.size} on"
     return ""
 
 
-def _contents(machine: Machine, side: Side) -> list[bytes]:
-    return [machine.read(m.address, len(m.before)) for m in side.memory]
+def _contents(machine: Machine, side: Side) -> tuple[object, ...]:
+    return tuple(machine.keep(m) for m in side.memory)
 
 
 def _counter(machine: Machine, pair: Pair) -> WorkCounter:
@@ -198,44 +223,77 @@ def _counter(machine: Machine, pair: Pair) -> WorkCounter:
 
 def _restore(machine: Machine, pair: Pair, counter: WorkCounter | None = None) -> None:
     for m in (*pair.lc.memory, *pair.be.memory):
-        machine.write(m.address, m.before)
+        machine.restore(m, m.before)
     machine.write(pair.counter, (counter or WorkCounter()).pack())
 
 
-def launches_for(lc_us: float, be_us: float, fractions: Sequence[float], most: int = 256) -> Iterator[int]:
-    """Numbers of LC launches beside which one run of the job is such a fraction of LC's time; each number once."""
-    found = {max(1, min(most, round(be_us / (lc_us * f)))) for f in fractions}
-    yield from sorted(found)
+def _many(work: Sequence[Callable[[int], None]], n: int = 1) -> Callable[[int], None]:
+    def put(stream: int) -> None:
+        for _ in range(n):
+            for one in work:
+                one(stream)
+
+    return put
 
 
-def measure(machine: Machine, pair: Pair, launches: int, rounds: int) -> PairTimes:
-    """Times of so many LC launches and one run of the job, in every form, in interleaved rounds."""
+def _begun(machine: Machine, pair: Pair, work: Callable[[int], None]) -> Callable[[int], None]:
+    """The work behind a copy of the counter as it is at the begin of the job."""
+
+    def put(stream: int) -> None:
+        machine.copy(pair.counter, pair.fresh, BYTES, stream)
+        work(stream)
+
+    return put
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How much of the job fused launches run."""
+
+    inside_us: float
+    """Of one launch, in the mean."""
+    blocks: float
+    """That run in one launch, in the mean."""
+
+
+def rate(machine: Machine, pair: Pair, launches: int, rounds: int) -> Rate:
+    """Fused launches in one graph, with the whole job to draw from."""
     machine.write(pair.fresh, WorkCounter.start(pair.stages, pair.total).pack())
+    (found,) = machine.samples_us([_begun(machine, pair, _many([pair.fused], launches))], rounds)
+    return Rate(statistics.median(found) / launches, _counter(machine, pair).finished / launches)
 
-    def many(work: Sequence[Prepared], n: int = 1) -> Callable[[int], None]:
-        def put(stream: int) -> None:
-            for _ in range(n):
-                for one in work:
-                    one(stream)
 
-        return put
+def launches_for(total: int, blocks: float, most: int = 256) -> int:
+    """LC launches that run the whole job, at so many blocks in one; at most `most`."""
+    return most if blocks * most <= total else max(1, math.ceil(total / blocks))
 
-    def begun(work: Callable[[int], None]) -> Callable[[int], None]:
-        def put(stream: int) -> None:
-            machine.copy(pair.counter, pair.fresh, BYTES, stream)
-            work(stream)
 
-        return put
+def measure(
+    machine: Machine,
+    pair: Pair,
+    launches: int,
+    rounds: int,
+    peers: Mapping[str, Callable[[int], None]] | None = None,
+) -> PairTimes:
+    """Times of so many LC launches and one run of the job, in every form, in interleaved rounds.
 
-    lc, be, inside = many(pair.lc.alone, launches), many(pair.be.alone), many([pair.fused], launches)
-    serial = many([lc, be])
+    `peers`: further forms that do both.
+    """
+    machine.write(pair.fresh, WorkCounter.start(pair.stages, pair.total).pack())
+    machine.write(pair.counter, WorkCounter.start(pair.stages, 0).pack())
+    lc, be, inside = _many(pair.lc.alone, launches), _many(pair.be.alone), _many([pair.fused], launches)
     streams: Callable[[int], None] = lambda stream: machine.beside([lc], [be], stream)  # noqa: E731
-    fused = many([inside, pair.drain])
-    works = [lc, be, serial, streams, begun(inside), begun(fused)]
+    others = {"serial": _many([lc, be]), "streams": streams, **(peers or {})}
+    fused = _many([inside, pair.drain])
+    (idle,) = machine.samples_us([inside], rounds)  # with a counter that lets nothing be drawn
+    works = [_begun(machine, pair, inside), _begun(machine, pair, fused), lc, be, *others.values()]
     found = [statistics.median(x) for x in machine.samples_us(works, rounds)]
-    drained = _counter(machine, pair).finished == pair.total  # the fused form comes last in every round
+    machine.write(pair.counter, WorkCounter.start(pair.stages, pair.total).pack())
+    machine.run([fused])
+    drained = _counter(machine, pair).finished == pair.total
     machine.write(pair.counter, WorkCounter.start(pair.stages, pair.total).pack())
     machine.run([inside])
     ran = _counter(machine, pair).finished
-    lc_us, be_us, serial_us, streams_us, inside_us, fused_us = found
-    return PairTimes(launches, lc_us, be_us, serial_us, streams_us, fused_us, inside_us, ran, drained)
+    inside_us, fused_us, lc_us, be_us, *times = found
+    by_name = dict(zip(others, times, strict=True))
+    return PairTimes(launches, lc_us, be_us, by_name, fused_us, inside_us, statistics.median(idle), ran, drained)

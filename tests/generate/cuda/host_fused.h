@@ -84,11 +84,12 @@ inline bool w_exchange(u64* p, u64 from, u64 to) {
 }
 inline void w_settled() {}
 inline unsigned w_seen(const unsigned* p) { w_maybe(); return *p; }
-inline void w_warp_ended(unsigned* p) {
+inline unsigned w_warp_ended(unsigned* p) {
   w_meet(w_self->warp->bar);
-  if (w_self->lane == 0) ++*p;
   ++w_progress;
+  return w_self->lane == 0 ? ++*p : 0u;
 }
+inline void w_tell(unsigned* p) { w_maybe(); ++*p; ++w_progress; }
 static u64 w_clock_ns = 0;
 inline u64 w_now() { return w_clock_ns += 100; }
 inline void w_pause(unsigned ns) {

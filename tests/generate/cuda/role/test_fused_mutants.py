@@ -23,6 +23,8 @@ from weft.generate.cuda.role.role import Parameter, RoleSource
 from weft.kernels.colocation import FusedSource, WorkCounter
 
 FACTS = GpuFacts()
+SMALL = replace(FACTS, sms=6)
+"""A GPU with more multiprocessors than the latency-critical kernel has CTAs."""
 SECONDS = 60
 
 
@@ -51,6 +53,10 @@ def source(kind: str, entry: str) -> FusedSource:
         lc = tma_role(bm=128, bn=256, box=(1, 1, 128), consumers=2, stages=2)
         found = fused.shapes(lc, FOLDED, FACTS)
         made = fused.fuse(lc, FOLDED, next(s for s in found if (s.place, s.replicas) == ("idle", 1)), entry=entry)
+    elif kind == "filling":
+        lc = tma_role(persistent_ctas=2)
+        shape = next(s for s in fused.shapes(lc, BESIDE, SMALL) if s.fill_grid and s.replicas == 2)
+        made = fused.fuse(lc, BESIDE, shape, entry=entry, facts=SMALL)
     else:
         be = {"beside": BESIDE, "parted": PARTED}[kind]
         shape = next(s for s in fused.shapes(tma_role(), be, FACTS) if s.replicas == 1)
@@ -63,7 +69,8 @@ def found(kind: str, made: FusedSource, kernels: FusedKernels) -> str:
     """What is wrong with a kernel; "" for a right one."""
     if kind == "ordered":
         return _ordered(made, kernels)
-    be = {"beside": BESIDE, "parted": PARTED, "idle": FOLDED}[kind]
+    be = {"beside": BESIDE, "parted": PARTED, "idle": FOLDED, "filling": BESIDE}[kind]
+    gang, grid = (made.grid[0], 0) if kind == "filling" else (2, 4)
     registers = 168 if kind == "idle" else 0
     memory = [fusing.of(x) for x in be]
     total = sum(made.stages)
@@ -74,7 +81,7 @@ def found(kind: str, made: FusedSource, kernels: FusedKernels) -> str:
         lc = lc_memory(TMA_PROBLEM)
         given = {0: lc, **dict(enumerate(memory, 1))}
         error = kernels.run(
-            made, given, counter, gang=2, grid=4, seed=3 * seed + 1, registers=registers, rounds=100_000
+            made, given, counter, gang=gang, grid=grid, seed=3 * seed + 1, registers=registers, rounds=100_000
         )
         now = counter.now
         if error:
@@ -94,7 +101,7 @@ def found(kind: str, made: FusedSource, kernels: FusedKernels) -> str:
     # with work without end a launch ends with its latency-critical role
     counter = Counter(WorkCounter.start(made.stages, 1 << 30))
     given = {0: lc_memory(TMA_PROBLEM), **{k: fusing.of(x) for k, x in enumerate(be, 1)}}
-    return kernels.run(made, given, counter, gang=2, grid=4, seed=5, registers=registers, rounds=6000)
+    return kernels.run(made, given, counter, gang=gang, grid=grid, seed=5, registers=registers, rounds=6000)
 
 
 def _ordered(made: FusedSource, kernels: FusedKernels) -> str:
@@ -138,9 +145,9 @@ def first(pattern: str, new: str, count: int = 1) -> Callable[[str], str]:
 
 
 MUTANTS: dict[str, tuple[str, Callable[[str], str]]] = {
-    "the draw is met by too few threads": ("beside", swap("w_barrier<2, 64>();\nconst", "w_barrier<2, 32>();\nconst")),
-    "the draw is met by too many threads": ("beside", swap("w_barrier<2, 64>();\nconst", "w_barrier<2, 96>();\nconst")),
-    "nobody waits for the draw": ("beside", swap("w_barrier<2, 64>();\nconst", "const")),
+    "the draw is met by too few threads": ("beside", swap("w_barrier<2, 64>(); }", "w_barrier<2, 32>(); }")),
+    "the draw is met by too many threads": ("beside", swap("w_barrier<2, 64>(); }", "w_barrier<2, 96>(); }")),
+    "nobody waits for the draw": ("beside", swap("w_barrier<2, 64>(); }", "}")),
     "nobody waits for the end of a block": ("beside", swap("w_barrier<2, 64>();\nif (thread", "if (thread")),
     "LC's barrier counts all threads": ("beside", swap("w_in_cta<0u, 160u, 1,", "w_in_cta<0u, 224u, 1,")),
     "LC's barrier has BE's number": ("beside", swap("w_in_cta<0u, 160u, 1,", "w_in_cta<0u, 160u, 2,")),
@@ -148,14 +155,14 @@ MUTANTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "threads are counted from the CTA's first": ("beside", first(r"frame<160u, 3>\(block\)", "frame<0u, 3>(block)", 0)),
     "a wrong modulus": ("beside", swap("block : block % X", "block : block % (X + 1)")),
     "a wrong row": ("beside", swap("block / X :", "block / Y :")),
-    "one block too many": ("ordered", swap("if ((int)(end - ticket) > 0) {", "if ((int)(end - ticket) >= 0) {")),
+    "one block too many": ("ordered", swap("h.drew = (int)(end - ticket) > 0;", "h.drew = (int)(end - ticket) >= 0;")),
     "one block too few": (
         "ordered",
         swap("return {h.stage, ticket - h.begin};", "return {h.stage, ticket - h.begin + 1u};"),
     ),
     "a stage of one block less": ("ordered", swap("stage == 0u ? 7u", "stage == 0u ? 6u")),
-    "a draw by every thread": ("beside", swap("if (thread == 0) *drawn", "*drawn")),
-    "a count by every thread": ("beside", swap("if (thread == 0) w_finish", "w_finish")),
+    "a draw by every thread": ("beside", swap("if (thread == 0) drawn", "drawn")),
+    "a count by every thread": ("beside", swap("if (thread == 0) w_finish", "w_count_ended<w_stages>(w_job, hand); w_finish")),
     "nothing is counted": ("beside", swap("if (thread == 0) w_finish<w_stages>(w_job, hand);", "")),
     "shared memory over LC's": ("beside", first(r"w_memory \+ \d+, be1", "w_memory + 1024, be1")),
     "shared memory over the draw": ("parted", first(r"w_memory \+ (\d+), be0", r"w_memory + \1 + 32, be0")),
@@ -169,14 +176,29 @@ MUTANTS: dict[str, tuple[str, Callable[[str], str]]] = {
     ),
     "the limit is passed": ("ordered", swap("(int)(limit - open) < 0 ? limit : open", "open")),
     "a stage is not waited for": ("ordered", swap("(int)(limit - open) < 0 ? limit : open", "limit")),
-    "a stage opens too early": ("ordered", swap("1u) + 1u != h.open", "1u) + 2u != h.open")),
+    "a stage opens too early": ("ordered", swap("n) + n != h.open", "n) + n + 1u != h.open")),
     "a stage never opens": ("ordered", swap("w_publish(&work->open, h.open + JOB::blocks(next));", "")),
     "the same stage opens again": ("ordered", swap("w_poke(&work->stage, next);", "")),
     "grants are not told apart": ("ordered", swap("!h.knows || end != h.end", "!h.knows")),
-    "LC's end is not seen": ("beside", swap("if (WARPS != 0 && w_seen(ended) == WARPS) return none;", "")),
+    "LC's end is not seen": ("beside", swap("w_seen(ended) >= WARPS", "w_seen(ended) > 1000u")),
     "LC's end is not told": ("beside", swap("w_warp_ended(ended);", "")),
-    "LC's warps are miscounted": ("beside", swap("w_draw<w_stages, 5u, false>", "w_draw<w_stages, 6u, false>")),
+    "LC's warps are miscounted": ("beside", swap("<w_stages, 1u, ", "<w_stages, 6u, ")),
     "the count of ended warps is not cleared": ("beside", swap("if (threadIdx.x == 0) *ended = 0u;", "")),
+    "one block too many, drawn ahead": (
+        "beside",
+        swap("asked && (int)(end - ticket) > 0", "asked && (int)(end - ticket) >= 0"),
+    ),
+    "a block drawn ahead takes the place of the one that runs": ("beside", swap("turn ^= 1u;\n", "")),
+    "nobody draws once more": ("beside", swap("again == W_AGAIN", "again == W_NONE")),
+    "a draw into the place that others read": ("beside", swap("{ turn ^= 1u; if", "{ if")),
+    "blocks that are not counted at the end": (
+        "beside",
+        swap("  w_count_ended<JOB>(work, h);\n  return none;", "  return none;"),
+    ),
+    "CTAs are not told of LC's end": ("filling", swap("w_tell(&w_job->lc_ended);", "{}")),
+    "the end of the next launch's LC is waited for": ("filling", swap("/ ROLES + 1ull)", "/ ROLES + 2ull)")),
+    "CTAs behind LC's wait for it": ("filling", first(r"blockIdx.x < \d+u \? 0u : 1u", "0u")),
+    "LC counts the CTAs behind it": ("filling", first(r"blocks_x\(\) \{ return \d+u", "blocks_x() { return 6u")),
     "threads that leave are not there any more": ("parted", first(r" w_be0::frame<160u, 3>::leave\(\);", "")),
     "threads beyond the block run": ("parted", swap("if (thread < 50u)", "")),
     "a question is asked once": (
@@ -191,7 +213,7 @@ MUTANTS: dict[str, tuple[str, Callable[[str], str]]] = {
         swap("while (base::any(false) || base::any(false)) {", "while (base::any(false)) {"),
     ),
 }
-SOUND = ("beside", "parted", "idle", "ordered")
+SOUND = ("beside", "parted", "idle", "ordered", "filling")
 
 
 @cache

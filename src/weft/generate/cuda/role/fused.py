@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -40,6 +40,8 @@ _LEAST_MOVED, _MOST_MOVED = 24, 256
 _MOST_BLOCKS = 1 << 31
 CONTROL_BYTES = 16
 """At the end of the CTA's shared memory: warps of LC that have ended; then what each BE role has drawn."""
+DRAWN_BYTES = 16
+"""Two blocks: the one that runs, and the one after it."""
 _STATIC = re.compile(r"\b(W_SHARED|__shared__)\b")
 _WGMMA = re.compile(r"\bwgmma\.mma_async\.[\w.]*\.m64n(\d+)k")
 _PAST_CACHES = re.compile(r"ld\.global(\.\w+)*\.nc\b|\btex[123]D|\btex\.")
@@ -139,7 +141,7 @@ def wgmma_registers(lc: RoleSource) -> int:
 
 def control_bytes(replicas: int) -> int:
     """Shared memory of a CTA for the draws of so many BE roles."""
-    return CONTROL_BYTES + 8 * replicas + -(8 * replicas) % 16
+    return CONTROL_BYTES + DRAWN_BYTES * replicas
 
 
 def shared_of(stages: Sequence[Stage]) -> tuple[int, int]:
@@ -172,6 +174,26 @@ def _asked(lc: DeviceRole, shape: FusionShape) -> int:
     own = WARPGROUP * r.producer + (lc.threads - WARPGROUP) * r.consumer
     extra = shape.threads * shape.replicas if shape.place == "extra" else 0
     return own + extra * r.best_effort
+
+
+def ended_warps(lc: DeviceRole) -> int:
+    """Warps of LC that have ended once the first has nothing more to do: a producer, when its last loads are under way.
+
+    The idle ones end at once. BE blocks that are drawn before are run while LC's other warps end.
+    """
+    return lc.idle_threads // WARP + 1
+
+
+def _end(lc: DeviceRole, shape: FusionShape, facts: GpuFacts) -> str:
+    """The type by which BE roles know that LC has ended; empty: in their own CTA."""
+    if not shape.fill_grid:
+        return ""
+    return f"w_whole_grid<{lc.grid[0]}u, {grid_of(lc, shape, facts)[0] * shape.replicas}u>"
+
+
+def grid_of(lc: DeviceRole, shape: FusionShape, facts: GpuFacts) -> tuple[int, int, int]:
+    """CTAs of the fused kernel."""
+    return (max(lc.grid[0], facts.sms), 1, 1) if shape.fill_grid else lc.grid
 
 
 def threads_of(lc: DeviceRole, shape: FusionShape) -> int:
@@ -207,6 +229,10 @@ def declined(
         return Declined(f"best-effort barriers from {shape.barrier} on: those below {first_barrier(lc)} are taken")
     if last > BARRIERS:
         return Declined(f"{last} named barriers in a CTA; there are {BARRIERS}")
+    if shape.fill_grid and (lc.grid[0] > facts.sms or lc.grid[1:] != (1, 1)):
+        return Declined(
+            f"a latency-critical grid of {lc.grid}: to fill one of {facts.sms} CTAs it is one wave of one row"
+        )
     size, alignment = shared_of(stages)
     if shape.shared_offset < lc.shared_bytes or shape.shared_offset % alignment:
         return Declined(
@@ -282,8 +308,11 @@ def shapes(lc: RoleSource, be: Sequence[RoleSource], facts: GpuFacts) -> list[Fu
         for place, threads in sizes:
             shape = FusionShape(place, threads, first_barrier(role), _shared_offset(role, stages), replicas)
             every = _with_registers(role, shape, facts)
+            every += [replace(one, fill_grid=True) for one in every]
             found += [one for one in every if declined(role, stages, one, facts, wanted) is None]
-    return sorted(found, key=lambda s: (-(s.registers.consumer if s.registers else 0), -s.threads, s.replicas))
+    return sorted(
+        found, key=lambda s: (-(s.registers.consumer if s.registers else 0), -s.threads, s.replicas, s.fill_grid)
+    )
 
 
 def _halves(most: int, least: int, group: int) -> list[int]:
@@ -358,9 +387,10 @@ def fuse(
             threads=shape.threads,
             barrier=shape.barrier + r * barriers_of(stages),
             shared_offset=shape.shared_offset + r * size,
-            drawn=end + CONTROL_BYTES + 8 * r,
+            drawn=end + CONTROL_BYTES + DRAWN_BYTES * r,
             ended=end,
-            warps=role.threads // WARP,
+            warps=ended_warps(role),
+            end=_end(role, shape, facts),
         )
         for r in range(shape.replicas)
     ]
@@ -376,7 +406,7 @@ def fuse(
     return FusedSource(
         text="".join([*headers, fused_header(), *texts]),
         entry=entry,
-        grid=role.grid,
+        grid=grid_of(role, shape, facts),
         threads=threads,
         shared_bytes=end + control_bytes(shape.replicas),
         dependent=role.pdl,
@@ -458,11 +488,12 @@ def _lc_text(role: DeviceRole, shape: FusionShape, at_launch: int) -> str:
             f"template <int> W_FN void w_{name}_registers() {{ {move_registers(to, at_launch)} }}\n"
             for name, to in (("fewer", shape.registers.producer), ("more", shape.registers.consumer))
         )
+    columns = f" static W_FN unsigned blocks_x() {{ return {role.grid[0]}u; }} " if shape.fill_grid else ""
     frame, declared = frame_of(role, "w_solo", "lc")
     parameters = "".join(f", {p.declared(kernel=False)}" for p in role.parameters)
     return (
         "namespace w_lc {\n"
-        f"struct w_solo : w_in_cta<0u, {role.threads}u, 1, {role.named_barriers}, {idle}u> {{}};\n"
+        f"struct w_solo : w_in_cta<0u, {role.threads}u, 1, {role.named_barriers}, {idle}u> {{{columns}}};\n"
         f"W_BESIDE_IN(w_solo)\n{moved}"
         f"{role.globals}{declared}typedef {frame} frame;\n"
         f"W_FN void run(const frame role{parameters}) {{\n{shared(role)}{role.body}\n}}\n}}\n"
@@ -527,28 +558,51 @@ class Loop:
     ended: int
     """Offset of the number of LC's warps that have ended."""
     warps: int
-    """Of LC; 0: there is no LC role."""
+    """Of LC that have ended when drawing does; 0: there is no LC role."""
+    end: str = ""
+    """The type that says whether LC has ended; empty: when it has in this CTA."""
 
 
 def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "", hand: str = "w_hand") -> str:
-    """The function of a BE role: blocks one after another. `draw`, `hand`: another way to draw, and what it knows."""
+    """The function of a BE role: blocks one after another, each drawn while the one before it runs.
+
+    `draw`, `hand`: another way to draw, of one that waits for the end of the block before, and what it knows.
+    """
     named = named_parameters(stages)
     parameters = "".join(
         f", {Parameter(f'{x}_{p.name}', p.argument, p.type).declared(kernel=False)}" for x, _, p in named
     )
-    draw = draw or f"w_draw<w_stages, {at.warps}u, false>(w_job, hand, (const unsigned*)(w_memory + {at.ended}))"
+    ahead = not draw
+    end = at.end or "w_own_cta"
+    ended = f"(const unsigned*)(w_memory + {at.ended})"
+    draw = draw or f"w_draw<w_stages, {at.warps}u, false, {end}>(w_job, hand, {ended})"
+    barrier = f"w_barrier<{at.barrier}, {at.threads}>();"
     lines = [
         f"W_FN void w_best_effort_{number}(w_work* const w_job{parameters}) {{",
         "W_DYNAMIC(w_memory);",
         f"w_drawn* const drawn = (w_drawn*)(w_memory + {at.drawn});",
         f"const unsigned thread = threadIdx.x - {at.first}u;",
         f"{hand} hand;",
+        *([f"if (thread == 0) {at.end}::begin(w_job, hand);"] if at.end else []),
+        *(["unsigned turn = 0, again = W_AGAIN;"] if ahead else []),
         "#pragma unroll 1\nfor (;;) {",
-        f"if (thread == 0) *drawn = {draw};",
-        f"w_barrier<{at.barrier}, {at.threads}>();",
-        "const unsigned stage = drawn->stage, block = drawn->block;",
-        "if (stage == W_NONE) break;",
     ]
+    if ahead:
+        lines += [
+            # in the other place: threads of this role may still look at this one
+            f"if (again == W_AGAIN) {{ turn ^= 1u; if (thread == 0) drawn[turn] = {draw}; {barrier} }}",
+            "const unsigned stage = drawn[turn].stage, block = drawn[turn].block;",
+            "if (stage == W_NONE) break;",
+            f"const w_ahead<w_stages, {at.warps}u, {end}> ahead(w_job, hand, {ended}, thread == 0);",
+            "turn ^= 1u;",
+        ]
+    else:
+        lines += [
+            f"if (thread == 0) *drawn = {draw};",
+            barrier,
+            "const unsigned stage = drawn->stage, block = drawn->block;",
+            "if (stage == W_NONE) break;",
+        ]
     for k, s in enumerate(stages):
         given = "".join(f", be{k}_{p.name}" for p in s.role.parameters)
         kind = "folded" if s.threads > at.threads else "frame"
@@ -565,10 +619,13 @@ def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "",
         if s.threads < at.threads:
             call = f"if (thread < {s.threads}u) {{ {call} }}"
         lines.append(f"if (stage == {k}u) {{ {call} }}" if len(stages) > 1 else call)
+    if ahead:
+        lines.append("if (thread == 0) drawn[turn] = ahead.found(w_job, hand);")
     lines += [
         # all that the block wrote is there, and its shared memory free
-        f"w_barrier<{at.barrier}, {at.threads}>();",
+        barrier,
         "if (thread == 0) w_finish<w_stages>(w_job, hand);",
+        *(["again = drawn[turn].stage;"] if ahead else []),
         "}",
         "}",
     ]
@@ -590,6 +647,15 @@ def _kernel_text(
     given = "".join(f", {x}_{p.name}" for x, _, p in named_parameters(stages))
     most = f", {shape.min_ctas_per_sm}" if shape.min_ctas_per_sm else ""
     latency = f"w_lc::run(w_lc::frame(){own}); w_warp_ended(ended);"
+    begin = "if (threadIdx.x == 0) *ended = 0u;"
+    if shape.fill_grid:
+        latency = (
+            f"w_lc::run(w_lc::frame(){own}); if (w_warp_ended(ended) == {ended_warps(role)}u) w_tell(&w_job->lc_ended);"
+        )
+        begin = f"if (threadIdx.x == 0) *ended = blockIdx.x < {role.grid[0]}u ? 0u : {ended_warps(role)}u;"
+        extra = shape.place == "extra" and shape.registers is not None
+        absent = "w_release();" + (move_registers(_LEAST_MOVED, at_launch) if extra else "")
+        latency = f"if (blockIdx.x < {role.grid[0]}u) {{ {latency} }} else {{ {absent} }}"
     calls = [
         f"if (threadIdx.x >= {x.first}u && threadIdx.x < {x.first + x.threads}u) w_best_effort_{k}(w_job{given});"
         for k, x in enumerate(roles)
@@ -605,7 +671,7 @@ def _kernel_text(
         f'extern "C" __global__ void {bounds} {entry}({kernel_parameters(named)}) {{',
         "W_DYNAMIC(w_whole);",
         f"unsigned* const ended = (unsigned*)(w_whole + {ended});",
-        "if (threadIdx.x == 0) *ended = 0u;",
+        begin,
         "w_all_threads();",
         *body,
         "}",

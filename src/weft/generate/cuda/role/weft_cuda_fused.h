@@ -72,10 +72,11 @@ W_FN bool w_exchange(unsigned long long* p, unsigned long long from, unsigned lo
 W_FN void w_settled() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 // A word of shared memory that other warps of the CTA change.
 W_FN unsigned w_seen(const unsigned* p) { return *(const volatile unsigned*)p; }
-W_FN void w_warp_ended(unsigned* p) {
+W_FN unsigned w_warp_ended(unsigned* p) {  // in its first lane: how many there are now
   __syncwarp();
-  if ((threadIdx.x & 31u) == 0) atomicAdd(p, 1u);
+  return (threadIdx.x & 31u) == 0 ? atomicAdd(p, 1u) + 1u : 0u;
 }
+W_FN void w_tell(unsigned* p) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory"); }
 W_FN void w_pause(unsigned ns) { __nanosleep(ns); }
 W_FN unsigned w_sm() {
   unsigned x;
@@ -197,38 +198,75 @@ W_FN int w_count(const w_solo&, bool x) { return w_barrier_count_all(x); }
 // that none is lost when the limit is raised, and none runs twice.
 struct w_work {
   unsigned long long granted;
-  unsigned limit, open, stage, finished, stop, duty, sms, ctas, unused[2];
+  unsigned limit, open, stage, finished, stop, duty, sms, ctas;
+  unsigned long long begun;  // of kernels that fill their grid: BE roles so far, and CTAs whose LC role has ended
+  unsigned lc_ended, unused[3];
 };
 struct w_drawn { unsigned stage, block; };
-enum : unsigned { W_NONE = 0xffffffffu };
-// What the thread that draws knows: `open` and `stage` of the blocks below `end`.
+enum : unsigned { W_NONE = 0xffffffffu, W_AGAIN = 0xfffffffeu };  // no block; none yet: to be drawn once more
+// What the thread that draws knows: `open` and `stage` of the blocks below `end`. It counts blocks that have ended
+// together: each count waits until all that was written is visible.
 struct w_hand {
-  unsigned end = 0, open = 0, stage = 0, begin = 0;
-  bool knows = false, drew = false;
+  unsigned end = 0, open = 0, stage = 0, begin = 0, uncounted = 0, lc_ends = 0;
+  bool knows = false, drew = false, stopped = false;
 };
-// The next block of a job, or W_NONE where the limit is reached, the CTA's latency-critical role has ended (`ended`
-// counts its warps up to WARPS; 0: there is none) or the job is told to stop. STAYS: waits for a higher limit.
-// A block that is drawn is run to its end, whatever is told in between.
-template <class JOB, unsigned WARPS, bool STAYS> W_FN w_drawn w_draw(w_work* work, w_hand& h, const unsigned* ended) {
+// Whether BE's drawing ends when LC has ended in its own CTA, or in all LCS CTAs of a grid of ROLES BE roles.
+struct w_own_cta {
+  static W_FN void begin(w_work*, w_hand&) {}
+  static W_FN bool over(w_work*, const w_hand&) { return true; }
+};
+template <unsigned LCS, unsigned ROLES> struct w_whole_grid {
+  static W_FN void begin(w_work* work, w_hand& h) {  // launches follow each other: roles are numbered through them
+    h.lc_ends = (unsigned)(w_take(&work->begun, 1ull) / ROLES + 1ull) * LCS;
+  }
+  static W_FN bool over(w_work* work, const w_hand& h) { return (int)(w_peek(&work->lc_ended) - h.lc_ends) >= 0; }
+};
+enum : unsigned { W_COUNTED_TOGETHER = 8 };
+// Counts the blocks that have ended since the last time; the last of a stage opens the next.
+template <class JOB> W_FN void w_count_ended(w_work* work, w_hand& h) {
+  const unsigned n = h.uncounted;
+  if (n == 0) return;
+  h.uncounted = 0;
+  if (w_report(&work->finished, n) + n != h.open) return;
+  w_settled();
+  unsigned next = h.stage;
+  do next = next + 1u == JOB::stages ? 0u : next + 1u; while (JOB::blocks(next) == 0);
+  w_poke(&work->stage, next);
+  w_publish(&work->open, h.open + JOB::blocks(next));
+}
+// A block that all threads of its role have ended, by one of them.
+template <class JOB> W_FN void w_finish(w_work* work, w_hand& h) {
+  if (++h.uncounted == W_COUNTED_TOGETHER) w_count_ended<JOB>(work, h);
+}
+// Takes over a block that was drawn: what its stage is, and which of its blocks it is.
+template <class JOB> W_FN w_drawn w_taken(w_work* work, w_hand& h, unsigned end, unsigned ticket) {
+  if (!h.knows || end != h.end) {
+    w_count_ended<JOB>(work, h);
+    w_settled();  // what earlier stages wrote is visible behind it, to all threads that meet this one
+    h.knows = true, h.end = end;
+    h.open = w_peek(&work->open), h.stage = w_peek(&work->stage), h.begin = h.open - JOB::blocks(h.stage);
+  }
+  return {h.stage, ticket - h.begin};
+}
+// The next block of a job, or W_NONE where the limit is reached, the latency-critical role ends (`ended` counts its warps
+// in this CTA, and comes to WARPS with the first that has no more to do; 0: there is none; END says whether that is
+// enough) or the job is told to stop. STAYS: waits for a higher limit.
+// A block that is drawn is run to its end, whatever is told in between. Whoever finds none has counted all that it ran.
+template <class JOB, unsigned WARPS, bool STAYS, class END = w_own_cta>
+W_FN w_drawn w_draw(w_work* work, w_hand& h, const unsigned* ended) {
   const w_drawn none = {W_NONE, 0u};
   if (JOB::total() == 0) return none;
   for (;;) {
-    if (WARPS != 0 && w_seen(ended) == WARPS) return none;
-    if (w_peek(&work->stop) != 0) return none;
-    unsigned long long word = h.drew ? w_take(&work->granted, 1ull << 32) : w_peek(&work->granted);
-    if (!h.drew && (int)((unsigned)word - (unsigned)(word >> 32)) > 0) word = w_take(&work->granted, 1ull << 32);
+    if (WARPS != 0 && w_seen(ended) >= WARPS && END::over(work, h)) break;
+    const unsigned stop = w_peek(&work->stop);
+    unsigned long long word = w_peek(&work->granted);
+    if (stop != 0) break;
+    if ((int)((unsigned)word - (unsigned)(word >> 32)) > 0) word = w_take(&work->granted, 1ull << 32);
     const unsigned end = (unsigned)word, ticket = (unsigned)(word >> 32);
-    if ((int)(end - ticket) > 0) {
-      h.drew = true;
-      if (!h.knows || end != h.end) {
-        w_settled();  // what earlier stages wrote is visible behind it, to all threads that meet this one
-        h.knows = true, h.end = end;
-        h.open = w_peek(&work->open), h.stage = w_peek(&work->stage), h.begin = h.open - JOB::blocks(h.stage);
-      }
-      return {h.stage, ticket - h.begin};
-    }
+    h.drew = (int)(end - ticket) > 0;
+    if (h.drew) return w_taken<JOB>(work, h, end, ticket);
     // in vain: more is granted up to the limit or the end of the open stage
-    h.drew = false;
+    w_count_ended<JOB>(work, h);
     const unsigned limit = w_peek(&work->limit), open = w_peek(&work->open);
     const unsigned goal = (int)(limit - open) < 0 ? limit : open;
     if ((int)(goal - end) > 0) {
@@ -240,19 +278,32 @@ template <class JOB, unsigned WARPS, bool STAYS> W_FN w_drawn w_draw(w_work* wor
     } else if (STAYS || (int)(limit - end) > 0) {
       w_pause(256);  // blocks of the open stage still run in other CTAs, which wait for nobody
     } else {
-      return none;
+      break;
     }
   }
+  w_count_ended<JOB>(work, h);
+  return none;
 }
-// Counts a block that all threads of its role have ended, by one of them; the last of a stage opens the next.
-template <class JOB> W_FN void w_finish(w_work* work, const w_hand& h) {
-  if (w_report(&work->finished, 1u) + 1u != h.open) return;
-  w_settled();
-  unsigned next = h.stage;
-  do next = next + 1u == JOB::stages ? 0u : next + 1u; while (JOB::blocks(next) == 0);
-  w_poke(&work->stage, next);
-  w_publish(&work->open, h.open + JOB::blocks(next));
-}
+// Draws the block after this one while this one runs: the addition and `stop` are asked for before its body, and looked
+// at behind it. Where there is none, W_AGAIN: `w_draw` says why, when all threads have ended the block.
+template <class JOB, unsigned WARPS, class END> struct w_ahead {
+  unsigned long long word = 0;
+  unsigned stop = 0;
+  bool asked = false;
+  W_FN w_ahead(w_work* work, w_hand& h, const unsigned* ended, bool draws) {
+    if (!draws || !h.drew || h.stopped || w_seen(ended) >= WARPS) return;
+    asked = true;
+    word = w_take(&work->granted, 1ull << 32);
+    stop = w_peek(&work->stop);
+  }
+  W_FN w_drawn found(w_work* work, w_hand& h) const {
+    const unsigned end = (unsigned)word, ticket = (unsigned)(word >> 32);
+    h.drew = h.drew && asked && (int)(end - ticket) > 0;
+    h.stopped = h.stopped || stop != 0;
+    if (!h.drew) return {W_AGAIN, 0u};
+    return w_taken<JOB>(work, h, end, ticket);
+  }
+};
 // ---- a best-effort role as a kernel of its own
 // What the thread that draws knows of its own time.
 struct w_paced_hand : w_hand {
@@ -269,12 +320,13 @@ W_FN bool w_used_up(w_work* work) {
 template <class JOB, bool STAYS> W_FN w_drawn w_draw_paced(w_work* work, w_paced_hand& h) {
   const unsigned long long ended = w_now(), spent = h.worked ? ended - h.began : 0;
   for (;;) {
-    if (w_peek(&work->stop) != 0) return {W_NONE, 0u};
-    const unsigned duty = w_peek(&work->duty), sms = w_peek(&work->sms), ctas = w_peek(&work->ctas);
+    const unsigned stop = w_peek(&work->stop), duty = w_peek(&work->duty), sms = w_peek(&work->sms);
+    const unsigned ctas = w_peek(&work->ctas);
     const bool may = (sms == 0 || w_sm() < sms) && (ctas == 0 || blockIdx.x < ctas);
     const bool rested = duty >= 256u || (duty != 0 && (w_now() - ended) * duty >= spent * (256u - duty));
-    if (may && rested) break;
-    if (!STAYS && w_used_up(work)) return {W_NONE, 0u};
+    if (may && rested && stop == 0) break;
+    w_count_ended<JOB>(work, h);
+    if (stop != 0 || (!STAYS && w_used_up(work))) return {W_NONE, 0u};
     w_pause(512);
   }
   const w_drawn d = w_draw<JOB, 0u, STAYS>(work, h, nullptr);
