@@ -1,11 +1,12 @@
-// Coulomb potential of point charges on a plane: V(x) = sum_a q_a / |x - x_a|, every charge at every point.
-// A thread computes `POINTS` points of a row, a warp apart, so that what a row has in common is computed once.
+// Coulomb potential of point charges on a plane: V(x) = sum_a q_a / |x - x_a|, every charge at every point. The charges
+// stand in constant memory, few enough for its first cache. A thread computes `POINTS` points of a row, a warp apart, so
+// that what a row has in common is computed once.
 #ifndef ATOMS
-#define ATOMS 2048
+#define ATOMS 64
 #endif
 #define WIDTH 32
 #define HEIGHT 4
-#define POINTS 4
+#define POINTS 8
 
 __constant__ float4 atoms[ATOMS];  // x, y, z, charge
 
