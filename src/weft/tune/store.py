@@ -9,6 +9,8 @@ Rules (each has a test):
   stay what they were). A kernel whose text changed is found again by it once it is compiled, under any schedule, and
   before that where `weft.tune.aliases` has its earlier text.
 * Rows with keys of another version are passed over, and go when the database is pruned.
+* Rows of other kinds (`Database.keep`: pairs of kernels) lie beside those of kernels: under a problem that is none, and
+  with a version that is none, so that who does not know them passes over them.
 * One commit per trial of a problem; the same key and trial id twice is no change. A kill costs what was in flight.
 * SQLite with `synchronous=NORMAL`, 5 s of patience, `BEGIN IMMEDIATE`, one connection per process, never across fork.
   WAL only with SQLite 3.51.3, 3.50.7 or 3.44.6 and later in their lines: earlier ones can lose committed pages when
@@ -32,6 +34,7 @@ import secrets
 import sqlite3
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,6 +102,8 @@ class Stats:
     quarantined: int
     size_bytes: int
     notes: tuple[str, ...]
+    others: Mapping[str, int] = field(default_factory=dict)
+    """Rows of other kinds, by kind."""
 
 
 def _to_json(m: Measurement) -> Json:
@@ -216,6 +221,31 @@ def is_of_other_version(row: Row) -> bool:
         return bool(json.loads(row.body).get("version", 1) != KEY_VERSION)
     except (ValueError, TypeError, AttributeError, RecursionError):
         return False
+
+
+def row_of_kind(kind: str, key: str, content: Json, trial: str) -> Row:
+    """A row that is no measurement of one kernel. `key`: canonical text."""
+    body = canonical({"version": f"{kind}-{KEY_VERSION}", "kind": kind, "key": key, "content": content})
+    return Row(digest(key), problem_of_kind(kind), trial, body, digest(body))
+
+
+def problem_of_kind(kind: str) -> str:
+    """What stands in place of the problem's digest, so that rows of a kind are found without reading the others."""
+    return digest(f"rows of kind {kind}")
+
+
+def read_kind(row: Row) -> tuple[str, str, Json] | None:
+    """(kind, key, content) of a sound row of another kind, of this version; None for all others."""
+    try:
+        if digest(row.body) != row.sha256:
+            return None
+        r = json.loads(row.body)
+        kind, key = str(r["kind"]), str(r["key"])
+        if r["version"] != f"{kind}-{KEY_VERSION}" or digest(key) != row.key or row.problem != problem_of_kind(kind):
+            return None
+        return kind, key, cast("Json", r["content"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 class Backend(Protocol):
@@ -437,7 +467,7 @@ def set_aside(path: Path) -> tuple[Path, list[Row]]:
     with contextlib.closing(db), contextlib.suppress(sqlite3.Error, OverflowError, ValueError):
         for found in db.execute("SELECT key, problem, trial, body, sha256 FROM trials"):
             row = Row(*(str(x) for x in found))
-            if read_row(row) is not None:
+            if read_row(row) is not None or read_kind(row) is not None:
                 rows.append(row)
     return target, rows
 
@@ -663,7 +693,15 @@ class Database:
         self._count += 1
         trial = trial or f"{self._session}-{self._count}"
         now, text = time.time(), environment.text
-        rows = [Record(m, text, now, (kills or {}).get(m.schedule, 0)).to_row(trial) for m in many]
+        self._write([Record(m, text, now, (kills or {}).get(m.schedule, 0)).to_row(trial) for m in many])
+
+    def keep(self, kind: str, entries: Sequence[tuple[str, Json]]) -> None:
+        """Keep rows of another kind, (key, content) each, all or none; the newest of a key counts."""
+        self._count += 1
+        trial = f"{self._session}-{self._count}"
+        self._write([row_of_kind(kind, key, content, trial) for key, content in entries])
+
+    def _write(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self._memory.setdefault((row.key, row.trial), row)
         for _ in range(2):
@@ -680,6 +718,17 @@ class Database:
     def _rows(self, problem: str | None) -> Iterator[Record]:
         """Verified records, oldest first; rows that do not verify are moved to quarantine."""
         bad: list[Row] = []
+        for row in self._found(problem):
+            record = read_row(row)
+            if record is not None:
+                yield record
+            elif not is_of_other_version(row):
+                bad.append(row)  # never used
+        for row in bad:
+            self._quarantine(row)
+
+    def _found(self, problem: str | None) -> list[Row]:
+        """All rows as they are, oldest first."""
         found: list[Row] = []
         for _ in range(2):
             if self._backend is None:
@@ -690,15 +739,19 @@ class Database:
             except (OSError, sqlite3.Error) as error:
                 if not self._guard(error, writing=False):
                     break  # only memory
-        found += [r for r in self._memory.values() if problem is None or r.problem == problem]
-        for row in found:
-            record = read_row(row)
-            if record is not None:
-                yield record
-            elif not is_of_other_version(row):
-                bad.append(row)  # never used
-        for row in bad:
-            self._quarantine(row)
+        return found + [r for r in self._memory.values() if problem is None or r.problem == problem]
+
+    def of_kind(self, kind: str) -> dict[str, Json]:
+        """The newest content of each key of a kind; rows that do not verify are moved to quarantine."""
+        found: dict[str, Json] = {}
+        for row in self._found(problem_of_kind(kind)):
+            read = read_kind(row)
+            if read is not None and read[0] == kind:
+                found.pop(read[1], None)  # in the order in which they were kept
+                found[read[1]] = read[2]
+            elif read is None and not is_of_other_version(row):
+                self._quarantine(row)
+        return found
 
     def _quarantine(self, row: Row) -> None:
         if self._backend is None or self._read_only:
@@ -751,19 +804,22 @@ class Database:
         problems = len({r.measurement.problem_key for r in records})
         name = backend.name if backend is not None and not self._read_only else "memory"
         path = str(self.path) if self.path is not None else ""
-        return Stats(name, path, len(records), problems, verdicts, quarantined, size, tuple(self.problems))
+        others = Counter(read[0] for row in self._found(None) if (read := read_kind(row)) is not None)
+        return Stats(
+            name, path, len(records), problems, verdicts, quarantined, size, tuple(self.problems), dict(others)
+        )
 
     def verify(self) -> tuple[int, int]:
         """Read every row: (good, bad). Bad ones are moved to quarantine."""
         before = self.stats().quarantined
-        good = sum(1 for _ in self._rows(None))
+        good = sum(1 for _ in self._rows(None)) + sum(read_kind(row) is not None for row in self._found(None))
         return good, self.stats().quarantined - before
 
     def prune(self, environment: Described | None = None) -> int:
         """Remove all but the newest row of each key, rows of other versions and the quarantine.
 
         Args:
-            environment: if given, rows of other environments go too.
+            environment: if given, rows of other environments go too; rows of other kinds have none and stay.
         """
         if self._backend is None or self._read_only:
             return 0
@@ -777,8 +833,10 @@ class Database:
         text = environment.text if environment is not None else None
 
         def keep(row: Row) -> bool:
+            if newest.get(row.key) != row.trial:
+                return False
             record = read_row(row)
-            return record is not None and newest.get(row.key) == row.trial and text in (None, record.environment)
+            return read_kind(row) is not None if record is None else text in (None, record.environment)
 
         try:
             return self._backend.prune(keep)
