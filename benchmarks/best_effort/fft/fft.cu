@@ -25,8 +25,10 @@ __device__ __forceinline__ void transform4(float2* x, int step, float sign) {
 
 // The transform of sixteen numbers; number k of the result is in x[k % 4 * 4 + k / 4].
 __device__ __forceinline__ void transform16(float2* x, float sign) {
-  const float cosine[10] = {1.0f, 0.92387953f, 0.70710678f, 0.38268343f, 0.0f, 0.0f, -0.70710678f, 0.0f, 0.0f, -0.92387953f};
-  const float sine[10] = {0.0f, 0.38268343f, 0.70710678f, 0.92387953f, 1.0f, 0.0f, 0.70710678f, 0.0f, 0.0f, -0.38268343f};
+  const float cosine[10] = {1.0f, 0.92387953f, 0.70710678f, 0.38268343f, 0.0f, 0.0f, -0.70710678f,
+                            0.0f, 0.0f,        -0.92387953f};
+  const float sine[10] = {0.0f, 0.38268343f, 0.70710678f, 0.92387953f, 1.0f, 0.0f, 0.70710678f,
+                          0.0f, 0.0f,        -0.38268343f};
 #pragma unroll
   for (int i = 0; i < 4; ++i) transform4(x + i, 4, sign);
 #pragma unroll

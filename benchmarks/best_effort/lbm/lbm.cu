@@ -9,8 +9,7 @@ __device__ __forceinline__ float equilibrium(float weight, float density, float 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-lbm(const float* from, float* to, const unsigned char* cell, int nx, float omega,
-    int solid_below) {
+lbm(const float* from, float* to, const unsigned char* cell, int nx, float omega, int solid_below) {
   const int x = blockIdx.x * THREADS + threadIdx.x, y = blockIdx.y, z = blockIdx.z;
   if (x >= nx) return;
   const int ny = gridDim.y, nz = gridDim.z;
