@@ -66,6 +66,7 @@ from weft.generate.cuda.role.persistent import needs
 from weft.ir.declined import Declined
 from weft.kernels.colocation import left_beside
 from weft.options import parse_text
+from weft.runtime.cuda_executable import CudaExecutable
 from weft.sm_budget import SmBudget
 
 SUITE = "colocate-guests"
@@ -83,13 +84,15 @@ class Model:
 
     def __init__(self, gpu: Gpu, model: Posed, budget: SmBudget, folder: Path, seconds: float, held: ExitStack) -> None:
         self.gpu, self.model, self.budget, self._parts = gpu, model, budget, ExitStack()
-        held.callback(self.close)
-        self.found = {p: compiled(model, None if p else budget, folder, seconds) for p in (False, True)}
-        lanes = [gpu.high, *(gpu.stream(gpu.greatest) for _ in range(LANES - 1))]
+        self._green: dict[tuple[int, bool], tuple[Served, torch.cuda.Stream, int] | Declined] = {}
         self.served: dict[bool, Served] = {}
+        self.found: dict[bool, CudaExecutable] = {}
+        held.callback(self.close)
+        for p in (False, True):
+            self.found[p] = compiled(model, None if p else budget, folder, seconds)
+        lanes = [gpu.high, *(gpu.stream(gpu.greatest) for _ in range(LANES - 1))]
         for p in (False, True):
             self.served[p] = self._on(lanes, plain=p)
-        self._green: dict[tuple[int, bool], tuple[Served, torch.cuda.Stream, int] | Declined] = {}
 
     def _on(self, lanes: Sequence[torch.cuda.Stream], *, plain: bool) -> Served:
         executable = recorded(self.found[plain], lanes, self.gpu.facts, None if plain else self.budget)
