@@ -233,7 +233,7 @@ def test_what_is_drawn_hangs_on_the_manifest_alone(tmp_path: Path) -> None:
 def test_scalars_are_passed_by_their_bits() -> None:
     (stage,) = load("sgemm").stages
     bits = {p.name: jobs.word(p) for p in stage.manifest.parameters if p.kind == "scalar"}
-    assert bits == {"n": 2048, "k": 2048, "alpha": 0x3F400000, "beta": 0x3F000000}
+    assert bits == {"n": 8192, "k": 128, "alpha": 0x3F400000, "beta": 0x3F000000}
     wide = replace(stage.manifest.parameters[-1], type="float4", values=(1.0, 2.0, 3.0, 4.0))
     with pytest.raises(ValueError, match="beta: float4 has more than the eight bytes"):
         jobs.word(wide)
