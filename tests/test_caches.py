@@ -19,7 +19,8 @@ FEW = {
     "types.py:f8_values": "types",
     "dataclass_json.py:_reader": "types of fields",
     "kernels.py:_facts": "devices",
-    "page.py:_text": "files of the package",
+    "page.py:asset": "files of the package",
+    "page.py:template": "files of the package",
     "keys.py:source_hash": "folders of the package",
     "kinds.py:part": "fields of kinds of devices",
 }

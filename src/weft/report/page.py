@@ -74,15 +74,15 @@ def render(record: CompileRecord) -> str:
 
 
 def _render(record: CompileRecord, source_budget: int) -> str:
-    style, script = _text("report.css"), _text("report.js")
+    style, script = asset("report.css"), asset("report.js")
     rows = plan_rows(record)
     chosen = next((r for r in rows if r.chosen), None)
-    return _template().render(
+    return template("report.jinja").render(
         r=record,
         style=style,
         script=script,
-        style_hash=_hash(style),
-        script_hash=_hash(script),
+        style_hash=csp_hash(style),
+        script_hash=csp_hash(script),
         data=script_json(page_data(record, source_budget)),
         plans=rows,
         chosen=chosen,
@@ -134,19 +134,22 @@ def _cuts(record: CompileRecord, source_budget: int) -> list[str]:
     return found
 
 
-def _hash(text: str) -> str:
+def csp_hash(text: str) -> str:
+    """A style sheet or script as the content security policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 @cache
-def _text(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of `templates`."""
     return resources.files("weft.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 @cache
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """A page's frame: autoescaped, and an error where it names what is not given."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(us=microseconds, clean=clean, seconds=seconds, size=size)
-    return environment.from_string(_text("report.jinja"))
+    return environment.from_string(asset(name))

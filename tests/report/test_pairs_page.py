@@ -1,0 +1,125 @@
+"""The page of pairs: a matrix that says what was measured, and nothing that a name could run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from tests.report.records import HOSTILE, MARKUP
+from tests.tune.test_pairs import record
+
+from weft.kernels.pairs import PairRecord, PairSummary
+from weft.report import render_pairs
+from weft.report.pairs import matrices
+from weft.tune.pairs import refused, summed_up
+
+
+class Cells(HTMLParser):
+    """Rows of cells of each table, and every element with its attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tables: list[list[list[str]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self._open = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self._open = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = self._open and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.tables[-1][-1][-1] += data
+
+
+def pair(lc: str, be: str, ratio: float, **more: object) -> PairRecord:
+    """What was measured of one kernel; a ratio of 0: it was refused."""
+    made = record(f"{lc}{be}", lc=lc, be=be, ratio=ratio or 1.0, **more)
+    return made if ratio else refused(made, "the results differ")
+
+
+def summaries(*records: PairRecord) -> Sequence[PairSummary]:
+    return summed_up(records)
+
+
+def test_the_matrix_says_ratio_and_whether_it_is_kept() -> None:
+    found = summaries(pair("a", "mriq", 1.44), pair("a", "cp", 0.9), pair("b", "cp", 0.0))
+    page = Cells(render_pairs(found))
+    matrix, kept = page.tables
+    assert matrix == [
+        ["", "cp", "mriq", "mean"],
+        ["a", "1.00 –", "1.44 ✓", "1.200"],
+        ["b", "1.00 –", "", "1.000"],
+        ["mean", "1.000", "1.440", "1.129"],
+    ]
+    told = {row[0] + row[1]: row for row in kept[1:]}
+    assert told["amriq"][2:5] == ["0.100", "0.500", "1.440"] and told["amriq"][5] == "2 × 96 idle"
+    assert told["acp"][5] == "not fused: 0.900 of the best peer (streams)" and "the results differ" in told["bcp"][5]
+    titles = [a["title"] for t, a in page.elements if t == "td" and "title" in a]
+    assert titles == ["0.900 of the best peer (streams)", "the results differ"]
+    assert "1 of 3 pairs are kept" in render_pairs(found)
+
+
+def test_shades_rise_with_the_ratio() -> None:
+    found = summaries(*(pair("a", f"j{k}", 1.0 + k / 10) for k in range(6)))
+    classes = [str(a["class"]) for t, a in Cells(render_pairs(found)).elements if t == "td" and "class" in a]
+    assert classes == ["kept s1", "kept s2", "kept s3", "kept s4", "kept s4", "kept s5"]
+
+
+def test_each_gpu_and_driver_has_a_matrix() -> None:
+    other = pair("a", "cp", 1.2)
+    other = replace(other, key=replace(other.key, gpu="NVIDIA A100"))
+    found = summaries(pair("a", "cp", 1.3), other)
+    assert [(m.gpu, m.mean, m.kept, m.measured) for m in matrices(found)] == [
+        ("NVIDIA A100", pytest.approx(1.2), 1, 1), ("NVIDIA H200", pytest.approx(1.3), 1, 1),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="a pair twice on NVIDIA A100"):
+        matrices([found[0], found[0]])
+
+
+def test_nothing_measured_is_said() -> None:
+    assert "No pair was measured" in render_pairs([]) and Cells(render_pairs([])).tables == []
+
+
+def test_all_points_of_a_front_are_listed() -> None:
+    points = [record(str(k), s=k / 10, f=0.2 + k / 4, ratio=1.1 + k / 50) for k in range(3)]
+    _, kept = Cells(render_pairs(summaries(*points))).tables
+    assert [row[2] for row in kept[1:]] == ["0.000", "0.100", "0.200"]
+    bare = replace(record("x"), shape=None, schedule=None, cubin="")
+    assert "1.300" in Cells(render_pairs(summaries(bare))).tables[1][1]
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, MARKUP])
+def test_names_are_text(name: str) -> None:
+    row = pair(name, name, 0.0)
+    row = replace(row, declined=name or "x", key=replace(row.key, gpu=name, driver=name))
+    harmless = Cells(render_pairs(summaries(pair("a", "b", 0.0))))
+    page = Cells(render_pairs(summaries(row)))
+    assert [t for t, _ in page.elements] == [t for t, _ in harmless.elements], "no element of its own"
+    assert all(not k.startswith("on") and k != "style" for _, a in page.elements for k in a)
+
+
+def test_the_page_asks_for_nothing_and_runs_nothing() -> None:
+    page = render_pairs(summaries(pair("a", "b", 1.2)))
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    policy = next(str(a["content"]) for t, a in Cells(page).elements if a.get("http-equiv"))
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert not {t for t, _ in Cells(page).elements} & {"script", "img", "link", "iframe", "object"}
+    assert not re.search(r"https?:|url\(", page)
