@@ -30,6 +30,7 @@ from weft.cli.gemm import gemm_command
 from weft.cli.inputs import Dims, Inputs, dims_of, given_inputs, in_order
 from weft.cli.limits import NO_LIMITS, limits_of, with_limits
 from weft.cli.mlp import mlp_command
+from weft.cli.pairs import pairs_command
 from weft.cli.repro import repro_command
 from weft.cli.show import Screen, memory, microseconds, plain, print_pairs, summary, visible
 from weft.device.files import private_directory
@@ -61,6 +62,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=HELP, rich_ma
 app.command("mlp")(mlp_command)
 app.command("gemm")(gemm_command)
 app.command("fuse")(fuse_command)
+app.command("pairs")(pairs_command)
 app.command("diff")(diff_command)
 app.command("repro")(repro_command)
 
