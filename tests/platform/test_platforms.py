@@ -212,6 +212,18 @@ def test_generated_kernels_need_a_compiler(found: Platform, kernel: CudaSource |
     assert missing in caught.value.log
 
 
+def test_steps_are_timed_where_a_plan_is_no_single_graph(cuda: FakeCuda) -> None:
+    graph = two_products()
+    plan = library_plan(graph)
+    host = Cpu(CpuFacts())
+    executable = host.link(graph, plan, Options())
+    for plan_us in (0.0, 1e9):  # of the second there is time for one run
+        times = host.step_times(executable, inputs(1), plan_us=plan_us)
+        assert len(times) == len(plan.steps) > 1 and all(0 < x < 1e6 for x in times)
+    gpu_ = platform()
+    assert gpu_.step_times(gpu_.link(graph, plan, Options()), inputs(1), plan_us=1.0) == ()
+
+
 def test_a_gpu_is_compiled_for_from_its_survey_to_the_answer(
     cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,12 +176,14 @@ def best_plan(
     return executable
 
 
-def walked(job: Job, executable: AnyExecutable | None, timed: Sequence[PlanRecord], inputs: Tensors) -> Sequence[float]:
-    """Microseconds of each step where it stands, while there is time for that, see `finish.walk`."""
+def step_times(
+    job: Job, executable: AnyExecutable | None, timed: Sequence[PlanRecord], inputs: Tensors
+) -> Sequence[float]:
+    """Microseconds of each step where it stands, while there is time for that, see `Platform.step_times`."""
     if executable is None or not job.tunes or job.clock.passed():
         return ()
     plan_us = next((p.median_us for p in timed if p.name == executable.plan.name), 0.0)
-    return job.stages.run("walk", finish.walk, executable, inputs, plan_us)
+    return job.stages.run("time steps", job.setting.platform.step_times, executable, inputs, plan_us=plan_us)
 
 
 def recorded(

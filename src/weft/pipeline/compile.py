@@ -114,7 +114,7 @@ def compile_imported(
         chosen, timed = answer.decided(job, contenders, expected, inputs)
         timed = answer.explained(job, timed, contenders, alternatives, inputs)
     executable = answer.best_plan(job, chosen, contenders, timed, lost)
-    in_place_us = answer.walked(job, executable, timed, inputs)
+    in_place_us = answer.step_times(job, executable, timed, inputs)
     record = answer.recorded(job, searched, executable, chosen, timed, in_place_us)
     answer.remembered(job, key, executable, record, searched)
     won = chosen.executable is None

@@ -27,7 +27,6 @@ from weft.kernels.interval import median_interval
 from weft.kernels.record import PlanRecord
 from weft.platform.cpu import host_sample
 from weft.runtime.any import AnyExecutable
-from weft.runtime.executable import Executable
 from weft.tune.tolerance import TOLERANCES, ModelCheck, gate_b
 from weft.tune.verify import POISONS
 
@@ -223,17 +222,6 @@ def as_good(dtype: DType, got: Array, plain: Array, exact: Array) -> bool:
 def as_array(tensor: torch.Tensor) -> Array:
     """Values as NumPy has them; bf16 widens to float32."""
     return (tensor.float() if tensor.dtype in EMULATED else tensor).detach().cpu().numpy()
-
-
-WALK_S = 0.5
-"""Wall time that timing the steps of the chosen plan may take."""
-
-
-def walk(executable: AnyExecutable, inputs: Sequence[torch.Tensor], plan_us: float) -> tuple[float, ...]:
-    """Microseconds of each step inside the whole plan; empty where it is no CPU's: on a GPU a plan is one graph."""
-    if not isinstance(executable, Executable):
-        return ()
-    return executable.time_steps(*inputs, rounds=max(1, min(15, int(WALK_S * 1e6 / max(plan_us, 1.0)))))
 
 
 def interleave(

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Self, final
+from typing import ClassVar, Self, cast, final
 
 import torch
 
@@ -35,6 +35,8 @@ from weft.tune.thread_pool import daemon
 Tensors = Sequence[torch.Tensor]
 ALONE_US = 2000.0
 """Plans that are predicted to take at most so long are also timed on one thread."""
+STEP_TIMES_S, STEP_ROUNDS = 0.5, 15
+"""What timing the steps of a plan may take, and how often each is run at most."""
 
 
 @final
@@ -170,6 +172,11 @@ class Cpu:
     def sample_us(self, run: Callable[[], object], repeats: int) -> float:
         """By the host's clock."""
         return host_sample(run, repeats)
+
+    def step_times(self, executable: AnyExecutable, inputs: Tensors, *, plan_us: float) -> Sequence[float]:
+        """See `Platform`: medians over as many runs as `STEP_TIMES_S` allows."""
+        rounds = int(STEP_TIMES_S * 1e6 / max(plan_us, 1.0))
+        return cast("Executable", executable).time_steps(*inputs, rounds=max(1, min(STEP_ROUNDS, rounds)))
 
 
 def host_sample(run: Callable[[], object], repeats: int) -> float:

@@ -145,3 +145,10 @@ class Platform(Protocol):
     def sample_us(self, run: Callable[[], object], repeats: int) -> float:
         """Microseconds per call of a whole plan."""
         ...
+
+    def step_times(self, executable: AnyExecutable, inputs: Tensors, *, plan_us: float) -> Sequence[float]:
+        """Microseconds of each step between its neighbours; empty where a plan runs as a whole alone.
+
+        `plan_us`: what a run of the plan takes, by which it is run a few times.
+        """
+        ...

@@ -260,6 +260,10 @@ class Cuda:
         """By events around the calls."""
         return sample_us(run, repeats)
 
+    def step_times(self, executable: AnyExecutable, inputs: Tensors, *, plan_us: float) -> Sequence[float]:  # noqa: ARG002
+        """See `Platform`: a plan is one CUDA graph."""
+        return ()
+
 
 def is_sound(device: torch.device) -> bool:
     """Whether this process's context still computes: after an illegal access nothing in it ever does again."""
