@@ -74,9 +74,10 @@ from weft.kernels.source import CudaSource, KernelSource, Schedule
 from weft.options import Options
 from weft.tune.cuda_trial import DELAYED
 from weft.tune.site import Built
+from weft.tune.sites import site_of
 from weft.tune.store import Database
 from weft.tune.timing import TimingPolicy
-from weft.tune.tuner import ProblemTrial, Tuner, make_site
+from weft.tune.tuner import ProblemTrial, Tuner
 
 Source = KernelSource | CudaSource
 QUICK = TimingPolicy(sample_us=20.0, screening_rounds=1, min_rounds=1, max_rounds=1, trial_s=0.01)
@@ -852,7 +853,7 @@ class Bench:
 
     def build(self, source: Source) -> str:
         """The object, or nothing: it does not compile, or takes too much."""
-        found = make_site(self.options, self.facts, self.compiler, QUICK).build(source)
+        found = site_of(self.options, self.facts, self.compiler, QUICK).build(source)
         return found.path if isinstance(found, Built) else ""
 
     def tuner(self) -> Tuner:

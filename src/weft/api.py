@@ -52,7 +52,7 @@ from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import InputError, check_count, without_autocast
 from weft.runtime.loaded import Loaded, load
 from weft.runtime.single_flight import SingleFlightCache
-from weft.tune.tuner import loads_ahead
+from weft.tune.kept import preloaded_worker
 
 if TYPE_CHECKING:
     from weft.frontends.onnx import Limits
@@ -379,7 +379,7 @@ def compile(
     is_file = isinstance(model, str | os.PathLike | bytes)
     stages = Stages(options, say)
     threads = options.threads or torch.get_num_threads()
-    with heap_trimmed(), loads_ahead(options, threads), without_autocast(kind):
+    with heap_trimmed(), preloaded_worker(options, threads), without_autocast(kind):
         with stages.timed("imports"):
             for module in (*_READERS["onnx" if is_file else "torch"], *(_SOLVER if options.budget_s > 0 else ())):
                 with contextlib.suppress(ImportError):  # who needs it says what is missing

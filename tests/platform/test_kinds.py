@@ -35,7 +35,7 @@ from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
 from weft.runtime.timeline import timeline
 from weft.tune.site import HostSite, Site
-from weft.tune.tuner import make_site
+from weft.tune.sites import site_of, worker_of
 
 ALL = {**KINDS, "xpu": XPU}
 NAMES = [f.name for f in fields(Kind)]
@@ -112,8 +112,12 @@ def test_what_is_loaded_for_a_cpu_has_no_part_of_a_gpu() -> None:
 def test_a_line_makes_a_kind_known_everywhere() -> None:
     assert platform_of("xpu:0") is Xpu and policy_for(XpuFacts()) is Xpu.policy
     assert [type(g) for g in generators(library=False, device="xpu")] == [XpuGenerator]
-    site: Site = make_site(Options(device="xpu"), XpuFacts(), None, None)
-    assert isinstance(site, HostSite)
+    site: Site = site_of(Options(device="xpu"), XpuFacts(), None)
+    assert isinstance(site, HostSite) and worker_of(Options(device="xpu:1"), 1).about
+    with pytest.raises(KeyError):
+        worker_of(Options(device="npu"), 1)
+    with pytest.raises(TypeError, match="the facts of no kind"):
+        site_of(Options(device="xpu"), Options(), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("xpu")

@@ -16,11 +16,11 @@ from weft.device.facts import CpuFacts
 from weft.kernels.measurement import Verdict
 from weft.options import Options
 from weft.tune import kept, sites
-from weft.tune.kept import Keeper, KeptTransport
+from weft.tune.kept import Keeper, KeptTransport, preloaded_worker
 from weft.tune.site import HostSite
 from weft.tune.store import Database
 from weft.tune.transport import ProcessTransport
-from weft.tune.tuner import Tuner, loads_ahead
+from weft.tune.tuner import Tuner
 
 
 @pytest.fixture
@@ -123,15 +123,15 @@ def test_one_that_is_still_loading_is_kept(keeper: Keeper) -> None:
 def test_a_worker_loads_before_it_is_known_what_it_is_told(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the time that a model's export takes is not lost to a short budget."""
     monkeypatch.setattr(sites, "host_worker", lambda _: stub())
-    with loads_ahead(Options(budget_s=5.0), 1):
+    with preloaded_worker(Options(budget_s=5.0), 1):
         (early,) = keeper._kept
         assert early.transport._process is not None
         pid = early.transport._process.pid
-        with loads_ahead(Options(budget_s=5.0), 1):
+        with preloaded_worker(Options(budget_s=5.0), 1):
             assert len(keeper) == 1, "one is enough"
         assert measured("ok") == ([Verdict.OK], pid)
     assert is_running(pid), "it is kept like others"
-    with loads_ahead(Options(budget_s=5.0), 1):
+    with preloaded_worker(Options(budget_s=5.0), 1):
         assert len(keeper) == 1, "one that is there need not load"
 
 
@@ -140,14 +140,14 @@ def test_a_worker_loads_before_it_is_known_what_it_is_told(keeper: Keeper, monke
 )
 def test_none_loads_where_that_gains_nothing(keeper: Keeper, monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
     monkeypatch.setattr(sites, "host_worker", lambda _: stub())
-    with loads_ahead(options, 1):
+    with preloaded_worker(options, 1):
         assert len(keeper) == 0
 
 
 def test_a_worker_that_loaded_for_nobody_is_ended(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does one that died meanwhile stand in the way."""
     monkeypatch.setattr(sites, "host_worker", lambda _: stub())
-    with loads_ahead(Options(budget_s=5.0, cache_dir=Path("another")), 1):
+    with preloaded_worker(Options(budget_s=5.0, cache_dir=Path("another")), 1):
         (early,) = keeper._kept
         assert early.transport._process is not None
         unwanted = early.transport._process.pid
@@ -155,7 +155,7 @@ def test_a_worker_that_loaded_for_nobody_is_ended(keeper: Keeper, monkeypatch: p
         assert pid != unwanted
     assert not is_running(unwanted) and is_running(pid)
     keeper.close()
-    with loads_ahead(Options(budget_s=5.0), 1):
+    with preloaded_worker(Options(budget_s=5.0), 1):
         (early,) = keeper._kept
         assert early.transport._process is not None
         os.kill(pid := early.transport._process.pid, signal.SIGKILL)

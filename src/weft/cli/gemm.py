@@ -138,8 +138,9 @@ def _measured(problems: list[Gemm], limit: int, against: str, options: Options, 
     from weft.platform.cuda.device import device_of
     from weft.platform.cuda.platform import survey
     from weft.tune.ahead import Ahead
+    from weft.tune.sites import worker_of
     from weft.tune.store import Database
-    from weft.tune.tuner import ProblemTrial, Progress, Tuner, make_site
+    from weft.tune.tuner import ProblemTrial, Progress, Tuner
 
     if not options.device.startswith("cuda"):
         raise OptionError(option="--device", problem=f"{options.device!r} is no GPU: cuda or cuda:N")
@@ -152,7 +153,7 @@ def _measured(problems: list[Gemm], limit: int, against: str, options: Options, 
     with ExitStack() as stack:
         worker = None
         if any(g.search is not Search.LIBRARY for g in problems):
-            worker = stack.enter_context(Ahead(make_site(options, GpuFacts(), None, None).transport()))
+            worker = stack.enter_context(Ahead(worker_of(options, options.threads)))
         facts, nvrtc, _ = survey(options)
         before["survey"] = time.monotonic() - began
         if nvrtc is None:

@@ -5,7 +5,7 @@ would start the very same: same program, environment, directory, greeting and ca
 before it is used, else another is started. It ends when nobody wanted it for `IDLE_S`, after `MOST_TRIALS` (it holds
 what it loaded), and with this process; a forked child has none of its parent's.
 
-One may also begin to load before it is known what it will be told (`loading`): while a model is taken in, say.
+One may also begin to load before it is known what it will be told (`preloaded_worker`): while a model is taken in, say.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from typing import final
 
 from weft.kernels.codec import Json
+from weft.options import Options
 from weft.tune.messages import Message
+from weft.tune.sites import worker_of
 from weft.tune.transport import Fault, ProcessTransport, Transport, WorkerFault
 
 IDLE_S = 180.0
@@ -32,6 +34,8 @@ PROOF_S = 2.0
 PROOF: Mapping[str, Json] = {"op": "canary", "object": "", "entry": ""}
 MEMORY = 2.0
 """What a worker may take was a share of what was free then: by how much that may differ now."""
+PRELOAD_BUDGET_S = 60.0
+"""With budgets of up to so many seconds, what a worker takes to load is a part of them that counts."""
 
 
 @dataclass(eq=False, slots=True)
@@ -220,11 +224,17 @@ def _ungreeted(about: str) -> str:
 
 
 @contextlib.contextmanager
-def loading(transport: ProcessTransport, about: str) -> Iterator[None]:
-    """A worker begins to load now, for the first who greets one like it inside of the block; else it is ended then.
+def preloaded_worker(options: Options, threads: int) -> Iterator[None]:
+    """The worker of a `Tuner` with these options and threads begins to load now, where that is worth it.
 
-    None does where one is kept that may do: it is loaded.
+    It is for the first tuner inside of the block that greets one like it; nobody's is ended with the block. None loads
+    where one is kept that may do.
     """
+    if not options.keep_worker or not 0 < options.budget_s <= PRELOAD_BUDGET_S:
+        yield
+        return
+    transport = worker_of(options, threads)
+    about = about_worker(transport, options.cache)
     if KEEPER.has(about):
         yield
         return

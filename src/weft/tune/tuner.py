@@ -43,7 +43,6 @@ from weft.device.cuda.budget import first_over_budget
 from weft.device.cuda.cubin import entries, usage
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc
-from weft.device.kinds import kind_of, kind_with, part
 from weft.device.toolchain import HostCompiler
 from weft.errors import DeviceError, NoWorkerError
 from weft.ir.declined import Declined
@@ -55,9 +54,10 @@ from weft.kernels.source import CudaSource, Kernel, KernelBinary, KernelSource, 
 from weft.options import Options
 from weft.tune.asked import Asked
 from weft.tune.cuda_shaken import Shaken
-from weft.tune.kept import KeptTransport, about_worker, loading
+from weft.tune.kept import KeptTransport, about_worker
 from weft.tune.keys import Described, Untimed
 from weft.tune.site import Built, Refused, Site
+from weft.tune.sites import site_of
 from weft.tune.store import Database, Record, Recorded
 from weft.tune.thread_pool import DaemonThreadPool, ThreadOf, daemon
 from weft.tune.timing import TimingPolicy
@@ -303,7 +303,7 @@ class Tuner:
             thread: makes the thread in which trials are taken where kernels are built ahead.
         """
         self._options = options
-        self._site: Site = make_site(options, facts, compiler, policy)
+        self._site: Site = site_of(options, facts, compiler, policy)
         self._budgeted = facts if isinstance(facts, GpuFacts) and facts.sm_budget is not None else None
         self._over: dict[str, Refused] = {}
         """By SHA-256 of the source: kernels that compile and are over the budget of an SM. Nothing of that is stored:
@@ -865,21 +865,6 @@ class Tuner:
             raise DeviceError(problem=f"after a fault the machine computes wrongly: {str(answer)[:300]}")
 
 
-AHEAD_S = 60.0
-"""With budgets of up to so many seconds, what a worker takes to load is a part of them that counts."""
-
-
-def loads_ahead(options: Options, threads: int) -> contextlib.AbstractContextManager[None]:
-    """The worker of a `Tuner` with these options and threads begins to load now, where that is worth it.
-
-    It is ended with the block if no tuner took it.
-    """
-    if not options.keep_worker or not 0 < options.budget_s <= AHEAD_S:
-        return contextlib.nullcontext()
-    transport: ProcessTransport = part(kind_of(options.device).worker)(options, threads)
-    return loading(transport, about_worker(transport, options.cache))
-
-
 def _recorded(work: _Work, find: Callable[[Recorded], Record | None]) -> Record | None:
     """What the database says of a kernel; where nothing is timed, of one that was timed as well."""
     timed, *untimed = map(find, work.rows)
@@ -901,11 +886,3 @@ def machine_code(kernel: CudaSource, path: str) -> str:
 def _skeleton(skeleton: str) -> tuple[str, Schedule]:
     """What the database has a skeleton under: as a problem, and as its schedule."""
     return f"skeleton {skeleton}", Schedule("cuda", (("shaken", 1),))
-
-
-def make_site(
-    options: Options, facts: DeviceFacts, compiler: HostCompiler | Nvrtc | None, policy: TimingPolicy | None
-) -> Site:
-    """The site of a device; a compiler for another kind of device counts as none."""
-    made: Site = part(kind_with(facts).site)(options, facts, compiler, policy)
-    return made
