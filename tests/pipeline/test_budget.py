@@ -39,12 +39,13 @@ from weft.options import Options
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.select import heuristic
-from weft.pipeline import candidates, choose, finish, reference, repro, warm
+from weft.pipeline import answer, candidates, choose, finish, reference, repro, warm
 from weft.pipeline import compile as compiling
 from weft.pipeline import link as linking
 from weft.pipeline import plans as planning
 from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.finish import NOT_JUDGED, Contender, Expected
+from weft.pipeline.framework import TOO_LATE
 from weft.pipeline.problems import collect
 from weft.pipeline.search.kernels import Order, write
 from weft.pipeline.search.loop import Standing
@@ -234,7 +235,7 @@ def test_an_export_that_takes_longer_than_the_budget_is_given_up(x: torch.Tensor
     seconds = time.monotonic() - began
     assert seconds < BUDGET_S + BUSY_S and 0 < SlowToExport.steps < 1200
     said = [str(w.message) for w in caught]
-    assert any("too short" in text for text in said) and any(compiling.TOO_LATE in text for text in said)
+    assert any("too short" in text for text in said) and any(TOO_LATE in text for text in said)
     assert "export" in {s.name for s in compiled.record.stages} and compiled.record.chosen == "eager"
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), net(x), rtol=0, atol=0)
@@ -670,7 +671,7 @@ def test_operators_that_are_not_cut_out_in_time_are_left_to_the_framework(
 def test_a_plan_whose_weights_take_too_long_to_pack_is_not_linked(
     x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference_s: float
 ) -> None:
-    monkeypatch.setattr(compiling, "judged_in_time", lambda graph, clock, run_s=None: reference_s > 0 and run_s is None)
+    monkeypatch.setattr(answer, "judged_in_time", lambda graph, clock, run_s: reference_s > 0 and not run_s)
     linked: list[object] = []
     monkeypatch.setattr(linking, "link", lambda *args: linked.append(args))
     compiled, said = in_time(x, tmp_path, budget_s=0.0)

@@ -10,15 +10,16 @@ from functools import partial
 import numpy as np
 import torch
 
-from weft.errors import NoPlanError, RefusedError
+from weft.errors import BudgetWarning, NoPlanError, RefusedError
 from weft.kernels.dataclass_json import to_json
 from weft.kernels.record import CompileRecord, PlanRecord
 from weft.orchestrate.alternatives import Alternatives
-from weft.pipeline import finish, reference, summary, warm
+from weft.pipeline import finish, reference, warm
 from weft.pipeline.finish import Contender, Expected, Other
-from weft.pipeline.framework import NO_PLAN, captured, why
-from weft.pipeline.job import Job, Searched
-from weft.pipeline.link import link_all
+from weft.pipeline.framework import NO_PLAN, UNTUNED_LATE, LeftToFramework, captured, started_late, why
+from weft.pipeline.job import Decision, Job, Searched
+from weft.pipeline.link import judged_in_time, link_all
+from weft.pipeline.plans import over_budget
 from weft.pipeline.reference import working_dtype
 from weft.runtime.any import AnyExecutable
 
@@ -77,6 +78,54 @@ def others(job: Job, inputs: Tensors) -> list[torch.Tensor] | None:
     """See `reference.other_inputs`: the values that the model was imported for stay."""
     held = {*job.imported.integers, *(g.input_index for g in job.imported.guards)}
     return reference.other_inputs(job.imported.graph, inputs, job.setting.options.seed, held)
+
+
+def check_plans(job: Job, searched: Searched, inputs: Tensors, lost: Sequence[str]) -> Job:
+    """Go on where there is a plan and time to judge it, or none and still no framework, which is started then.
+
+    Raises:
+        OptionError: no plan keeps to a budget of an SM [W001].
+        LeftToFramework: there is a framework instead.
+    """
+    options, known, plans = job.setting.options, searched.known, searched.plans
+    if not plans and options.sm_budget is not None and not known.failed:
+        raise over_budget(options, known, lost)
+    if searched.verdict is not None and searched.verdict.warning:
+        warnings.warn(searched.verdict.warning, BudgetWarning, stacklevel=3)
+    if job.stands_in and not plans:
+        raise LeftToFramework(job, lost, searched, inputs=None if job.clock.passed() else inputs)
+    _check_untuned(job, searched, inputs)
+    return started_late(job, plans)
+
+
+def _check_untuned(job: Job, searched: Searched, inputs: Tensors, run_s: float = 0.0) -> None:
+    """Without a budget: go on where there is time to judge a plan; a run takes `run_s` seconds, about.
+
+    Raises:
+        LeftToFramework: there is none.
+    """
+    untuned = searched.plans and job.stands_in and not job.tunes
+    if untuned and not judged_in_time(job.graph, job.clock, run_s):
+        raise LeftToFramework(job, [UNTUNED_LATE], searched, inputs=inputs)
+
+
+def decide(job: Job, searched: Searched, alternatives: Alternatives, inputs: Tensors, lost: list[str]) -> Decision:
+    """Whole plans, one line per stage: what they must give, what they can be compared with, which is right and fastest.
+
+    Raises:
+        LeftToFramework: without a budget there is no time to judge one.
+        NoPlanError: there is nothing that may be the answer [W303].
+    """
+    with job.setting.platform.aside():
+        expected = expected_outputs(job, inputs)
+        _check_untuned(job, searched, inputs, job.stages.seconds("reference"))
+        baseline = job.stages.run("baseline", captured, job.framework.run, inputs, job.setting)
+        contenders = linked(job, searched, inputs, baseline, lost)
+        chosen, timed = decided(job, contenders, expected, inputs)
+        timed = explained(job, timed, contenders, alternatives, inputs)
+    executable = best_plan(job, chosen, contenders, timed, lost)
+    times = step_times(job, executable, timed, inputs)
+    return Decision(executable, chosen.name, timed, times, by_framework=chosen.executable is None)
 
 
 def linked(
@@ -170,7 +219,7 @@ def best_plan(
     executable = chosen.executable or finish.fastest(contenders, timed, unjudged=not job.tunes)
     if executable is None:
         lost += [f"the plan {p.name} {p.note}" for p in timed if p.name != job.framework.name and not p.verified]
-        warnings.warn(f"{NO_PLAN}: {why(lost)}", stacklevel=3)
+        warnings.warn(f"{NO_PLAN}: {why(lost)}", stacklevel=4)
     else:
         executable.check_indices = True
     return executable
@@ -186,42 +235,24 @@ def step_times(
     return job.stages.run("time steps", job.setting.platform.step_times, executable, inputs, plan_us=plan_us)
 
 
-def recorded(
-    job: Job,
-    searched: Searched,
-    executable: AnyExecutable | None,
-    chosen: Contender,
-    timed: tuple[PlanRecord, ...],
-    in_place_us: Sequence[float],
-) -> CompileRecord:
-    """Everything that the command line and the report show."""
-    assert searched.verdict is not None
-    parts = summary.Parts(
-        job.imported, job.cleaned, searched.found, searched.problems, searched.known, searched.plans, timed,
-        chosen.name, job.graph, executable, in_place_us, searched.verdict,
-    )  # fmt: skip
-    records = tuple(job.stages.records)
-    return job.stages.run("record", summary.record, parts, job.model, job.setting.platform.environment, records)
-
-
-def remembered(job: Job, key: str, executable: AnyExecutable | None, record: CompileRecord, searched: Searched) -> None:
+def remembered(job: Job, key: str, record: CompileRecord, searched: Searched, decision: Decision) -> None:
     """Keep the plan for who compiles the same again; one that hangs on guesses as having had no budget."""
-    if executable is None:
+    if decision.executable is None:
         return
-    options = job.setting.options
+    options, plan = job.setting.options, decision.executable.plan
     assert searched.verdict is not None
     spent_s = 0.0 if searched.verdict.again else options.budget_s
     with job.stages.timed("remember"):
         kept = to_json(record)
-        warm.remember(options.cache, key, executable.plan, kept, complete=searched.known.complete, budget_s=spent_s)
+        warm.remember(options.cache, key, plan, kept, complete=searched.known.complete, budget_s=spent_s)
 
 
-def settled(job: Job, *, won: bool, inputs: Tensors) -> Callable[..., Tensors] | None:
+def settled(job: Job, decision: Decision, inputs: Tensors) -> Callable[..., Tensors] | None:
     """The framework's own execution where it has won, independent of what others hold; the others' memory is freed.
 
     Nobody may hold a plan but the best one any more.
     """
-    eager, setting = job.framework.run if won else None, job.setting
+    eager, setting = job.framework.run if decision.by_framework else None, job.setting
     with job.stages.timed("settle"):
         if eager is not None and job.framework.settle is not None:
             job.framework.settle()

@@ -6,7 +6,8 @@ import math
 
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.enumerate import Enumeration, enumerate_candidates
-from weft.pipeline.job import Job
+from weft.pipeline.framework import UNTUNED_LATE, LeftToFramework
+from weft.pipeline.job import Job, Tensors
 from weft.pipeline.problems import Problems, collect
 
 ENUMERATE_SHARE, EXTRACT_SHARE = 0.15, 0.2
@@ -27,8 +28,12 @@ def enumerated(job: Job, alternatives: Alternatives) -> tuple[Enumeration, bool]
     return found, not enough.fired
 
 
-def extracted(job: Job, alternatives: Alternatives, found: Enumeration) -> tuple[Problems | None, bool]:
-    """Distinct problems, and whether there was time for all; None: without a budget there was no time for any plan."""
+def extracted(job: Job, alternatives: Alternatives, found: Enumeration, inputs: Tensors) -> tuple[Problems, bool]:
+    """Distinct problems, and whether there was time for all.
+
+    Raises:
+        LeftToFramework: without a budget there was no time for any plan; it is captured with the inputs.
+    """
     stages, setting, clock = job.stages, job.setting, job.clock
     most = math.inf if setting.options.memory_limit_bytes else setting.platform.policy.uses_at_once
     cut = clock.until(clock.within(EXTRACT_SHARE))
@@ -39,7 +44,7 @@ def extracted(job: Job, alternatives: Alternatives, found: Enumeration) -> tuple
         most_at_once=most, stop=cut, give_up=given_up,
     )  # fmt: skip
     if hurried and given_up.fired:
-        return None, False
+        raise LeftToFramework(job, [UNTUNED_LATE], inputs=inputs)
     left_out = " before the first plan" if problems.rest is not None else ""
     stages.note(f"{len(problems.tasks)} distinct problems{left_out}")
     return problems, not cut.fired

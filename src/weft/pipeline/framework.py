@@ -12,7 +12,7 @@ import torch
 from weft.errors import BudgetWarning
 from weft.kernels.record import PlanRecord
 from weft.pipeline import finish, summary
-from weft.pipeline.job import Compilation, Job, Searched
+from weft.pipeline.job import Compilation, Decision, Job, Searched
 from weft.pipeline.link import takes
 from weft.pipeline.search.measure import Bench
 from weft.pipeline.setting import Setting
@@ -21,6 +21,31 @@ from weft.pipeline.verdict import judged
 Tensors = Sequence[torch.Tensor]
 STARTS_S, START_SHARE = 5.0, 0.2
 """A framework that must be started is, with a budget of so many seconds, in this share of it."""
+
+
+TOO_LATE = "the time was up before anything was looked for"
+UNTUNED_LATE = "without a budget there was no time to make and judge one; a larger `budget_s` has it"
+
+
+class LeftToFramework(Exception):  # noqa: N818 - an answer, not an error
+    """A stage found that there is no plan, or no time for one: the framework's own execution answers."""
+
+    def __init__(
+        self, job: Job, lost: Sequence[str], searched: Searched | None = None, *, inputs: Tensors | None
+    ) -> None:
+        """What `by_framework` is called with."""
+        super().__init__("; ".join(lost))
+        self.job, self.lost, self.searched, self.inputs = job, lost, searched, inputs
+
+
+def check_budget(job: Job, needed_s: float = 0.0) -> None:
+    """Go on if there is time to tune, `needed_s` of which the next stage takes, or if only a plan may answer.
+
+    Raises:
+        LeftToFramework: there is none.
+    """
+    if job.stands_in and job.tunes and job.clock.passed(job.clock.end - needed_s):
+        raise LeftToFramework(job, [TOO_LATE], inputs=None)
 
 
 def started(job: Job) -> Job:
@@ -84,12 +109,8 @@ def by_framework(
             warnings.warn(verdict.warning, BudgetWarning, stacklevel=3)
     warnings.warn(f"{NO_PLAN}: {why(lost)}", stacklevel=3)
     own = PlanRecord(framework.name, 0, 0.0, (), math.inf, verified=False, worst_error=math.inf, note=finish.ALONE)
-    parts = summary.Parts(
-        job.imported, job.cleaned, searched.found, searched.problems, searched.known, (), (own,), framework.name,
-        job.graph, None, verdict=verdict,
-    )  # fmt: skip
-    environment = job.setting.platform.environment
-    record = stages.run("record", summary.record, parts, job.model, environment, tuple(stages.records))
+    searched = replace(searched, plans=(), verdict=verdict)
+    record = stages.run("record", summary.record, job, searched, Decision(None, framework.name, (own,)))
     with stages.timed("settle"):
         if framework.settle is not None:
             framework.settle()

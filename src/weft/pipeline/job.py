@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -12,7 +12,7 @@ from weft.errors import ArtifactError
 from weft.frontends.imported import Imported
 from weft.ir.graph import Graph
 from weft.kernels.plan import IndexCheck, Plan
-from weft.kernels.record import CompileRecord
+from weft.kernels.record import CompileRecord, PlanRecord
 from weft.orchestrate.enumerate import Enumeration
 from weft.pipeline import reference
 from weft.pipeline.deadline import Deadline
@@ -105,7 +105,8 @@ class Job:
         stages: Stages,
         clock: Deadline,
     ) -> Job:
-        """The job as it is given, nothing done yet."""
+        """The job as it is given, nothing done yet; its plans share what a platform lends."""
+        setting = replace(setting, platform=setting.platform.lending())
         given, checks = with_checks(imported) if setting.options.check_indices else (imported, ())
         if checks:  # the framework gives no indices out, and on a GPU dies of one outside
             framework = Framework(framework.name, None, None, None)
@@ -128,6 +129,23 @@ class Job:
     def stands_in(self) -> bool:
         """Whether the framework's own execution may answer; nothing is known of what it takes of memory or of an SM."""
         return self.framework.run is not None and not self.setting.options.bounds_plans
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What whole plans came to when they were judged and timed."""
+
+    executable: AnyExecutable | None
+    """The best plan; None: none is left."""
+    chosen: str
+    """Who answers calls: the name of a plan, or of the framework."""
+    plans: tuple[PlanRecord, ...]
+    """All of them, and the framework's own execution."""
+    step_us: Sequence[float] = ()
+    """Of each step of the best plan, where it stands; empty: not measured."""
+
+    by_framework: bool = False
+    """Whether the framework answers, and not the plan."""
 
 
 @dataclass(frozen=True)

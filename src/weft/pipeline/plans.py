@@ -41,6 +41,19 @@ QUALIFY_GRACE_S = 0.3
 """How long an answer is waited for when the time of verifying what was not measured is up."""
 
 
+def selected_plans(
+    job: Job, alternatives: Alternatives, problems: Problems, known: Known
+) -> tuple[list[Plan], list[str]]:
+    """The stage: plans of what was measured, the best first; and why others were lost, as far as that is known.
+
+    Raises:
+        OptionError: no plan was found within the limit on memory [W001].
+    """
+    lost = [known.failed] if known.failed else []
+    plans = job.stages.run("select", select_in_time, alternatives, problems, known, job.setting, lost, job.clock)
+    return plans, lost
+
+
 def select_in_time(
     alternatives: Alternatives, problems: Problems, known: Known, setting: Setting, lost: list[str], clock: Deadline
 ) -> list[Plan]:
@@ -155,9 +168,9 @@ def qualified_plans(
     known: Known,
     lost: list[str],
 ) -> list[Plan]:
-    """The stage: the plans that may run; without a worker those that were made, see `_stands`."""
+    """The stage: plans that may run, with the job's checks; without a worker those that were made, see `_stands`."""
     if bench is None:
-        return plans
+        return [replace(p, checks=job.checks) for p in plans]
     setting, clock = job.setting, job.clock
     again = partial(select_in_time, alternatives, problems, known, setting, lost, clock)
     of_verified = partial(plans_of_verified, alternatives, problems, known, setting, clock)
@@ -166,7 +179,7 @@ def qualified_plans(
         "qualify", qualified, bench, plans, problems, known, again, of_verified, clock, has_baseline, lost
     )
     job.stages.note(f"{len(known.right)} calls verified without being timed, {len(known.refused)} refused")
-    return found
+    return [replace(p, checks=job.checks) for p in found]
 
 
 def qualified(

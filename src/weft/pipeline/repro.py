@@ -41,7 +41,7 @@ from weft.pipeline.layers import Classes, StepCheck, check_steps
 from weft.pipeline.link import link
 from weft.pipeline.reference import working_dtype
 from weft.pipeline.setting import survey
-from weft.pipeline.summary import call_text
+from weft.pipeline.step_records import call_text
 from weft.runtime.any import AnyExecutable
 from weft.runtime.artifact import plan_from_json, plan_to_json
 

@@ -81,9 +81,11 @@ def opened(setting: Setting, clock: Deadline, stages: Stages) -> Iterator[Bench 
         if platform.policy.overlaps:
             # read from the disk meanwhile, where the caller has not: the first plan needs it
             threading.Thread(target=importlib.import_module, args=("scipy.optimize",), daemon=True).start()
-        yield Bench(tuner, emission, clock.ready_by, platform.kind)
-        with stages.timed("close"):
-            open_.close()
+        try:
+            yield Bench(tuner, emission, clock.ready_by, platform.kind)
+        finally:
+            with stages.timed("close"):
+                open_.close()
 
 
 def measured(
