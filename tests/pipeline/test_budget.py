@@ -56,7 +56,7 @@ from weft.pipeline.stages import Stages, silent
 from weft.pipeline.verdict import judged
 from weft.report import render
 from weft.runtime.any import AnyExecutable
-from weft.tune import tuner
+from weft.tune import kept
 from weft.tune.messages import Message
 from weft.tune.site import HostSite
 from weft.tune.transport import Fault, WorkerFault
@@ -156,7 +156,7 @@ def hang() -> object:
 
 def worker(monkeypatch: pytest.MonkeyPatch, transport: object) -> None:
     monkeypatch.setattr(HostSite, "transport", lambda _: transport)
-    monkeypatch.setattr(tuner, "AHEAD_S", 0.0)  # no other loads beside it
+    monkeypatch.setattr(kept, "PRELOAD_BUDGET_S", 0.0)  # no other loads beside it
 
 
 def in_time(x: torch.Tensor, cache: Path, *, budget_s: float = BUDGET_S) -> tuple[Compiled, list[str]]:
