@@ -80,6 +80,9 @@ OLD = (
     Old("room", "values in shared memory that wait", "stash", where=r"generate/cuda/loops/forms"),
     Old("rough|is_rough|may_be_rough|rough_header", "functions of the machine", "approximation",
         where=r"generate/cuda/"),
+    Old("[Ww]alks?|[aw]_walk", "strides of an operand", "strided layout",
+        where=r"generate/(contraction|cpp|cuda/(gemm|conv))/"),
+    Old("walk_of", "the stage of the ring that a main loop is at", "pipeline state"),
     Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
     Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
 )  # fmt: skip

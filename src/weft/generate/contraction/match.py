@@ -1,10 +1,10 @@
 """Problem → `Contraction`: one normal form for convolutions and matrix products with what surrounds them.
 
-Every value is an affine walk over the loop dimensions (batch dimensions, rows, columns; then group and channel):
+Every value has a strided layout over the loop dimensions (batch dimensions, rows, columns; then group and channel):
 
     out[d, g, o] = epilogue(sum over (kh, kw, k) of a[d, g, kh, kw, k] * w[d, g, o, kh, kw, k], operands[d, g, o])
 
-BROADCAST, RESHAPE, TRANSPOSE and SLICE compose into the walks; PAD and GATHER before a convolution become index
+BROADCAST, RESHAPE, TRANSPOSE and SLICE compose into the layouts; PAD and GATHER before a convolution become index
 tables of its rows and columns.
 """
 
@@ -38,7 +38,7 @@ Slot = int
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class StridedLayout:
     """Element offset as a function of the loop indices."""
 
     dims: tuple[int, ...]
@@ -64,7 +64,7 @@ class Step:
     attrs: a.Attrs
     dtype: DType
     source: Source | None = None
-    walk: Walk | None = None
+    layout: StridedLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +91,19 @@ class Contraction:
     strides: tuple[int, int]
     dilations: tuple[int, int]
     a: Source
-    a_walk: Walk
+    a_layout: StridedLayout
     """Address of a pixel's first operand; `channel` is the step of k. Row and column steps are for the output pixel."""
     a_kernel: tuple[int, int]
     """Steps of kh and kw, as long as nothing is packed."""
     pack: Pack | None
     w: Source
-    w_walk: Walk
+    w_layout: StridedLayout
     """`channel` is the step of the output channel."""
     w_kernel: tuple[int, int]
     w_k: int
     w_const: bool
     body: tuple[Step, ...]
-    outputs: tuple[tuple[Slot, Walk], ...]
+    outputs: tuple[tuple[Slot, StridedLayout], ...]
     graph: Graph | None = field(default=None, repr=False, compare=False)
     heads: int = 0
     """Columns of a head, where those of operands lie side by side and those of results and of what is read beside them
@@ -287,12 +287,12 @@ class _Matcher:
             outputs.append((slot, self._place(view, path)))
         if not outputs:
             raise _RefusedError("no output")
-        walks = tuple((slot, self._walk(view, base)) for slot, view in outputs)
+        layouts = tuple((slot, self._strided(view, base)) for slot, view in outputs)
         body = tuple(
-            replace(s, walk=self._walk(v, base)) if v is not None else s
+            replace(s, layout=self._strided(v, base)) if v is not None else s
             for s, v in zip(self.body, self.views, strict=True)
         )
-        found = _merge(replace(base, body=body, outputs=walks, graph=g))
+        found = _merge(replace(base, body=body, outputs=layouts, graph=g))
         if sum(data.nbytes for data in constants_of(found).values()) > MAX_CONSTANT_BYTES:
             raise _RefusedError("constants that are too large for the text of a kernel")
         return found
@@ -385,18 +385,18 @@ class _Matcher:
         n = self.graph.nodes[at]
         return Source("input", n.attrs.index) if isinstance(n.attrs, a.InputAttrs) else Source("const", at)
 
-    def _walk(self, view: View, base: Contraction) -> Walk:
+    def _strided(self, view: View, base: Contraction) -> StridedLayout:
         """A view of the contraction's result over the loop dimensions."""
         node = self.graph.nodes[self.linear]
         shape, strides = view.shape, view.strides
         if self.apart is not None:
-            return Walk(strides[:-2], strides[-2], strides[-1], view.offset)
+            return StridedLayout(strides[:-2], strides[-2], strides[-1], view.offset)
         if node.prim is Prim.MATMUL:
             rows = strides[-2]
-            return Walk((*strides[:-2], 0, rows), 0, strides[-1], view.offset)
+            return StridedLayout((*strides[:-2], 0, rows), 0, strides[-1], view.offset)
         spatial = strides[2:] if len(shape) == 4 else (0, strides[2])
         channel = strides[1]
-        return Walk((strides[0], *spatial), channel * base.oc, channel, view.offset)
+        return StridedLayout((strides[0], *spatial), channel * base.oc, channel, view.offset)
 
     # ---- the two contractions
 
@@ -454,11 +454,11 @@ class _Matcher:
             strides=(1, 1),
             dilations=(1, 1),
             a=a_source,
-            a_walk=Walk(av.strides[:-2], 0, av.strides[-1], av.offset),
+            a_layout=StridedLayout(av.strides[:-2], 0, av.strides[-1], av.offset),
             a_kernel=(av.strides[-2], 0),
             pack=None,
             w=w_source,
-            w_walk=Walk((*wv.strides[:-2], 0, 0), group, wv.strides[-1], wv.offset),
+            w_layout=StridedLayout((*wv.strides[:-2], 0, 0), group, wv.strides[-1], wv.offset),
             w_kernel=(apart.sums * wv.strides[-2] if apart.sums < k else 0, 0),
             w_k=wv.strides[-2],
             w_const=self._is_weight(w_source) and not any(wv.strides[:-2]),
@@ -511,13 +511,13 @@ class _Matcher:
             strides=strides,
             dilations=dilations,
             a=source,
-            a_walk=Walk(
+            a_layout=StridedLayout(
                 (view.strides[0], step[0] * strides[0], step[1] * strides[1]), channel * ic, channel, view.offset
             ),
             a_kernel=(step[0] * dilations[0], step[1] * dilations[1]),
             pack=pack,
             w=w_source,
-            w_walk=Walk((0, 0, 0), wv.strides[0] * oc, wv.strides[0], wv.offset),
+            w_layout=StridedLayout((0, 0, 0), wv.strides[0] * oc, wv.strides[0], wv.offset),
             w_kernel=(ws[0], ws[1]),
             w_k=wv.strides[1],
             w_const=True,
@@ -583,45 +583,45 @@ class _Matcher:
 
 
 def _merge(c: Contraction) -> Contraction:
-    """Join neighbouring loop dimensions that every walk crosses with one stride, and drop those of size 1."""
+    """Join neighbouring loop dimensions that every layout crosses with one stride, and drop those of size 1."""
     if c.pack is not None or c.kernel != (1, 1):
         return c
-    walks = [c.a_walk, c.w_walk, *(w for _, w in c.outputs), *(s.walk for s in c.body if s.walk is not None)]
+    layouts = [c.a_layout, c.w_layout, *(w for _, w in c.outputs), *(s.layout for s in c.body if s.layout is not None)]
     dims: list[int] = []
-    steps: list[list[int]] = [[] for _ in walks]
+    steps: list[list[int]] = [[] for _ in layouts]
     for i, n in enumerate(c.dims):
         if n == 1:
             continue
-        if dims and all(s[-1] == w.dims[i] * n for s, w in zip(steps, walks, strict=True)):
+        if dims and all(s[-1] == w.dims[i] * n for s, w in zip(steps, layouts, strict=True)):
             dims[-1] *= n
-            for s, w in zip(steps, walks, strict=True):
+            for s, w in zip(steps, layouts, strict=True):
                 s[-1] = w.dims[i]
         else:
             dims.append(n)
-            for s, w in zip(steps, walks, strict=True):
+            for s, w in zip(steps, layouts, strict=True):
                 s.append(w.dims[i])
     lead = max(0, 2 - len(dims))
     # A single pixel dimension is the columns: rows is then 1. Batch dimensions of B must not become pixels.
-    new = iter([replace(w, dims=(0,) * lead + tuple(s)) for w, s in zip(walks, steps, strict=True)])
+    new = iter([replace(w, dims=(0,) * lead + tuple(s)) for w, s in zip(layouts, steps, strict=True)])
     sizes = (1,) * lead + tuple(dims)
     c = replace(
         c,
         dims=sizes,
-        a_walk=next(new),
-        w_walk=next(new),
+        a_layout=next(new),
+        w_layout=next(new),
         outputs=tuple((slot, next(new)) for slot, _ in c.outputs),
-        body=tuple(replace(s, walk=next(new)) if s.walk is not None else s for s in c.body),
+        body=tuple(replace(s, layout=next(new)) if s.layout is not None else s for s in c.body),
     )
-    if any(c.w_walk.dims[-2:]):
+    if any(c.w_layout.dims[-2:]):
         c = _insert_rows(c)
     return c
 
 
 def _insert_rows(c: Contraction) -> Contraction:
     """Batch dimensions that choose B stand left of the two pixel dimensions; add pixel dimensions of size 1."""
-    count = 1 if not c.w_walk.dims[-1] else 2
+    count = 1 if not c.w_layout.dims[-1] else 2
 
-    def wide(w: Walk) -> Walk:
+    def wide(w: StridedLayout) -> StridedLayout:
         d = w.dims
         return replace(w, dims=(*d[:-1], 0, d[-1]) if count == 1 else (*d, 0, 0))
 
@@ -629,10 +629,10 @@ def _insert_rows(c: Contraction) -> Contraction:
     return replace(
         c,
         dims=dims,
-        a_walk=wide(c.a_walk),
-        w_walk=wide(c.w_walk),
+        a_layout=wide(c.a_layout),
+        w_layout=wide(c.w_layout),
         outputs=tuple((slot, wide(w)) for slot, w in c.outputs),
-        body=tuple(replace(s, walk=wide(s.walk)) if s.walk is not None else s for s in c.body),
+        body=tuple(replace(s, layout=wide(s.layout)) if s.layout is not None else s for s in c.body),
     )
 
 

@@ -72,7 +72,7 @@ def cycles(c: Contraction, lanes: int, th: int, tw: int, v: int) -> float:
 
 def dots(c: Contraction, lanes: int) -> Iterable[tuple[float, int, int, int]]:
     """(cycles, th, tw, v) with lanes along the sum: for few output channels and a long contiguous sum."""
-    near = c.pack is not None or c.a_walk.channel == 1
+    near = c.pack is not None or c.a_layout.channel == 1
     if not c.w_const or not near or c.oc > lanes // 2 or c.ic * c.kernel[1] < lanes or c.oc >= lanes:
         return
     limit = registers(lanes)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from weft.generate.contraction.match import Contraction, Walk
+from weft.generate.contraction.match import Contraction, StridedLayout
 from weft.generate.cpp.templates.direct import FLAGS, GATHER, finish
 from weft.generate.cpp.templates.text import indices, leaves, pointer, prelude, statics, team
 from weft.generate.parameters import Parameters
@@ -41,7 +41,7 @@ def normal(c: Contraction) -> Contraction | Declined:
     """The same with groups as channels, if the template takes it."""
     if c.ic != 1 or c.oc != 1 or c.groups < 2:
         return Declined("not a depthwise convolution")
-    if c.a_walk.group != 1 or len(c.dims) != 3 or not c.w_const:
+    if c.a_layout.group != 1 or len(c.dims) != 3 or not c.w_const:
         return Declined("depthwise convolution of an input that is not channels-last")
     if c.pack is not None:
         for table, size in ((c.pack.rows, _size(c.pack.rows)), (c.pack.cols, _size(c.pack.cols))):
@@ -52,17 +52,17 @@ def normal(c: Contraction) -> Contraction | Declined:
     if any(w.group != 1 for _, w in c.outputs):
         return Declined("depthwise convolution whose output is not channels-last")
 
-    def turn(w: Walk) -> Walk:
+    def turn(w: StridedLayout) -> StridedLayout:
         return replace(w, group=0, channel=w.group)
 
     return replace(
         c,
         groups=1,
         oc=c.groups,
-        a_walk=turn(c.a_walk),
-        w_walk=turn(c.w_walk),
+        a_layout=turn(c.a_layout),
+        w_layout=turn(c.w_layout),
         outputs=tuple((slot, turn(w)) for slot, w in c.outputs),
-        body=tuple(replace(s, walk=turn(s.walk)) if s.walk is not None else s for s in c.body),
+        body=tuple(replace(s, layout=turn(s.layout)) if s.layout is not None else s for s in c.body),
     )
 
 
@@ -80,8 +80,8 @@ def _steps(c: Contraction) -> tuple[int, int, int, int, int, int]:
         return p.row_step, p.col_step, _size(p.rows), _size(p.cols), top, left
     rows = (c.dims[1] - 1) * sh + (c.kernel[0] - 1) * c.dilations[0] + 1
     cols = (c.dims[2] - 1) * sw + (c.kernel[1] - 1) * c.dilations[1] + 1
-    row = c.a_kernel[0] // c.dilations[0] if c.kernel[0] > 1 else c.a_walk.dims[1] // sh
-    col = c.a_kernel[1] // c.dilations[1] if c.kernel[1] > 1 else c.a_walk.dims[2] // sw
+    row = c.a_kernel[0] // c.dilations[0] if c.kernel[0] > 1 else c.a_layout.dims[1] // sh
+    col = c.a_kernel[1] // c.dilations[1] if c.kernel[1] > 1 else c.a_layout.dims[2] // sw
     return row, col, rows, cols, 0, 0
 
 
@@ -198,12 +198,12 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Decli
     bands, slices = -(-tall // s.bh), -(-vectors // s.cg)
     tasks = c.dims[0] * bands * slices
     threads = min(s.threads, tasks)
-    lines = [f"const float* const x = {pointer(c.a, names)} + {c.a_walk.offset};"]
+    lines = [f"const float* const x = {pointer(c.a, names)} + {c.a_layout.offset};"]
     lines.append("const float* const w = (const float*)packed[0];")
     for leaf in leaves(c):
-        walk = cast("Walk", leaf.step.walk)
+        layout = cast("StridedLayout", leaf.step.layout)
         assert leaf.step.source is not None
-        lines.append(f"const float* const {leaf.name} = {pointer(leaf.step.source, names)} + {walk.offset};")
+        lines.append(f"const float* const {leaf.name} = {pointer(leaf.step.source, names)} + {layout.offset};")
     lines.extend(f"float* const o{k} = (float*)outputs[{k}] + {w.offset};" for k, (_, w) in enumerate(c.outputs))
     if threads > 1:
         lines.append(f"#pragma omp parallel for schedule(dynamic, 1) {team(threads)}")
@@ -216,13 +216,13 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Decli
     lines.append(f"const i64 h = r * {s.th * sh} - {top};")
     # the address of a clipped corner lies before the image; it is never read through
     lines.append(
-        f"const float* const a = x + d0 * {c.a_walk.dims[0]} + h * {row_step}"
+        f"const float* const a = x + d0 * {c.a_layout.dims[0]} + h * {row_step}"
         f" + (s * {s.tw * sw} - {left}) * {col_step} + v * {s.lanes};"
     )
     args = ["a", "h", f"w + v * {taps * s.lanes}"]
-    walks = [(leaf.name, cast("Walk", leaf.step.walk)) for leaf in leaves(c)]
-    walks += [(f"o{k}", w) for k, (_, w) in enumerate(c.outputs)]
-    for name, w in walks:
+    layouts = [(leaf.name, cast("StridedLayout", leaf.step.layout)) for leaf in leaves(c)]
+    layouts += [(f"o{k}", w) for k, (_, w) in enumerate(c.outputs)]
+    for name, w in layouts:
         terms = [(f"d0 * {w.dims[0]}", w.dims[0]), (f"r * {s.th * w.dims[1]}", w.dims[1])]
         terms += [(f"s * {s.tw * w.dims[2]}", w.dims[2]), (f"v * {s.lanes * w.channel}", w.channel)]
         args.append(" + ".join([name, *(t for t, n in terms if n)]))
@@ -244,12 +244,12 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Decli
     )
     text += f"""
 extern "C" void {entry}_pack(const void* const* inputs, void* const* packed) {{
-const float* const w = {pointer(c.w, names)} + {c.w_walk.offset};
+const float* const w = {pointer(c.w, names)} + {c.w_layout.offset};
 float* d = (float*)packed[0];
 for (i64 v = 0; v < {vectors}; ++v)
 for (i64 y = 0; y < {c.kernel[0]}; ++y) for (i64 x = 0; x < {c.kernel[1]}; ++x)
 for (i64 o = v * {s.lanes}; o < (v + 1) * {s.lanes}; ++o)
-*d++ = o < {c.oc} ? w[o * {c.w_walk.channel} + y * {c.w_kernel[0]} + x * {c.w_kernel[1]}] : 0;
+*d++ = o < {c.oc} ? w[o * {c.w_layout.channel} + y * {c.w_kernel[0]} + x * {c.w_kernel[1]}] : 0;
 }}
 """
     read = {leaf.step.source for leaf in leaves(c)} | {c.a}

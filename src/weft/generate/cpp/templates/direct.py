@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from weft.generate.contraction.match import Contraction, Pack, Walk
+from weft.generate.contraction.match import Contraction, Pack, StridedLayout
 from weft.generate.cpp.templates.text import Leaf, cost, epilogue, indices, leaves, pointer, prelude, statics, team
 from weft.generate.parameters import Parameters
 from weft.kernels.source import KernelSource, Schedule
@@ -77,7 +77,7 @@ class Layout:
 
 def _layout(c: Contraction, s: DirectConfig) -> Layout:
     if c.pack is None:
-        return Layout(c.a_walk.dims[-2], c.a_walk.dims[-1], c.a_kernel[0], c.a_kernel[1], c.a_walk.channel)
+        return Layout(c.a_layout.dims[-2], c.a_layout.dims[-1], c.a_kernel[0], c.a_kernel[1], c.a_layout.channel)
     sh, sw = c.strides
     dh, dw = c.dilations
     rows = (s.bh * s.th - 1) * sh + (c.kernel[0] - 1) * dh + 1
@@ -205,9 +205,11 @@ def tile_name(th: int, tw: int, v: int, tail: int) -> str:
     return f"tile_{th}_{tw}_{v}" + (f"_{tail}" if tail else "")
 
 
-def _at(walk: Walk, i: str, j: str, lane: str) -> str:
+def _at(layout: StridedLayout, i: str, j: str, lane: str) -> str:
     """Offset of a tile's element from the tile's first."""
-    terms = [f"{x} * {n}" for x, n in ((i, walk.dims[-2]), (j, walk.dims[-1]), (lane, walk.channel)) if n and x != "0"]
+    terms = [
+        f"{x} * {n}" for x, n in ((i, layout.dims[-2]), (j, layout.dims[-1]), (lane, layout.channel)) if n and x != "0"
+    ]
     return " + ".join(terms) or "0"
 
 
@@ -217,18 +219,18 @@ def finish_vector(
     """Epilogue and stores of one vector of `count` channels (all lanes, or the tail)."""
 
     def load(leaf: Leaf) -> str:
-        walk, name = cast("Walk", leaf.step.walk), leaf.name
-        at = _at(walk, i, j, lane)
-        if walk.channel == 0:
+        layout, name = cast("StridedLayout", leaf.step.layout), leaf.name
+        at = _at(layout, i, j, lane)
+        if layout.channel == 0:
             return f"splat({name}[{at}])"
-        if walk.channel == 1:
+        if layout.channel == 1:
             return f"ld({name} + {at})" if count == lanes else f"ldn<{count}>({name} + {at})"
-        return f"gather<{walk.channel}, {count}>({name} + {at})"
+        return f"gather<{layout.channel}, {count}>({name} + {at})"
 
     lines, results = epilogue(c, acc, load, prefix)
-    for k, ((_, walk), value) in enumerate(zip(c.outputs, results, strict=True)):
-        if walk.channel == 1 or (c.oc == 1):
-            at = f"o{k} + {_at(walk, i, j, lane)}"
+    for k, ((_, layout), value) in enumerate(zip(c.outputs, results, strict=True)):
+        if layout.channel == 1 or (c.oc == 1):
+            at = f"o{k} + {_at(layout, i, j, lane)}"
             lines.append(f"st({at}, {value});" if count == lanes else f"stn<{count}>({at}, {value});")
         else:
             lines.append(f"st(y{k} + {scatter}, {value});")
@@ -241,7 +243,7 @@ def finish(c: Contraction, lanes: int, th: int, tw: int, v: int, tail: int, *, f
     `tail`: channels of the last vector; 0: all.
     """
     pixels = [(i, j) for i in range(th) for j in range(tw)]
-    spread = [k for k, (_, walk) in enumerate(c.outputs) if walk.channel != 1 and c.oc != 1]
+    spread = [k for k, (_, layout) in enumerate(c.outputs) if layout.channel != 1 and c.oc != 1]
     counts = [lanes] * v
     if tail:
         counts[-1] = tail
@@ -271,10 +273,10 @@ def finish(c: Contraction, lanes: int, th: int, tw: int, v: int, tail: int, *, f
         lines.append("}")
     lines.append("}")
     for k in spread:
-        walk = c.outputs[k][1]
+        layout = c.outputs[k][1]
         total = (v - 1) * lanes + (tail or lanes)
         lines.append(f"for (i64 q = 0; q < {total}; ++q) for (i64 i = 0; i < {th}; ++i) for (i64 j = 0; j < {tw}; ++j)")
-        lines.append(f"  o{k}[{_at(walk, 'i', 'j', 'q')}] = y{k}[{row} + q];")
+        lines.append(f"  o{k}[{_at(layout, 'i', 'j', 'q')}] = y{k}[{row} + q];")
     return lines
 
 
@@ -415,7 +417,7 @@ INLINE void copy_run(const float* __restrict x, float* __restrict d, i64 n) {
 
 def _pack_panel(c: Contraction, s: DirectConfig) -> str:
     """`pack_panel(b, d, width, count)`: count columns of B as rows of `width`, zeros behind them."""
-    n, k = c.w_walk.channel, c.w_k
+    n, k = c.w_layout.channel, c.w_k
     if n == 1:
         inner = (
             f"for (i64 k = 0; k < {c.ic}; ++k) {{ i64 j = 0;"
@@ -440,14 +442,14 @@ def _pack_weights(c: Contraction, s: DirectConfig, grid: _Grid, entry: str, name
     source = pointer(c.w, names)
     return f"""
 extern "C" void {entry}_pack(const void* const* inputs, void* const* packed) {{
-const float* const w = {source} + {c.w_walk.offset};
+const float* const w = {source} + {c.w_layout.offset};
 float* d = (float*)packed[0];
 for (i64 g = 0; g < {c.groups}; ++g)
 for (i64 o0 = 0; o0 < {grid.vectors * s.lanes}; o0 += {s.v * s.lanes}) {{
 const i64 width = o0 + {s.v * s.lanes} <= {grid.vectors * s.lanes} ? {s.v * s.lanes} : {grid.vectors * s.lanes} - o0;
 for (i64 h = 0; h < {kh}; ++h) for (i64 x = 0; x < {kw}; ++x) for (i64 k = 0; k < {c.ic}; ++k)
 for (i64 o = o0; o < o0 + width; ++o)
-*d++ = o < {c.oc} ? w[g * {c.w_walk.group} + o * {c.w_walk.channel} + h * {c.w_kernel[0]} + x * {c.w_kernel[1]} + k * {c.w_k}] : 0;
+*d++ = o < {c.oc} ? w[g * {c.w_layout.group} + o * {c.w_layout.channel} + h * {c.w_kernel[0]} + x * {c.w_kernel[1]} + k * {c.w_k}] : 0;
 }}
 }}
 """  # noqa: E501
@@ -459,7 +461,7 @@ def _pack_dot(c: Contraction, s: DirectConfig, lay: Layout, entry: str, names: M
     source = pointer(c.w, names)
     return f"""
 extern "C" void {entry}_pack(const void* const* inputs, void* const* packed) {{
-const float* const w = {source} + {c.w_walk.offset};
+const float* const w = {source} + {c.w_layout.offset};
 float* d = (float*)packed[0];
 for (i64 g = 0; g < {c.groups}; ++g)
 for (i64 o0 = 0; o0 < {c.oc}; o0 += {s.v})
@@ -468,7 +470,7 @@ for (i64 k0 = 0; k0 < {steps * s.lanes}; k0 += {s.lanes})
 for (i64 o = o0; o < o0 + {s.v} && o < {c.oc}; ++o)
 for (i64 k = k0; k < k0 + {s.lanes}; ++k) {{
 const i64 t = segment * {length} + k, i = t % {c.ic}, x = t / {c.ic} % {c.kernel[1]}, h = t / {c.ic * c.kernel[1]};
-*d++ = k < {length} ? w[g * {c.w_walk.group} + o * {c.w_walk.channel} + h * {c.w_kernel[0]} + x * {c.w_kernel[1]} + i * {c.w_k}] : 0;
+*d++ = k < {length} ? w[g * {c.w_layout.group} + o * {c.w_layout.channel} + h * {c.w_kernel[0]} + x * {c.w_kernel[1]} + i * {c.w_k}] : 0;
 }}
 }}
 """  # noqa: E501
@@ -484,11 +486,11 @@ def total(lanes: int) -> str:
     return text + "return v[0];\n}\n"
 
 
-def _offset(walk: Walk, count: int) -> str:
+def _offset(layout: StridedLayout, count: int) -> str:
     """Offset of a task's batch indices and group."""
-    terms = [f"d{i} * {walk.dims[i]}" for i in range(count) if walk.dims[i]]
-    if walk.group:
-        terms.append(f"g * {walk.group}")
+    terms = [f"d{i} * {layout.dims[i]}" for i in range(count) if layout.dims[i]]
+    if layout.group:
+        terms.append(f"g * {layout.group}")
     return " + ".join(terms) or "0"
 
 
@@ -507,17 +509,17 @@ def _entry(
     tasks = bands * slabs * packs * c.groups * math.prod(c.dims[:-2])
     threads = min(s.threads, tasks)
     lines: list[str] = []
-    lines.append(f"const float* const x = {pointer(c.a, names)} + {c.a_walk.offset};")
+    lines.append(f"const float* const x = {pointer(c.a, names)} + {c.a_layout.offset};")
     if c.w_const:
         lines.append("const float* const w = (const float*)packed[0];")
     else:
-        lines.append(f"const float* const w = {pointer(c.w, names)} + {c.w_walk.offset};")
+        lines.append(f"const float* const w = {pointer(c.w, names)} + {c.w_layout.offset};")
     for leaf in leaves(c):
-        source, walk = leaf.step.source, cast("Walk", leaf.step.walk)
+        source, layout = leaf.step.source, cast("StridedLayout", leaf.step.layout)
         assert source is not None
-        lines.append(f"const float* const {leaf.name} = {pointer(source, names)} + {walk.offset};")
-    for k, (_, walk) in enumerate(c.outputs):
-        lines.append(f"float* const o{k} = (float*)outputs[{k}] + {walk.offset};")
+        lines.append(f"const float* const {leaf.name} = {pointer(source, names)} + {layout.offset};")
+    for k, (_, layout) in enumerate(c.outputs):
+        lines.append(f"float* const o{k} = (float*)outputs[{k}] + {layout.offset};")
     if threads > 1:
         lines.append(f"#pragma omp parallel {team(threads)}")
     lines.append("{")
@@ -542,12 +544,12 @@ def _entry(
         sh, dh = c.strides[0], c.dilations[0]
         lines.append(f"const i64 e = r1 * {s.th} < {c.dims[-2]} ? r1 * {s.th} : {c.dims[-2]};")
         lines.append(
-            f"pack_image(x + {_offset(c.a_walk, batch)}, image, r0 * {s.th * sh},"
+            f"pack_image(x + {_offset(c.a_layout, batch)}, image, r0 * {s.th * sh},"
             f" (e - 1 - r0 * {s.th}) * {sh} + {(c.kernel[0] - 1) * dh + 1});"
         )
         lines.append(f"const float* const a = image - r0 * {s.th * lay.row};")
     else:
-        lines.append(f"const float* const a = x + {_offset(c.a_walk, batch)};")
+        lines.append(f"const float* const a = x + {_offset(c.a_layout, batch)};")
     block, per = s.v * s.unit, _weights_per_unit(c, s, lay)
     oc_loop = "for (i64 b = b0; b < b1; ++b) {"
     px_loop = "for (i64 r = r0; r < r1; ++r) for (i64 s = s0; s < s1; ++s) {"
@@ -560,21 +562,21 @@ def _entry(
         count = f"b + 1 < {grid.blocks} ? {block} : {left}" if grid.blocks > 1 else str(left)
         wb = (
             f"float* const wb = image + {image};"
-            f" pack_panel(w + {_offset(c.w_walk, batch)} + b * {block * c.w_walk.channel}, wb, {width}, {count});"
+            f" pack_panel(w + {_offset(c.w_layout, batch)} + b * {block * c.w_layout.channel}, wb, {width}, {count});"
         )
     if s.order == "oc" or not c.w_const:
         lines += [oc_loop, wb, px_loop]
     else:
         lines += [px_loop, oc_loop, wb]
     args = [f"a + r * {s.th * lay.row} + s * {s.tw * lay.col}", "wb"]
-    walks = [(leaf.name, cast("Walk", leaf.step.walk)) for leaf in leaves(c)]
-    walks += [(f"o{k}", w) for k, (_, w) in enumerate(c.outputs)]
-    for name, walk in walks:
-        tile = [f"r * {s.th * walk.dims[-2]}"] * bool(walk.dims[-2]) + [f"s * {s.tw * walk.dims[-1]}"] * bool(
-            walk.dims[-1]
+    layouts = [(leaf.name, cast("StridedLayout", leaf.step.layout)) for leaf in leaves(c)]
+    layouts += [(f"o{k}", w) for k, (_, w) in enumerate(c.outputs)]
+    for name, layout in layouts:
+        tile = [f"r * {s.th * layout.dims[-2]}"] * bool(layout.dims[-2]) + [f"s * {s.tw * layout.dims[-1]}"] * bool(
+            layout.dims[-1]
         )
-        tile += [f"b * {block * walk.channel}"] * bool(walk.channel)
-        args.append(" + ".join([name, _offset(walk, batch), *tile]))
+        tile += [f"b * {block * layout.channel}"] * bool(layout.channel)
+        args.append(" + ".join([name, _offset(layout, batch), *tile]))
     call = "(" + ", ".join(args) + ");"
 
     def choose(first: int, rest: int, count: int, index: str) -> list[tuple[str, int]]:

@@ -19,7 +19,7 @@ from fractions import Fraction
 from functools import cache
 from typing import cast
 
-from weft.generate.contraction.match import Contraction, Walk
+from weft.generate.contraction.match import Contraction, StridedLayout
 from weft.generate.cpp.templates import direct
 from weft.generate.cpp.templates.text import cost, indices, leaves, pointer, prelude, statics, team
 from weft.generate.expr.ctype import literal
@@ -129,7 +129,7 @@ def applies(c: Contraction, lanes: int) -> Declined | None:
         return Declined("not a 3x3 convolution with stride 1")
     if c.ic % lanes or c.oc % lanes or not c.w_const or len(c.dims) != 3:
         return Declined("channels are no multiple of the vector")
-    step = c.pack.channel_step if c.pack is not None else c.a_walk.channel
+    step = c.pack.channel_step if c.pack is not None else c.a_layout.channel
     if step != 1 or any(w.channel != 1 for _, w in c.outputs):
         return Declined("input or output that is not channels-last")
     return None
@@ -238,8 +238,9 @@ def emit(c: Contraction, schedule: Schedule, entry: str) -> KernelSource | Decli
     # the matrix product, as the direct template's tile with plain stores
     inner = Contraction(
         dims=(1, s.tiles), groups=1, oc=width, ic=c.ic, kernel=(1, 1), strides=(1, 1), dilations=(1, 1), a=c.a,
-        a_walk=Walk((0, c.ic), 0, 1), a_kernel=(0, 0), pack=None, w=c.w, w_walk=Walk((0, 0)), w_kernel=(0, 0), w_k=0,
-        w_const=True, body=(), outputs=((-1, Walk((0, width), 0, 1)),), graph=c.graph,
+        a_layout=StridedLayout((0, c.ic), 0, 1), a_kernel=(0, 0), pack=None, w=c.w, w_layout=StridedLayout((0, 0)),
+        w_kernel=(0, 0), w_k=0,
+        w_const=True, body=(), outputs=((-1, StridedLayout((0, width), 0, 1)),), graph=c.graph,
     )  # fmt: skip
     shape = direct.DirectConfig(lanes, s.threads, 1, s.r, s.v, 1, 1, 1, "oc")
     text += direct.tile(inner, shape, direct.Layout(0, c.ic, 0, 0, 1), 1, s.r, s.v, 0)
@@ -296,24 +297,26 @@ st(y + (i * {s.m} + j) * {lanes}, sum);
     tasks, parts = math.ceil(tiles / s.tiles), math.ceil(blocks / s.og)
     scratch = -(-(n * n * (v_pos + m_pos)) // 64) * 64
     threads = min(s.threads, tasks * parts)
-    body = [f"const float* const x = {pointer(c.a, names)} + {c.a_walk.offset};"]
+    body = [f"const float* const x = {pointer(c.a, names)} + {c.a_layout.offset};"]
     body.append("const float* const w = (const float*)packed[0];")
     for leaf in leaves(c):
         assert leaf.step.source is not None
-        assert leaf.step.walk is not None
-        body.append(f"const float* const {leaf.name} = {pointer(leaf.step.source, names)} + {leaf.step.walk.offset};")
-    body.extend(f"float* const o{k} = (float*)outputs[{k}] + {walk.offset};" for k, (_, walk) in enumerate(c.outputs))
+        assert leaf.step.layout is not None
+        body.append(f"const float* const {leaf.name} = {pointer(leaf.step.source, names)} + {leaf.step.layout.offset};")
+    body.extend(
+        f"float* const o{k} = (float*)outputs[{k}] + {layout.offset};" for k, (_, layout) in enumerate(c.outputs)
+    )
     if threads > 1:
         body.append(f"#pragma omp parallel for schedule(dynamic, 1) {team(threads)}")
     number = "omp_get_thread_num()" if threads > 1 else "0"
-    walks = [(leaf.name, cast("Walk", leaf.step.walk)) for leaf in leaves(c)]
-    walks += [(f"o{k}", walk) for k, (_, walk) in enumerate(c.outputs)]
+    layouts = [(leaf.name, cast("StridedLayout", leaf.step.layout)) for leaf in leaves(c)]
+    layouts += [(f"o{k}", layout) for k, (_, layout) in enumerate(c.outputs)]
     args = [
         f"{name} + d * {k.dims[0]} + ty * {s.m * k.dims[1]} + tx * {s.m * k.dims[2]} + b0 * {s.v * lanes * k.channel}"
-        for name, k in walks
+        for name, k in layouts
     ]
     origin = [
-        f"x + d * {c.a_walk.dims[0]}",
+        f"x + d * {c.a_layout.dims[0]}",
         f"row_at + ty * {s.m}",
         f"col_at + tx * {s.m}",
         f"(const float*)packed[1] + b0 * {s.v * lanes * 9 * c.ic}",
@@ -326,7 +329,7 @@ const i64 b1 = b0 + {s.og} < {blocks} ? b0 + {s.og} : {blocks};
 const i64 count = t0 + {s.tiles} < {tiles} ? {s.tiles} : {tiles} - t0;
 for (i64 i = 0; i < count; ++i) {{
 const i64 p = t0 + i, d = p / {ty * tx}, ty = p / {tx} % {ty}, tx = p % {tx};
-forward(x + d * {c.a_walk.dims[0]}, row_at + ty * {s.m}, col_at + tx * {s.m}, V + i * {c.ic});
+forward(x + d * {c.a_layout.dims[0]}, row_at + ty * {s.m}, col_at + tx * {s.m}, V + i * {c.ic});
 }}
 for (i64 pos = 0; pos < {n * n}; ++pos)
 for (i64 b = b0; b < b1; ++b)
@@ -348,12 +351,12 @@ back({", ".join([f"M + i * {width}", f"(b1 - b0) * {s.v * lanes}", "rows", "cols
     text += f"""
 extern "C" void {entry}_pack(const void* const* inputs, void* const* packed) {{
 static const double G[{n}][3] = {{{flat}}};
-const float* const w = {pointer(c.w, names)} + {c.w_walk.offset};
+const float* const w = {pointer(c.w, names)} + {c.w_layout.offset};
 float* const d = (float*)packed[0];
 float* const e = (float*)packed[1];
 for (i64 o = 0; o < {c.oc}; ++o) for (i64 k = 0; k < {c.ic}; ++k) {{
 double t[{n}][3];
-const float* const q = w + o * {c.w_walk.channel} + k * {c.w_k};
+const float* const q = w + o * {c.w_layout.channel} + k * {c.w_k};
 for (i64 i = 0; i < {n}; ++i) for (i64 x = 0; x < 3; ++x)
 t[i][x] = G[i][0] * q[x * {c.w_kernel[1]}] + G[i][1] * q[{c.w_kernel[0]} + x * {c.w_kernel[1]}]
 + G[i][2] * q[{2 * c.w_kernel[0]} + x * {c.w_kernel[1]}];

@@ -1,4 +1,4 @@
-"""Values of nodes as statements of one thread: the shared walk of `loopnest.body`, with memory accesses widened.
+"""Values of nodes as statements of one thread: as `loopnest.body` goes through them, with memory accesses widened.
 
 A thread computes several neighbouring elements one by one, as scalars. What they read is collected first (`Accesses`):
 elements that lie in one aligned chunk of 4, 8 or 16 bytes, at constant distances, are then read by one wide load, and

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from weft.generate.cuda.loops.body import CudaBody
-from weft.generate.cuda.loops.lanes import Known, Scene, digits, no_reduction, walk
+from weft.generate.cuda.loops.lanes import Known, Scene, digits, emit_element, no_reduction
 from weft.generate.cuda.loops.launch import Draft
 from weft.generate.cuda.loops.stages import Part
 from weft.generate.expr import Value, c_type
@@ -64,7 +64,7 @@ def _note(scene: Scene, part: Part, at: Sequence[dict[Key, Index]]) -> tuple[Not
     body._levels = Known()
     body.noted = {}
     for one in at:
-        walk(scene, body, part.stage, one, no_reduction)
+        emit_element(scene, body, part.stage, one, no_reduction)
     return body.noted, body.nested
 
 
@@ -120,7 +120,7 @@ def emit_corners(draft: Draft, scene: Scene, part: Part, items: int, found: Corn
                 value = Value(f"{slots[number][0]}[{k}]", scene.graph.type_of(node).dtype)
                 body.remember(node, place, value)
         for one in at:
-            walk(scene, body, part.stage, one, no_reduction)
+            emit_element(scene, body, part.stage, one, no_reduction)
         body.flush()
 
 

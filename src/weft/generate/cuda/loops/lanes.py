@@ -58,7 +58,7 @@ def probe(scene: Scene, stages: Sequence[Stage], at: Sequence[dict[Key, Index]])
     body = CudaBody(scene.graph, scene.readable, Nest())
     body._levels = Known()  # every variable is known everywhere
     for stage, where in zip(stages, at, strict=True):
-        walk(scene, body, stage, where, lambda root, dtype: Value("r", dtype))
+        emit_element(scene, body, stage, where, lambda root, dtype: Value("r", dtype))
         for root in stage.roots:
             body.busy.add(root)
         body.busy.clear()
@@ -74,7 +74,7 @@ class Known(dict[str, int]):
         return 0
 
 
-def walk(
+def emit_element(
     scene: Scene,
     body: CudaBody,
     stage: Stage,
@@ -208,5 +208,5 @@ def digits(variables: Sequence[Var], position: str, innermost: int) -> list[str]
 
 
 def no_reduction(root: NodeId, dtype: DType) -> Value:
-    """For `walk` over a stage that has none."""
+    """For `emit_element` over a stage that has none."""
     raise AssertionError((root, dtype))

@@ -13,12 +13,12 @@ from weft.generate.cuda.loops.lanes import (
     best_lane,
     cuts,
     digits,
+    emit_element,
     lanes_of,
     merge,
     no_reduction,
     order,
     probe,
-    walk,
 )
 from weft.generate.cuda.loops.launch import Draft
 from weft.generate.cuda.loops.stages import Part
@@ -182,4 +182,4 @@ def _emit_vector(draft: Draft, scene: Scene, part: Part, position: str, suffix: 
             if part.inner is not None:
                 values[part.inner] = Index(c)
             at = {key: index.substitute(values) for key, index in part.at.items()}
-            walk(scene, body, part.stage, at, no_reduction)
+            emit_element(scene, body, part.stage, at, no_reduction)

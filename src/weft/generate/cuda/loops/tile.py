@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from weft.generate.cuda.loops.body import TileKey, TileView
 from weft.generate.cuda.loops.forms import Form
-from weft.generate.cuda.loops.lanes import Probe, Scene, digits, lanes_of, no_reduction, walk
+from weft.generate.cuda.loops.lanes import Probe, Scene, digits, emit_element, lanes_of, no_reduction
 from weft.generate.cuda.loops.launch import Draft
 from weft.generate.expr.ctype import c_type, storage_type
 from weft.generate.loopnest.index import Index, Var, index_of
@@ -116,7 +116,7 @@ def emit_tiled(draft: Draft, scene: Scene, part: Tiled, known: list[TileKey]) ->
                 view.lane = k
                 values = {part.along: index_of(down) * part.lanes + k, part.across: index_of(right)}
                 at = {key: index.substitute(values) for key, index in part.at.items()}
-                walk(scene, body, part.stage, at, no_reduction)
+                emit_element(scene, body, part.stage, at, no_reduction)
             body.view = None
             body.flush()
     known[:] = list(view.arrays)[:MAX_TILES]

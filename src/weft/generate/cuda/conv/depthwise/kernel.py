@@ -14,7 +14,7 @@ from weft.costmodel.constants import Depthwise
 from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import gap_us
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.contraction.match import Walk
+from weft.generate.contraction.match import StridedLayout
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.pack import pack_vectors, packed_by
 from weft.generate.cuda.gemm.common.product import Product, image_steps
@@ -60,17 +60,17 @@ def normal(p: Product) -> Product | Declined:
     if c.pack is not None and p.borders is None:
         return Declined("a depthwise convolution behind other padding than zeros")
 
-    def turn(w: Walk) -> Walk:
+    def turn(w: StridedLayout) -> StridedLayout:
         return replace(w, group=0, channel=w.group)
 
     turned = replace(
         c,
         groups=1,
         oc=c.groups,
-        a_walk=turn(c.a_walk),
-        w_walk=turn(c.w_walk),
+        a_layout=turn(c.a_layout),
+        w_layout=turn(c.w_layout),
         outputs=tuple((slot, turn(w)) for slot, w in c.outputs),
-        body=tuple(replace(s, walk=turn(s.walk)) if s.walk is not None else s for s in c.body),
+        body=tuple(replace(s, layout=turn(s.layout)) if s.layout is not None else s for s in c.body),
     )
     return replace(p, c=turned)
 
@@ -95,9 +95,9 @@ def shapes(p: Product, facts: GpuFacts, keep: int = 6) -> list[tuple[float, Dept
 
 def _candidates(p: Product) -> Iterable[DepthwiseConfig]:
     c = p.c
-    last = c.a_walk.channel == 1
+    last = c.a_layout.channel == 1
     widest = epilogue.plan(p).width if last else 1
-    steps = [c.a_walk.offset, c.a_walk.dims[0], *image_steps(p)]
+    steps = [c.a_layout.offset, c.a_layout.dims[0], *image_steps(p)]
     while widest > 1 and any(x % widest for x in steps):
         widest //= 2
     for width in dict.fromkeys((widest, max(1, widest // 2))):
@@ -144,7 +144,7 @@ def cycles(p: Product, s: DepthwiseConfig, facts: GpuFacts) -> float:
     )
     stored = sum((p.sum if slot < 0 else c.body[slot].dtype).itemsize for slot, _ in c.outputs)
     moved = p.n * pixels * (stored + p.dtype.itemsize * math.prod(c.strides))
-    turned = c.a_walk.channel != 1 and c.outputs[0][1].channel == 1
+    turned = c.a_layout.channel != 1 and c.outputs[0][1].channel == 1
     shares = (
         -(-busiest // max(1, resident)) * one,
         blocks / facts.sms * s.threads / 128 * each,
@@ -181,7 +181,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     vectors = p.n // s.width
     tall, wide = -(-c.dims[1] // s.th), -(-c.dims[2] // s.tw)
     count = c.dims[0] * tall * wide * vectors
-    last, i = c.a_walk.channel == 1, Int("i")
+    last, i = c.a_layout.channel == 1, Int("i")
     if last:
         place = f"cv = {i % vectors}, tx = {i / vectors % wide}, ty = {i / (vectors * wide) % tall}"
     else:
@@ -192,8 +192,8 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     taps = math.prod(c.kernel)
     near = _near(p, s)
     high, broad = _field(p, s)
-    image = c.a_walk.offset + Int("img") * c.a_walk.dims[0]
-    origin = summed(image, Int("y0") * row_step, Int("x0") * col_step, Int("n") * c.a_walk.channel)
+    image = c.a_layout.offset + Int("img") * c.a_layout.dims[0]
+    origin = summed(image, Int("y0") * row_step, Int("x0") * col_step, Int("n") * c.a_layout.channel)
     lines = [
         f"const int i = role.block_x() * {s.threads} + role.thread();",
         f"const int {place};",

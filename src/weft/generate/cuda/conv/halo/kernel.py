@@ -319,9 +319,9 @@ def pipeline(
     """
     w, s = g.w, g.s
     nt = -(-g.columns // s.bn)
-    base = p.c.a_walk.offset + Int("img") * p.c.a_walk.dims[0]
+    base = p.c.a_layout.offset + Int("img") * p.c.a_layout.dims[0]
     if w.groups > 1:
-        base += Int("g") * p.c.a_walk.group
+        base += Int("g") * p.c.a_layout.group
     i, y = Int("i"), Int("role.block_y()")
     kind = storage(p.dtype)
     refill = g.deepest > s.stages
@@ -418,7 +418,7 @@ def _fill_a(p: Product, g: Geometry) -> str:
 
 def _gather(p: Product, g: Geometry, count: int, find: str, channel: Int) -> str:
     """Statements: the field in pieces of fewer than 16 bytes, the loads of several pieces before their stores."""
-    ic, walk = g.w.ic, p.c.a_walk
+    ic, layout = g.w.ic, p.c.a_layout
     width, unit = FEW if g.few else p.chunk, _unit(p, g)
     rounds = -(-count // g.threads)
     together = min(rounds, 8 if g.few else 4)
@@ -440,7 +440,7 @@ def _gather(p: Product, g: Geometry, count: int, find: str, channel: Int) -> str
         f"const int i = i0 + j, x = t + i * {g.threads}; if (i < {rounds}) {{ {find} const int ch = {channel};"
         f" const bool ok = x < {count} && {ao} >= 0; to_[j] = {at};"
         f' _Pragma("unroll") for (int e = 0; e < {-(-min(width, ic) // unit)}; ++e)'
-        f" w_read_if(v[j][e], A + {ao} + {Int(element.tight) * walk.channel}, {value}); }}"
+        f" w_read_if(v[j][e], A + {ao} + {Int(element.tight) * layout.channel}, {value}); }}"
     )
     write = (
         f"const int i = i0 + j, x = t + i * {g.threads};"
@@ -457,9 +457,9 @@ def _gather(p: Product, g: Geometry, count: int, find: str, channel: Int) -> str
 
 def _unit(p: Product, g: Geometry) -> int:
     """Neighbouring channels that can be read at once where sixteen bytes cannot."""
-    walk = p.c.a_walk
-    steps = (g.w.ic, walk.offset, walk.dims[0], *image_steps(p), walk.group if g.w.groups > 1 else 0)
-    if walk.channel != 1:
+    layout = p.c.a_layout
+    steps = (g.w.ic, layout.offset, layout.dims[0], *image_steps(p), layout.group if g.w.groups > 1 else 0)
+    if layout.channel != 1:
         return 1
     return next(unit for unit in (4, 2, 1) if all(x % unit == 0 for x in steps))
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from weft.generate.contraction.match import Source, Walk
+from weft.generate.contraction.match import Source, StridedLayout
 from weft.generate.cuda.conv.halo import kernel as halo
 from weft.generate.cuda.conv.pooled.match import Pool, Pooled
 from weft.generate.cuda.conv.separable.kernel import placed
@@ -184,7 +184,7 @@ def _arguments(p: Pooled) -> tuple[tuple[dict[Source, str], dict[Source, str]], 
 
 def finish(one: Product, names: Mapping[Source, str], width: int, acc: str) -> list[str]:
     """Statements: `width` neighbouring sums of a product, finished, to `out0`."""
-    here = Walk((0,) * len(one.c.dims))
+    here = StridedLayout((0,) * len(one.c.dims))
     c = replace(one.c, outputs=tuple((slot, here) for slot, _ in one.c.outputs))
     return epilogue.body(replace(one, c=c), names, width, acc=acc, prefix="d")
 
@@ -200,8 +200,8 @@ def into_tile(
     s, w = g.s, g.w
     kind, width = storage(to), 2 if one.n % 2 == 0 else 1
     inside = [f"n < {one.n}"] if one.n % s.bn else []
-    moving = (x.walk for _, x in epilogue.leaves(one.c) if x.walk is not None)
-    if any(any(walk.dims) for walk in moving):
+    moving = (x.layout for _, x in epilogue.leaves(one.c) if x.layout is not None)
+    if any(any(layout.dims) for layout in moving):
         inside += [f"r < {s.th * s.tw}"] if g.bm > s.th * s.tw else []
         inside += [f"(u32)cy < {w.rows}u"] if overhangs[0] else []
         inside += [f"(u32)cx < {w.cols}u"] if overhangs[1] else []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.contraction.match import Source, Walk
+from weft.generate.contraction.match import Source, StridedLayout
 from weft.generate.cuda.conv.halo import kernel as halo
 from weft.generate.cuda.conv.separable.match import Separable
 from weft.generate.cuda.gemm.common import epilogue
@@ -204,7 +204,7 @@ def _depthwise(p: Separable, s: SeparableConfig, g: halo.Geometry, names: Mappin
     row_step, col_step = image_steps(one)
     top, left = (one.borders[0], one.borders[1]) if one.borders is not None else (None, None)
     rows, cols = c.dims[1], c.dims[2]
-    to_shared = Walk((0,) * len(c.dims), 0, 1, 0)
+    to_shared = StridedLayout((0,) * len(c.dims), 0, 1, 0)
     stored = replace(one, c=replace(c, outputs=tuple((slot, to_shared) for slot, _ in c.outputs)))
     start = (
         f"const int r = {Int('x') / per}, n = {'c0' + Int('x') % per * 8}, m = m0 + r;"
@@ -213,7 +213,7 @@ def _depthwise(p: Separable, s: SeparableConfig, g: halo.Geometry, names: Mappin
     ok = [f"m < {one.m}"] if one.m % s.bm else []
     ok += [f"n < {one.n}"] if one.n % s.bc else []
     m = Int("m")
-    place = summed(c.a_walk.offset, Int("img") * c.a_walk.dims[0], Int("y0") * row_step, Int("x0") * col_step, "n")
+    place = summed(c.a_layout.offset, Int("img") * c.a_layout.dims[0], Int("y0") * row_step, Int("x0") * col_step, "n")
     lines = [
         start,
         f"const bool live = {' && '.join(ok) or 'true'};",

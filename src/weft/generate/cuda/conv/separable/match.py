@@ -104,9 +104,9 @@ def _refuse(s: Separable) -> Declined | None:
     one, two = s.first, s.second
     if one.dtype is DType.F32 or one.dtype is not two.dtype:
         return Declined("tensor cores for f32")
-    if one.c.a_walk.channel != 1 or one.n % 8 or epilogue.plan(one).width != 8 or one.c.a_walk.offset % 8:
+    if one.c.a_layout.channel != 1 or one.n % 8 or epilogue.plan(one).width != 8 or one.c.a_layout.offset % 8:
         return Declined("channels that 16-byte vectors do not fit")
-    if any(step % 8 for step in (one.c.a_walk.dims[0], *image_steps(one))):
+    if any(step % 8 for step in (one.c.a_layout.dims[0], *image_steps(one))):
         return Declined("pixels that are not aligned to 16 bytes")
     return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.generate.contraction.match import Contraction, Source, Step, Walk, constants_of
+from weft.generate.contraction.match import Contraction, Source, Step, StridedLayout, constants_of
 from weft.generate.cuda.gemm.common.normed_text import parts_text
 from weft.generate.cuda.gemm.common.product import Product, is_weight, offset_of
 from weft.generate.cuda.gemm.common.sink import Rounded, Sink, ToGlobal, ToShared
@@ -39,13 +39,13 @@ class Epilogue:
 
 def plan(p: Product, most: int = 0) -> Epilogue:
     """Widest vectors that the outputs' places in memory allow; `most`: of sums of integers, else 16 bytes of them."""
-    walks = [w for _, w in p.c.outputs]
-    if p.n > 1 and walks[0].channel != 1:
+    layouts = [w for _, w in p.c.outputs]
+    if p.n > 1 and layouts[0].channel != 1:
         return Epilogue(1, True)
     sizes = [_dtype(p.c, slot, p.sum).itemsize for slot, _ in p.c.outputs]
     for width in (8, 4, 2):
         fits = all(
-            w.channel == 1 and _aligned(p, w, min(width, 16 // size)) for w, size in zip(walks, sizes, strict=True)
+            w.channel == 1 and _aligned(p, w, min(width, 16 // size)) for w, size in zip(layouts, sizes, strict=True)
         )
         if (
             p.n % width == 0
@@ -60,11 +60,11 @@ def _dtype(c: Contraction, slot: int, dtype: DType) -> DType:
     return dtype if slot < 0 else c.body[slot].dtype
 
 
-def _aligned(p: Product, walk: Walk, by: int) -> bool:
-    steps = [s for s, n in zip(walk.dims, p.c.dims, strict=True) if n > 1]
+def _aligned(p: Product, layout: StridedLayout, by: int) -> bool:
+    steps = [s for s, n in zip(layout.dims, p.c.dims, strict=True) if n > 1]
     if p.c.groups > 1 or p.c.heads:
-        steps.append(walk.group)
-    return all(s % by == 0 for s in (*steps, walk.offset))
+        steps.append(layout.group)
+    return all(s % by == 0 for s in (*steps, layout.offset))
 
 
 def scalar(c: Contraction, step: Step) -> Value | None:
@@ -138,17 +138,17 @@ def constant_array(c: Contraction, node: int, prefix: str = "kc") -> str:
     return f"__device__ __align__(16) const {storage(dtype)} {prefix}{node}[] = {{{body}}};\n"
 
 
-def _place(p: Product, walk: Walk) -> Int:
+def _place(p: Product, layout: StridedLayout) -> Int:
     """Element offset of (m, n) in a block whose group and batch are g and b."""
     c, n = p.c, Int("n")
-    place = offset_of(walk, c.dims, p.rows, "m") + offset_of(walk, c.dims, p.batch, "b")
+    place = offset_of(layout, c.dims, p.rows, "m") + offset_of(layout, c.dims, p.batch, "b")
     if c.groups > 1:
-        place += Int("g") * walk.group
-    place += walk.offset
+        place += Int("g") * layout.group
+    place += layout.offset
     size = c.heads
-    if size and walk.group != size * walk.channel:
-        return place + n / size * walk.group + n % size * walk.channel
-    return place if p.n == 1 else place + n * walk.channel
+    if size and layout.group != size * layout.channel:
+        return place + n / size * layout.group + n % size * layout.channel
+    return place if p.n == 1 else place + n * layout.channel
 
 
 def wide_load(temporary: str, dtype: DType, width: int, address: Int | str, to: str) -> list[str]:
@@ -234,17 +234,17 @@ def prefetch(p: Product, names: Mapping[Source, str], columns: int, first: str =
     c = p.c
     lines = []
     for _, step in leaves(c):
-        walk, source = step.walk, step.source
-        assert walk is not None
+        layout, source = step.layout, step.source
+        assert layout is not None
         assert source is not None
         constant = source.kind == "input" and is_weight(c, source.index)
-        if not constant or any(walk.dims) or walk.channel != 1 or p.n == 1 or (c.heads and walk.group != c.heads):
+        if not constant or any(layout.dims) or layout.channel != 1 or p.n == 1 or (c.heads and layout.group != c.heads):
             continue
         per = 128 // step.dtype.itemsize
         count = -(-min(columns, p.n) // per) + 1
         base = f"(const {storage(step.dtype)}*){names[source]}"
         last = f"n < {p.n} ? n : {p.n - 1}"
-        ask = f"w_prefetch({Int(base) + walk.offset + Int('g') * walk.group + Int(last)});"
+        ask = f"w_prefetch({Int(base) + layout.offset + Int('g') * layout.group + Int(last)});"
         lines.append(f"if (t < {count}) {{ const int n = {first} + t * {per}; {ask} }}")
     return lines
 
@@ -321,15 +321,15 @@ def streamed(p: Product, *, by_row: bool) -> list[int]:
     """
     found = []
     for slot, step in leaves(p.c):
-        walk = step.walk
-        assert walk is not None
-        moves = any(s for s, n in zip(walk.dims, p.c.dims, strict=True) if n > 1)
+        layout = step.layout
+        assert layout is not None
+        moves = any(s for s, n in zip(layout.dims, p.c.dims, strict=True) if n > 1)
         if (
             moves == by_row
-            and walk.channel == 1
+            and layout.channel == 1
             and step.dtype.itemsize * p.vector == 16
             and plan(p, p.vector).width == p.vector
-            and _aligned(p, walk, p.vector)
+            and _aligned(p, layout, p.vector)
         ):
             found.append(slot)
     return found
@@ -338,9 +338,9 @@ def streamed(p: Product, *, by_row: bool) -> list[int]:
 def address(p: Product, names: Mapping[Source, str], slot: int) -> str:
     """C text of the address of a leaf's element at row m and column n of group g and batch b."""
     step = p.c.body[slot]
-    assert step.walk is not None
+    assert step.layout is not None
     assert step.source is not None
-    return behind(f"(const {storage(step.dtype)}*){names[step.source]}", _place(p, step.walk))
+    return behind(f"(const {storage(step.dtype)}*){names[step.source]}", _place(p, step.layout))
 
 
 def _sum(p: Product, acc: str, i: int) -> str:
@@ -367,22 +367,22 @@ def body(
     lines: list[str] = []
     values: dict[int, list[Value]] = {}
     for slot, step in leaves(c):
-        assert step.walk is not None
+        assert step.layout is not None
         name, kind = f"{prefix}x{slot}", storage(step.dtype)
-        walk = step.walk
+        layout = step.layout
         where = (given or {}).get(slot) or address(p, names, slot)
         lines.append(f"const {kind}* const {name}p = {where};")
-        if not walk.channel or p.n == 1 or width == 1:
+        if not layout.channel or p.n == 1 or width == 1:
             lines.append(f"const {c_type(step.dtype)} {name} = {load(step.dtype, name + 'p')};")
             values[slot] = [Value(name, step.dtype)] * width
             continue
         lines.append(f"{c_type(step.dtype)} {name}[{width}];")
         per = min(width, 16 // step.dtype.itemsize)
-        if walk.channel == 1 and _aligned(p, walk, per):
+        if layout.channel == 1 and _aligned(p, layout, per):
             lines += wide_load(f"{name}w", step.dtype, width, f"{name}p", name)
         else:
             lines += [
-                f"{name}[{i}] = {load(step.dtype, str(Int(f'{name}p') + i * walk.channel))};" for i in range(width)
+                f"{name}[{i}] = {load(step.dtype, str(Int(f'{name}p') + i * layout.channel))};" for i in range(width)
             ]
         values[slot] = [Value(f"{name}[{i}]", step.dtype) for i in range(width)]
     approximate = _approximate(c)
@@ -412,10 +412,10 @@ def body(
             lines.append(f"const {value.c_type} {value.name} = {text};")
             found.append(value)
         values[slot] = found
-    for k, (slot, walk) in enumerate(c.outputs):
+    for k, (slot, layout) in enumerate(c.outputs):
         dtype = _dtype(c, slot, p.sum)
         kind = storage(dtype)
-        to = f"({sink.address})" if isinstance(sink, ToShared) else behind(f"out{k}", _place(p, walk))
+        to = f"({sink.address})" if isinstance(sink, ToShared) else behind(f"out{k}", _place(p, layout))
         lines.append(f"{kind}* const {prefix}y{k} = ({kind}*){to};")
         names_of = [_sum(p, acc, i) if slot < 0 else values[slot][i].name for i in range(width)]
         if isinstance(sink, Rounded):

@@ -66,16 +66,16 @@ def _copy(to: str, source: str, bytes_: str) -> str:
 
 def _base(p: Product) -> Int:
     """Offset of a for the block's group and batch."""
-    walk = p.c.a_walk
-    place = offset_of(walk, p.c.dims, p.batch, "b")
+    layout = p.c.a_layout
+    place = offset_of(layout, p.c.dims, p.batch, "b")
     if p.c.groups > 1:
-        place += _G * walk.group
-    return place + walk.offset
+        place += _G * layout.group
+    return place + layout.offset
 
 
 def _rows_of(p: Product, index: str) -> Int:
     """Offset of row `index` of a."""
-    return _base(p) + offset_of(p.c.a_walk, p.c.dims, p.rows, index)
+    return _base(p) + offset_of(p.c.a_layout, p.c.dims, p.rows, index)
 
 
 def _tail(p: Product, tile: Tile) -> str:
@@ -152,7 +152,7 @@ def _taps(p: Product, tile: Tile) -> Loader:
         return Loader(setup=setup, begin=head + each(count, tile.threads, body))
     pack = c.pack
     sh, sw = c.strides
-    image = _base(p) + Int("img") * c.a_walk.dims[0]
+    image = _base(p) + Int("img") * c.a_layout.dims[0]
     if p.borders is not None:
         top, left = p.borders
         setup = f"int ao[{rounds}], ay[{rounds}], ax[{rounds}];\n" + each(
@@ -202,7 +202,7 @@ def tables(p: Product, threads: int) -> tuple[str, str, int]:
 
 
 def _columns(p: Product, tile: Tile) -> Loader:
-    walk = p.c.a_walk
+    layout = p.c.a_layout
     chunks = tile.bm // p.chunk
     count = tile.bk * chunks
     full = p.m % tile.bm == 0
@@ -211,7 +211,7 @@ def _columns(p: Product, tile: Tile) -> Loader:
     )
     ok = ([] if full else [f"am < {p.m}"]) + ([] if p.k % tile.bk == 0 else [f"k < {p.k}"])
     to = _chunk(chunks)
-    place = f"A + ao + {_K * walk.channel}"
+    place = f"A + ao + {_K * layout.channel}"
     body = f"const int k = {_KB * tile.bk + _X / chunks}; "
     if ok:
         body += f"const bool ok = {' && '.join(ok)}; " + _copy(to, f"(ok ? {place} : A)", "(ok ? 16u : 0u)")
@@ -350,11 +350,11 @@ def _elements(p: Product, tile: Tile) -> Loader:
     c = p.c
     if p.a_lines:
         start = str("A" + _rows_of(p, "at"))
-        return _lines(tile.bm, tile, "a", start, c.a_walk.channel, _inside("at", p.m, tile.bm, p, tile), "m0")
+        return _lines(tile.bm, tile, "a", start, c.a_layout.channel, _inside("at", p.m, tile.bm, p, tile), "m0")
     if p.a_across:
-        place = str("A" + _rows_of(p, "at") + _K * c.a_walk.channel)
+        place = str("A" + _rows_of(p, "at") + _K * c.a_layout.channel)
         return _across(tile.bm, tile.bk, tile.threads, "ra", place, f"at < {p.m} && k < {p.k}", "m0")
-    if c.pack is None and c.kernel == (1, 1) and c.a_walk.channel == 1 and _in_words(p, c.a):
+    if c.pack is None and c.kernel == (1, 1) and c.a_layout.channel == 1 and _in_words(p, c.a):
         chunks = tile.bk // p.chunk
         state = f"const int m = m0 + {_X / chunks}; ao[i] = m < {p.m} ? {_rows_of(p, 'm')} : -1;"
         rounds = -(-tile.bm * chunks // tile.threads)
@@ -369,10 +369,10 @@ def _elements(p: Product, tile: Tile) -> Loader:
     decl = f"uint4 ra[{rounds}];\n"
     step_y, step_x = c.dilations
     text, before, size = "", "", 0
-    image, py, px = _base(p) + Int("img") * c.a_walk.dims[0], Int("py"), Int("px")
+    image, py, px = _base(p) + Int("img") * c.a_layout.dims[0], Int("py"), Int("px")
     if c.pack is None:
         state, fields = f"ao[i] = m < {p.m} ? {_rows_of(p, 'm')} : -1;", "ao"
-        dk = [c.a_kernel[0], c.a_kernel[1], c.a_walk.channel]
+        dk = [c.a_kernel[0], c.a_kernel[1], c.a_layout.channel]
         test, place = "ao[i] >= 0", "ao[i] + d.x"
     elif p.borders is not None:
         top, left = p.borders
@@ -382,7 +382,7 @@ def _elements(p: Product, tile: Tile) -> Loader:
             f" ao[i] = {summed(image, Int('ay[i]') * c.pack.row_step, Int('ax[i]') * c.pack.col_step)};"
         )
         fields = "ao ay ax"
-        dk = [step_y * c.pack.row_step, step_x * c.pack.col_step, c.a_walk.channel]
+        dk = [step_y * c.pack.row_step, step_x * c.pack.col_step, c.a_layout.channel]
         test = f"(u32)(ay[i] + (d.y >> 16)) < {top.size}u && (u32)(ax[i] + (d.y & 65535)) < {left.size}u"
         place = "ao[i] + d.x"
     else:
@@ -392,7 +392,7 @@ def _elements(p: Product, tile: Tile) -> Loader:
             f" ay[i] = m < {p.m} ? {py * c.strides[0]} : 0; ax[i] = {px * c.strides[1] + len(c.pack.rows)};"
         )
         fields = "ao ay ax"
-        dk = [0, 0, c.a_walk.channel]
+        dk = [0, 0, c.a_layout.channel]
         test = "ao[i] >= 0 && (w_place[ay[i] + (d.y >> 16)] | w_place[ax[i] + (d.y & 65535)]) >= 0"
         place = "ao[i] + w_place[ay[i] + (d.y >> 16)] + w_place[ax[i] + (d.y & 65535)] + d.x"
     fetch, more = _k_places(p, dk)
@@ -434,7 +434,7 @@ def _k_places(p: Product, steps: list[int]) -> tuple[str, str]:
 def load_w(p: Product, tile: Tile) -> Loader:
     """The loader of the right operand; `W` points at its first element (`packed`: at the block's tiles)."""
     c = p.c
-    walk = c.w_walk
+    layout = c.w_layout
     chunks = tile.bk // p.chunk
     if p.w_load == "packed":
         count = tile.bn * chunks
@@ -443,7 +443,7 @@ def load_w(p: Product, tile: Tile) -> Loader:
             count, tile.threads, _copy("to + x * 16", "from + x * 16", "16")
         )
         return Loader(begin=begin)
-    offset = summed(walk.offset, _G * walk.group, offset_of(walk, c.dims, p.batch, "b"))
+    offset = summed(layout.offset, _G * layout.group, offset_of(layout, c.dims, p.batch, "b"))
     base = "W" + offset
     full_n = p.n % tile.bn == 0
     if p.w_load == "nk":
@@ -453,7 +453,7 @@ def load_w(p: Product, tile: Tile) -> Loader:
         head = f"const int k = {_KB * tile.bk + _T % chunks * p.chunk};"
         if bytes_ != "16":
             head += f" const u32 n16 = {bytes_};"
-        place = str(base + _N * walk.channel + "k")
+        place = str(base + _N * layout.channel + "k")
         body = f"const int n = n0 + {_X / chunks}; "
         if full_n and bytes_ == "16":
             body += _copy(to, place, "16")
@@ -476,7 +476,7 @@ def load_w(p: Product, tile: Tile) -> Loader:
         return Loader(begin=each(count, tile.threads, body))
     if c.kernel == (1, 1) and c.w_k == 1 and _in_words(p, c.w):
         row = "n0" + _X / chunks
-        place = str(offset + row * walk.channel)
+        place = str(offset + row * layout.channel)
         return _runs(p, tile, tile.bn, "w", "", place, f"{row} < {p.n}", _size(p, c.w))
     if p.w_lines:
         return _lines(tile.bn, tile, "w", f"{base + 'at'}", c.w_k, _inside("at", p.n, tile.bn, p, tile), "n0")
@@ -487,7 +487,7 @@ def load_w(p: Product, tile: Tile) -> Loader:
     count = tile.bn * chunks
     rounds = -(-count // tile.threads)
     to = f"to + {chunk_at(_X % tile.bn, _X / tile.bn, chunks)}"
-    at = offset + _N * walk.channel + _K * c.w_k
+    at = offset + _N * layout.channel + _K * c.w_k
     value = f"const int k = k0 + e; v[e] = n < {p.n} && k < {p.k} ? W[{at}] : 0;"
     body = f"const int k0 = {_KB * tile.bk + _X / tile.bn * p.chunk}, n = n0 + {_X % tile.bn}; " + _gather(
         kind, p.chunk, "rw", value

@@ -40,7 +40,7 @@ def pack_body(p: Product, weight: str, bn: int, bk: int) -> str:
     total = packed_elements(p, bn, bk)
     chunks = bk // p.chunk
     taps = c.kernel[1]
-    w = c.w_walk
+    w = c.w_layout
     kts, nts = -(-p.k // bk), -(-p.n // bn)
     i, tile, tap = Int("i"), Int("tile"), Int("tap")
     at: list[Int | int] = [w.offset, Int("g") * w.group, Int("n") * w.channel]
@@ -79,7 +79,7 @@ def pack_vectors(p: Product, width: int, name: str = "pack") -> Packing:
     taps = c.kernel[0] * c.kernel[1]
 
     i, tap = Int("i"), Int("tap")
-    at: list[Int | int] = [c.w_walk.offset, Int("n") * c.w_walk.channel]
+    at: list[Int | int] = [c.w_layout.offset, Int("n") * c.w_layout.channel]
     at += [tap / c.kernel[1] * c.w_kernel[0], tap % c.kernel[1] * c.w_kernel[1]]
 
     def body(weight: str) -> str:
@@ -93,7 +93,7 @@ def pack_vectors(p: Product, width: int, name: str = "pack") -> Packing:
 
 @dataclass(frozen=True, slots=True)
 class FragmentOrder:
-    """How a convolution's sum is walked: blocks of `bc` channels, in each a number of steps of 16."""
+    """The order of a convolution's K: blocks of `bc` channels, in each a number of steps of 16."""
 
     columns: int
     bn: int
@@ -130,7 +130,7 @@ def pack_fragments(p: Product, order: FragmentOrder, name: str = "pack") -> Pack
         split = f"o = {Int('n') % c.oc}, ky = tap, kx = {Int('n') / c.oc}"
     else:
         split = f"o = n, ky = {Int('tap') / c.kernel[1]}, kx = {Int('tap') % c.kernel[1]}"
-    w = c.w_walk
+    w = c.w_layout
     at: list[Int | int] = [w.offset, Int("g") * w.group, Int("o") * w.channel]
     at += [Int("ky") * c.w_kernel[0], Int("kx") * c.w_kernel[1], Int("ch") * c.w_k]
     i, rest = Int("i"), Int("rest")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from weft.generate.contraction.match import Contraction, Walk, match
+from weft.generate.contraction.match import Contraction, StridedLayout, match
 from weft.generate.cuda.gemm.common.narrow import Narrow, narrow, narrow_floats
 from weft.generate.cuda.gemm.common.normed import HALVES, PIECE, Norm, Parts, applies, stripped
 from weft.generate.expr.integer import Int, summed
@@ -203,26 +203,26 @@ def _normed(problem: Problem) -> Product | Declined:
     if norm is not None:
         weights = all(is_weight(c, problem.graph.inputs.index(i)) for i in norm.columns)
         places = (p.m, p.k, c.a.index) == (norm.count, norm.length, problem.graph.inputs.index(norm.source))
-        if not weights or not places or p.a_load != "rows" or not _dense(c, c.a_walk, p.rows, p.k):
+        if not weights or not places or p.a_load != "rows" or not _dense(c, c.a_layout, p.rows, p.k):
             return Declined("a normalised operand that is no matrix in memory, or vectors that are no weights")
         if norm.stored >= 0 and problem.graph.type_of(norm.value).size != p.m * p.k:
             return Declined("a normalised operand of other rows")
     if parts is not None:
-        slot, walk = c.outputs[0]
+        slot, layout = c.outputs[0]
         half = (p.sum if slot < 0 else c.body[slot].dtype) in HALVES
-        if len(c.outputs) > 1 or not half or walk.channel != 1 or not _dense(c, walk, p.rows, p.n) or p.n % PIECE:
+        if len(c.outputs) > 1 or not half or layout.channel != 1 or not _dense(c, layout, p.rows, p.n) or p.n % PIECE:
             return Declined("partial statistics of a result that is no 16-bit matrix in whole fragments")
     return replace(p, norm=norm, parts=parts, positions=taken.positions)
 
 
-def _dense(c: Contraction, walk: Walk, rows: Sequence[int], columns: int) -> bool:
+def _dense(c: Contraction, layout: StridedLayout, rows: Sequence[int], columns: int) -> bool:
     """Whether the rows of a matrix follow each other in memory."""
     step = columns
     for i in reversed(rows):
-        if c.dims[i] > 1 and walk.dims[i] != step:
+        if c.dims[i] > 1 and layout.dims[i] != step:
             return False
         step *= c.dims[i]
-    return walk.offset == 0
+    return layout.offset == 0
 
 
 def _of_bytes(integers: Narrow) -> Product | Declined:
@@ -244,7 +244,7 @@ def _product(c: Contraction, bytes_: tuple[DType, DType] | None = None, *, tf32:
     if any(n.type.size >= _LIMIT for n in graph.nodes):
         return Declined("a value of 2^31 elements or more")
     dtype = bytes_[0] if bytes_ else next(n.type.dtype for n in graph.nodes if CATEGORY[n.prim] is Category.LINEAR)
-    batch = tuple(i for i, step in enumerate(c.w_walk.dims) if step)
+    batch = tuple(i for i, step in enumerate(c.w_layout.dims) if step)
     rows = tuple(i for i in range(len(c.dims)) if i not in batch)
     if c.pack is not None and batch:
         return Declined("a convolution whose weight differs by position")
@@ -260,10 +260,10 @@ def in_columns(p: Product) -> Product:
     Such groups read the same left operand, and right ones that lie side by side: tiles may hold several heads.
     """
     c = p.c
-    w = c.w_walk
-    if c.groups == 1 or c.a_walk.group or w.group != c.oc * w.channel or c.kernel != (1, 1) or c.pack is not None:
+    w = c.w_layout
+    if c.groups == 1 or c.a_layout.group or w.group != c.oc * w.channel or c.kernel != (1, 1) or c.pack is not None:
         return p
-    joined = replace(c, groups=1, oc=c.groups * c.oc, heads=c.oc, w_walk=replace(w, group=0))
+    joined = replace(c, groups=1, oc=c.groups * c.oc, heads=c.oc, w_layout=replace(w, group=0))
     return replace(p, c=joined, w_load=_w_load(joined, p.chunk))
 
 
@@ -294,16 +294,16 @@ def _aligned(chunk: int, *steps: int) -> bool:
 def _steps(c: Contraction) -> tuple[int, ...]:
     """Steps of a between rows of the product and between taps."""
     if c.pack is not None:
-        return (c.a_walk.dims[0], c.pack.row_step, c.pack.col_step)
+        return (c.a_layout.dims[0], c.pack.row_step, c.pack.col_step)
     taps = (step for step, n in zip(c.a_kernel, c.kernel, strict=True) if n > 1)
-    return (*(step for step, n in zip(c.a_walk.dims, c.dims, strict=True) if n > 1), *taps)
+    return (*(step for step, n in zip(c.a_layout.dims, c.dims, strict=True) if n > 1), *taps)
 
 
 def _a_load(c: Contraction, rows: Sequence[int], chunk: int) -> ALoad:
-    walk = c.a_walk
-    group = walk.group if c.groups > 1 else 0
-    along_k = walk.channel == 1 or c.ic == 1
-    if along_k and _aligned(chunk, group, walk.offset, *_steps(c)):
+    layout = c.a_layout
+    group = layout.group if c.groups > 1 else 0
+    along_k = layout.channel == 1 or c.ic == 1
+    if along_k and _aligned(chunk, group, layout.offset, *_steps(c)):
         if c.pack is None and c.kernel == (1, 1):
             return "rows"
         if c.ic % chunk == 0:
@@ -313,37 +313,37 @@ def _a_load(c: Contraction, rows: Sequence[int], chunk: int) -> ALoad:
 
 def _rows_together(c: Contraction, rows: Sequence[int], chunk: int) -> bool:
     """Whether every chunk of rows of a is aligned in memory, element by element of the sum."""
-    walk, last = c.a_walk, rows[-1] if rows else 0
-    if c.pack is not None or c.kernel != (1, 1) or not rows or c.dims[last] % chunk or walk.dims[last] != 1:
+    layout, last = c.a_layout, rows[-1] if rows else 0
+    if c.pack is not None or c.kernel != (1, 1) or not rows or c.dims[last] % chunk or layout.dims[last] != 1:
         return False
-    others = [walk.dims[i] for i in range(len(c.dims)) if i != last and c.dims[i] > 1]
-    return _aligned(chunk, walk.offset, walk.channel, walk.group if c.groups > 1 else 0, *others)
+    others = [layout.dims[i] for i in range(len(c.dims)) if i != last and c.dims[i] > 1]
+    return _aligned(chunk, layout.offset, layout.channel, layout.group if c.groups > 1 else 0, *others)
 
 
 def _w_load(c: Contraction, chunk: int) -> WLoad:
     if c.w_const:
         return "packed"
-    walk = c.w_walk
-    if c.w_k == 1 and _aligned(chunk, walk.offset, walk.channel, *_outer(c)):
+    layout = c.w_layout
+    if c.w_k == 1 and _aligned(chunk, layout.offset, layout.channel, *_outer(c)):
         return "nk"
     return "kn" if chunk == 8 and _columns_together(c, chunk) else "elements"
 
 
 def _outer(c: Contraction) -> list[int]:
     """Steps of w between products."""
-    found = [step for step, n in zip(c.w_walk.dims, c.dims, strict=True) if n > 1]
-    return [*found, c.w_walk.group] if c.groups > 1 else found
+    found = [step for step, n in zip(c.w_layout.dims, c.dims, strict=True) if n > 1]
+    return [*found, c.w_layout.group] if c.groups > 1 else found
 
 
 def _columns_together(c: Contraction, chunk: int) -> bool:
     """Whether every chunk of columns of w is aligned in memory, element by element of the sum."""
-    walk = c.w_walk
-    return walk.channel == 1 and c.oc % chunk == 0 and _aligned(chunk, walk.offset, c.w_k, *_outer(c))
+    layout = c.w_layout
+    return layout.channel == 1 and c.oc % chunk == 0 and _aligned(chunk, layout.offset, c.w_k, *_outer(c))
 
 
-def offset_of(walk: Walk, dims: Sequence[int], positions: Sequence[int], index: str) -> Int:
-    """C expression of the part of a walk that `positions` of the loop make, from their joint `index`."""
-    return summed(*(part * step for part, step in index_parts(dims, walk.dims, positions, index)))
+def offset_of(layout: StridedLayout, dims: Sequence[int], positions: Sequence[int], index: str) -> Int:
+    """C expression of the part of a layout that `positions` of the loop make, from their joint `index`."""
+    return summed(*(part * step for part, step in index_parts(dims, layout.dims, positions, index)))
 
 
 def index_parts(
@@ -377,6 +377,6 @@ def image_steps(p: Product) -> tuple[int, int]:
     c = p.c
     if c.pack is not None:
         return c.pack.row_step, c.pack.col_step
-    rows = c.a_kernel[0] // c.dilations[0] if c.kernel[0] > 1 else c.a_walk.dims[1] // c.strides[0]
-    cols = c.a_kernel[1] // c.dilations[1] if c.kernel[1] > 1 else c.a_walk.dims[2] // c.strides[1]
+    rows = c.a_kernel[0] // c.dilations[0] if c.kernel[0] > 1 else c.a_layout.dims[1] // c.strides[0]
+    cols = c.a_kernel[1] // c.dilations[1] if c.kernel[1] > 1 else c.a_layout.dims[2] // c.strides[1]
     return rows, cols

@@ -86,7 +86,7 @@ def applies(p: Product) -> Declined | None:
 
 def _in_place(p: Product) -> bool:
     """Constant weights whose columns already lie as the template reads them."""
-    w = p.c.w_walk
+    w = p.c.w_layout
     steps = (w.channel, w.offset, w.group if p.c.groups > 1 else 0)
     return p.c.kernel == (1, 1) and p.c.w_k == 1 and all(x % p.chunk == 0 for x in steps)
 
@@ -149,16 +149,16 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     per_lane = -(-chunks // (32 * s.slices))
     unroll = min(s.unroll, per_lane)
     batches, y, warp = p.z // c.groups, Int("role.block_y()"), Int("(t >> 5)")
-    a_base = offset_of(c.a_walk, c.dims, p.batch, "b") + c.a_walk.offset
+    a_base = offset_of(c.a_layout, c.dims, p.batch, "b") + c.a_layout.offset
     if c.groups > 1:
-        a_base += Int("g") * c.a_walk.group
+        a_base += Int("g") * c.a_layout.group
     w_name = "pk" if packed else args.names[c.w]
     if packed:
         w_place = Int(f"((long long)g * {p.n} + n)") * p.k
     else:
-        w_place = summed(c.w_walk.offset, Int("g") * c.w_walk.group, offset_of(c.w_walk, c.dims, p.batch, "b"))
-        w_place += Int("n") * c.w_walk.channel
-    row = offset_of(c.a_walk, c.dims, p.rows, "m")
+        w_place = summed(c.w_layout.offset, Int("g") * c.w_layout.group, offset_of(c.w_layout, c.dims, p.batch, "b"))
+        w_place += Int("n") * c.w_layout.channel
+    row = offset_of(c.a_layout, c.dims, p.rows, "m")
     block_cols = s.cols * s.warps
     lines = [
         f"__shared__ {number} sums[{s.slices}][{p.m}][{block_cols}];",

@@ -220,7 +220,7 @@ def _tile_of_weights(p: Product, s: SwapAbConfig, nt: int) -> str:
     return f"const {kind}* const pk_tile = (const {kind}*)pk + ({Int('(long long)g') * nt + 'tn'}) * {size};"
 
 
-def _walk(stages: int) -> str:
+def _strided(stages: int) -> str:
     """Head of a loop over stages that counts slots and their parity."""
     again = Ring(stages).counted()
     return f"#pragma unroll 1\nfor (u32 it = 0, slot = 0, lap = 0; it < (u32)(last - first); ++it, {again}) {{"
@@ -248,7 +248,7 @@ def _copies(s: SwapAbConfig, a: Operand, w: Operand) -> list[str]:
         "}",
         PDL,
         "__syncwarp(); role.pdl_wait(); role.pdl_trigger();",
-        f"{one}\n{_walk(s.stages)}",
+        f"{one}\n{_strided(s.stages)}",
         f"const int kb = first + (int)it; const u32 bar = {ring.filled_at()}, at = sb + slot * STAGE;",
         f"if (it >= {early}) {{" if packed and cluster_m == 1 else "{",
         f"{ring.await_read('slot', 'lap ^ 1')} w_bar_expect(bar, {s.stage_bytes}u);",
@@ -271,7 +271,7 @@ def _products(p: Product, s: SwapAbConfig, w: Operand) -> list[str]:
     return [
         PHASES,
         f"float acc[{s.bm // 2}];",
-        _walk(s.stages),
+        _strided(s.stages),
         "const u32 at = sb + slot * STAGE;",
         Ring(s.stages).await_filled("slot", "lap"),
         "w_group_begin();\n#pragma unroll\nfor (u32 q = 0; q < 4; ++q)",

@@ -92,34 +92,34 @@ def aligned(p: Product) -> Aligned | Declined:
         or p.z != 1
     ):
         return Declined("no product of two matrices of inputs")
-    dims = joined(c.a_walk, c.dims, p.rows)
+    dims = joined(c.a_layout, c.dims, p.rows)
     if len(dims) > 1:
         return Declined("rows of several dimensions")
     step, size = dims[0][1] if dims else c.ic, p.dtype.itemsize
     left = right = None
     if p.a_load == "elements":
         load: ALoad
-        if c.a_walk.channel == 1 and step >= c.ic:
-            left = Matrix(c.a.index, c.a_walk.offset, p.m, c.ic, step, size, 0)
-            steps = tuple(s // step * left.pitch for s in c.a_walk.dims)
-            walk, load = replace(c.a_walk, dims=steps, offset=0), "rows"
-        elif step == 1 and c.a_walk.channel >= p.m and size == 2:
-            left = Matrix(c.a.index, c.a_walk.offset, c.ic, p.m, c.a_walk.channel, size, 0)
-            walk, load = replace(c.a_walk, channel=left.pitch, offset=0), "columns"
+        if c.a_layout.channel == 1 and step >= c.ic:
+            left = Matrix(c.a.index, c.a_layout.offset, p.m, c.ic, step, size, 0)
+            steps = tuple(s // step * left.pitch for s in c.a_layout.dims)
+            layout, load = replace(c.a_layout, dims=steps, offset=0), "rows"
+        elif step == 1 and c.a_layout.channel >= p.m and size == 2:
+            left = Matrix(c.a.index, c.a_layout.offset, c.ic, p.m, c.a_layout.channel, size, 0)
+            layout, load = replace(c.a_layout, channel=left.pitch, offset=0), "columns"
         else:
             return Declined("a left operand whose neighbours are neither along rows nor along the sum")
-        p = replace(p, c=replace(c, a_walk=walk), a_load=load)
+        p = replace(p, c=replace(c, a_layout=layout), a_load=load)
         c = p.c
     if p.w_load == "elements":
         at = left.bytes if left else 0
         if c.w.kind != "input":
             return Declined("a constant as the right operand")
-        if c.w_k == 1 and c.w_walk.channel >= c.ic:
-            right = Matrix(c.w.index, c.w_walk.offset, p.n, c.ic, c.w_walk.channel, size, at)
-            p = replace(p, c=replace(c, w_walk=replace(c.w_walk, channel=right.pitch, offset=0)), w_load="nk")
-        elif c.w_walk.channel == 1 and c.w_k >= p.n and size == 2:
-            right = Matrix(c.w.index, c.w_walk.offset, c.ic, p.n, c.w_k, size, at)
-            p = replace(p, c=replace(c, w_k=right.pitch, w_walk=replace(c.w_walk, offset=0)), w_load="kn")
+        if c.w_k == 1 and c.w_layout.channel >= c.ic:
+            right = Matrix(c.w.index, c.w_layout.offset, p.n, c.ic, c.w_layout.channel, size, at)
+            p = replace(p, c=replace(c, w_layout=replace(c.w_layout, channel=right.pitch, offset=0)), w_load="nk")
+        elif c.w_layout.channel == 1 and c.w_k >= p.n and size == 2:
+            right = Matrix(c.w.index, c.w_layout.offset, c.ic, p.n, c.w_k, size, at)
+            p = replace(p, c=replace(c, w_k=right.pitch, w_layout=replace(c.w_layout, offset=0)), w_load="kn")
         else:
             return Declined("a right operand whose neighbours are neither along columns nor along the sum")
     return Aligned(p, left, right)

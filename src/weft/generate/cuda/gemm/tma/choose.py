@@ -147,7 +147,7 @@ def case_of(p: Product, facts: GpuFacts) -> Case | None:
     (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
     halo = rows.image and stride == (1, 1, 1) and kh * kw > 1
     reach = ((kh - 1) * dh, (kw - 1) * dw) if halo else (0, 0)
-    read = [(step.walk, step.dtype.itemsize) for _, step in epilogue.leaves(p.c) if step.walk is not None]
+    read = [(step.layout, step.dtype.itemsize) for _, step in epilogue.leaves(p.c) if step.layout is not None]
     residuals = [size for w, size in read if any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1)]
     sizes = replace(cost.sizes_of(p), k=p.in_words(p.k), width=epilogue.plan(p, p.vector).width)
     packed = p.w_load == "packed"
@@ -165,8 +165,8 @@ def _within(p: Product, rows: Rows, columns: bool) -> tuple[bool, bool]:
     """Whether rows of matrices begin within sectors of memory; images and packed weights count as if not."""
     if not rows.linear or p.c.kernel != (1, 1):
         return False, False
-    right = 0 if p.w_load == "packed" else p.c.w_k if p.w_load == "kn" else p.c.w_walk.channel
-    left = p.c.a_walk.channel if columns else rows.steps[2]
+    right = 0 if p.w_load == "packed" else p.c.w_k if p.w_load == "kn" else p.c.w_layout.channel
+    left = p.c.a_layout.channel if columns else rows.steps[2]
     return (p.in_words(left) % _SECTOR != 0, p.in_words(right) % _SECTOR != 0)
 
 

@@ -36,7 +36,7 @@ from weft.generate.cuda.gemm.tma.operands import (
     stages_of_sum,
 )
 from weft.generate.cuda.gemm.tma.pack import pack_panels
-from weft.generate.cuda.gemm.tma.ring import walk_of
+from weft.generate.cuda.gemm.tma.ring import pipeline_state
 from weft.generate.cuda.gemm.tma.shape import (
     MOST_SHARES,
     MOST_TWO_LEVEL,
@@ -365,7 +365,7 @@ def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> lis
         else ""
     )
     a_bytes = 0 if s.halo_stages else s.bm * STEP * 2
-    walk = walk_of(s)
+    state = pipeline_state(s)
     one = f"if (t == {128 * s.consumers}) {{"
     lines = ["// register split: what the producer gives back, consumers take"] if s.moves_registers else []
     lines += ["role.dealloc_registers();"] if s.moves_registers else []
@@ -378,7 +378,7 @@ def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> lis
             "// weights are constants: a first round of stages, before what earlier kernels wrote is waited for",
             f"const int tile = {_BLOCK / s.cluster}; {_tile(p, rows, s)} {tile_at}",
             (
-                f"for (u32 i = 0; i < {early}; ++i) {{ const u32 bar = {walk.ring.filled_at('i')};"
+                f"for (u32 i = 0; i < {early}; ++i) {{ const u32 bar = {state.ring.filled_at('i')};"
                 f" const u32 to = {summed('sb', 'RING', Int('i') * 'STAGE', a_bytes)};"
                 f" const int kb = first + (int)i;"
                 f" w_bar_expect(bar, {bytes_}u); {w.load} }}"
@@ -397,11 +397,11 @@ def _copies(p: Product, rows: Rows, s: TmaConfig, a: Operand, w: Operand) -> lis
         ),
         tile_at,
         PHASES,
-        f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{ const int kb = st; (void)kb;",
+        f"{state.before}#pragma unroll 1\nfor ({state.head}) {{ const int kb = st; (void)kb;",
         _load_halo(p, s, a) if s.halo_stages else "",
-        f"const u32 {walk.slot}bar = {walk.ring.filled_at()};",
+        f"const u32 {state.slot}bar = {state.ring.filled_at()};",
         f"if (it >= {early}) {{" if packed and not s.stream_k else "{",
-        f"{walk.ring.await_read('slot', f'{walk.parity} ^ 1')} w_bar_expect(bar, {bytes_}u);",
+        f"{state.ring.await_read('slot', f'{state.parity} ^ 1')} w_bar_expect(bar, {bytes_}u);",
         f"const u32 to = {summed('sb', 'RING', Int('slot') * 'STAGE', a_bytes)}; {w.load} }}",
         "}" if s.halo_stages else f"const u32 to = sb + slot * STAGE; {a.load} }}",
         "} }",
@@ -566,7 +566,7 @@ def _products(
             " if (before) w_bar_wait(sb + TURN + 8 * (warp >> 2), (before - 1) & 1); }"
         )
         other = "if (lane == 0) w_bar_arrive(sb + TURN + 8 * (1 - (warp >> 2)));"
-    walk, halo = walk_of(s), _halo_ring(s)
+    state, halo = pipeline_state(s), _halo_ring(s)
     of_a = _in_halo(p, s) if f else _descriptor(a_at, "q", a, s.bm, s.panel)
     of_w = _descriptor(w_at, "q", w, s.bn, s.panel)
     tiles = f"panels whose rows are {2 * s.panel} bytes, swizzled as TMA has written them"
@@ -581,15 +581,15 @@ def _products(
         "w_group_commit();",
         "// the product before this one is complete: its stage is free",
         "w_group_wait<1>();",
-        walk.release(walk.last, unless_first=True),
+        state.release(state.last, unless_first=True),
         f"if (st > first && tap == 0 && lane == 0) w_bar_arrive({halo.read_at(halo.slot(Int('cell') - before))});"
         if f
         else "",
     ]
     stages = [
         PHASES,
-        f"{walk.before}#pragma unroll 1\nfor ({walk.head}) {{",
-        f"const u32 {walk.slot}at = sb + RING + slot * STAGE;",
+        f"{state.before}#pragma unroll 1\nfor ({state.head}) {{",
+        f"const u32 {state.slot}at = sb + RING + slot * STAGE;",
         (
             f"const int tap = {Int('st') % taps};"
             f" if (tap == 0) {halo.await_filled(halo.slot('cell'), halo.parity('cell'))}"
@@ -597,13 +597,13 @@ def _products(
             if f
             else ""
         ),
-        walk.ring.await_filled("slot", walk.parity),
+        state.ring.await_filled("slot", state.parity),
         *issue,
         "}",
     ]
     if p.norm is not None:
-        stages = fixed.stages(p, s, walk, of_w, mn_major=w.mn_major)
-    freed = walk.release("slot")
+        stages = fixed.stages(p, s, state, of_w, mn_major=w.mn_major)
+    freed = state.release("slot")
     sharers = stream_k_of(p, rows, s, _k_tiles(p, s)).sharers if s.coop_fixup else 1
     first, end = finish(p, rows, s, w, width, to, sharers)
     if s.stream_k:
@@ -624,7 +624,7 @@ def _products(
         mine,
         *(_two_level_stages(s, f"w_product_{kind}(part, {of_a}, {of_w}, q);", freed) if s.two_level else stages),
         other,
-        "" if s.two_level else f"w_group_wait<0>(); {walk.release(walk.last)}",
+        "" if s.two_level else f"w_group_wait<0>(); {state.release(state.last)}",
         halo.release(halo.slot(Int("cell") - 1)) if f else "",
         skip,
         *end,

@@ -19,7 +19,7 @@ from weft.generate.cuda.gemm.common.normed_text import (
 )
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.tma.operands import STEP, Rows
-from weft.generate.cuda.gemm.tma.ring import Walk
+from weft.generate.cuda.gemm.tma.ring import PipelineState
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.generate.expr.integer import summed
@@ -169,15 +169,15 @@ def _fragments(p: Product, s: TmaConfig, to: str) -> list[str]:
     return lines
 
 
-def stages(p: Product, s: TmaConfig, walk: Walk, of_w: str, *, mn_major: bool) -> list[str]:
+def stages(p: Product, s: TmaConfig, state: PipelineState, of_w: str, *, mn_major: bool) -> list[str]:
     """The sum of a tile, two stages in turn: registers of one are free when the products of the other have begun."""
     high, kind, after = _high(s), f"{p.multiplied}_r{int(mn_major)}", f"((warp >> 2) + 1) % {s.consumers}"
 
     def stage(to: str) -> list[str]:
         return [
             "{",
-            f"const u32 {walk.slot}at = sb + RING + slot * STAGE;",
-            walk.ring.await_filled("slot", walk.parity),
+            f"const u32 {state.slot}at = sb + RING + slot * STAGE;",
+            state.ring.await_filled("slot", state.parity),
             *_fragments(p, s, to),
             f"role.named_barrier({FIRST} + (warp >> 2), w_threads<256>());" if in_order(s) else "",
             "w_group_begin();",
@@ -186,19 +186,19 @@ def stages(p: Product, s: TmaConfig, walk: Walk, of_w: str, *, mn_major: bool) -
             "w_group_commit();",
             f"role.named_barrier_arrive({FIRST} + {after}, w_threads<256>());" if in_order(s) else "",
             "w_group_wait<1>();",
-            walk.release(walk.last, unless_first=True),
+            state.release(state.last, unless_first=True),
             "}",
         ]
 
     return [
         f"u32 even[{high}][4][4], odd[{high}][4][4];",
-        walk.before,
-        f"#pragma unroll 1\nfor ({walk.begin}; ;) {{",
+        state.before,
+        f"#pragma unroll 1\nfor ({state.begin}; ;) {{",
         *stage("even"),
-        f"{walk.step};",
-        f"if (!({walk.condition})) break;",
+        f"{state.step};",
+        f"if (!({state.condition})) break;",
         *stage("odd"),
-        f"{walk.step};",
-        f"if (!({walk.condition})) break;",
+        f"{state.step};",
+        f"if (!({state.condition})) break;",
         "}",
     ]

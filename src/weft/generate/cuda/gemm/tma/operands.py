@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from weft.generate.contraction.match import Walk
+from weft.generate.contraction.match import StridedLayout
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.expr.integer import Int
 from weft.ir.declined import Declined
@@ -105,9 +105,9 @@ def merged(sizes: Sequence[int], steps: Sequence[int], positions: Sequence[int])
     return found
 
 
-def joined(walk: Walk, dims: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int, int]]:
+def joined(layout: StridedLayout, dims: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int, int]]:
     """(size, step, size of all faster ones) of dimensions, slowest first; neighbours that act as one are joined."""
-    found = merged(dims, walk.dims, positions)
+    found = merged(dims, layout.dims, positions)
     inner = [math.prod(n for n, _ in found[i + 1 :]) for i in range(len(found))]
     return [(n, step, faster) for (n, step), faster in zip(found, inner, strict=True)]
 
@@ -124,10 +124,10 @@ def rows_of(p: Product) -> Rows | Declined:
     if c.pack is not None and p.borders is None:
         return Declined("padding by other values than zeros, which TMA does not fill in")
     if c.pack is not None or (c.kernel != (1, 1) and c.a_kernel[1]):
-        if len(c.dims) != 3 or p.batch or (c.a_walk.channel != 1 and c.ic > 1):
+        if len(c.dims) != 3 or p.batch or (c.a_layout.channel != 1 and c.ic > 1):
             return Declined("an image that is not channels-last")
         return Rows((c.dims[0], c.dims[1], c.dims[2]), (0, 0, 0), True)
-    dims = joined(c.a_walk, c.dims, p.rows)
+    dims = joined(c.a_layout, c.dims, p.rows)
     if len(dims) > 3 or any(step <= 0 for _, step, _ in dims):
         return Declined("rows that no TMA box describes")
     if p.a_load == "columns" and (len(dims) != 1 or dims[0][1] != 1):
@@ -151,15 +151,15 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Shar
     c = p.c
     if p.a_load == "columns":
         dims = [
-            Dim(p.m + c.a_walk.offset, 1, STEP, str(Int("i0") + c.a_walk.offset)),
-            Dim(c.ic, c.a_walk.channel, STEP, f"kb * {STEP}"),
-            *outer(p, c.a_walk, c.a_walk.group),
+            Dim(p.m + c.a_layout.offset, 1, STEP, str(Int("i0") + c.a_layout.offset)),
+            Dim(c.ic, c.a_layout.channel, STEP, f"kb * {STEP}"),
+            *outer(p, c.a_layout, c.a_layout.group),
         ]
         return _mn_major(p, c.a.index, dims, bm, share=share)
     if share and (not rows.linear or rows.sizes[2] == 1):
         return Declined("rows of several dimensions, which multicast cannot slice")
     wide = p.in_elements(panel)
-    first = Dim(c.ic + c.a_walk.offset, 1, wide, "c")
+    first = Dim(c.ic + c.a_layout.offset, 1, wide, "c")
     if rows.image:
         dims = [first, *_image(p, box)]
     else:
@@ -170,7 +170,7 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Shar
             if rows.sizes[i] > 1 or box[i] > 1:  # of a single row too a whole box is copied, as the barriers count
                 step = rows.steps[i] or -(-first.size // STEP) * STEP
                 dims.append(Dim(rows.sizes[i], step, box[i], f"i{i_name(i)}"))
-        dims += outer(p, c.a_walk, c.a_walk.group)
+        dims += outer(p, c.a_layout, c.a_layout.group)
     if math.prod(d.box // d.stride for d in dims[1:]) != math.prod(box):
         return Declined("a TMA box of other rows than its mbarrier expects")
     part = bm
@@ -186,7 +186,7 @@ def left(p: Product, rows: Rows, bm: int, panel: int, box: Three, *, share: Shar
     lines = []
     for i in range(per):
         at = Int("q")
-        channel = str(at % blocks * wide + c.a_walk.offset)
+        channel = str(at % blocks * wide + c.a_layout.offset)
         if used % per:
             channel = f"q < {used} ? {channel} : {first.size}"
         kh, kw = Int("tap") / c.kernel[1], Int("tap") % c.kernel[1]
@@ -214,7 +214,7 @@ def halo_tile(p: Product, rows: Rows, box: Three, panel: int) -> Operand | Decli
         return Declined("halo tiles are for convolutions of stride 1, in tiles of 8 columns")
     high, wide = halo_size(p, box)
     channels = p.in_elements(panel)
-    first = Dim(p.c.ic + p.c.a_walk.offset, 1, channels, str(Int("cb") * channels + p.c.a_walk.offset))
+    first = Dim(p.c.ic + p.c.a_layout.offset, 1, channels, str(Int("cb") * channels + p.c.a_layout.offset))
     image = _image(p, box)
     ats = [str(Int("i0") - _lows(p)[1]), str(Int("i1") - _lows(p)[0])]
     sized = [replace(d, box=n, at=at) for d, n, at in zip(image, (wide, high), ats, strict=False)]
@@ -253,9 +253,9 @@ def _image(p: Product, box: Three) -> list[Dim]:
         Dim(sizes[0], row, box[1] * sh, str(i1 * sh + ky * dh - lows[0]), sh),
     ]
     if images > 1 or box[0] > 1:
-        dims.append(Dim(images, c.a_walk.dims[0] or sizes[0] * row, box[0], "i2"))
+        dims.append(Dim(images, c.a_layout.dims[0] or sizes[0] * row, box[0], "i2"))
     if c.groups > 1:
-        dims.append(Dim(c.groups, c.a_walk.group, 1, "g"))
+        dims.append(Dim(c.groups, c.a_layout.group, 1, "g"))
     return dims
 
 
@@ -263,7 +263,7 @@ def right(
     p: Product, bn: int, panel: int, step: int = STEP, *, share: Share | None = None, interleaved: bool = False
 ) -> Operand | Declined:
     """The right operand, whose columns start at `n0`; k-blocks of `step` words. `interleaved`: see `TmaConfig`."""
-    c, walk = p.c, p.c.w_walk
+    c, layout = p.c, p.c.w_layout
     per = STEP // panel
     if interleaved:
         return _interleaved(p, bn, panel, share)
@@ -282,21 +282,21 @@ def right(
         if bn % STEP or panel != STEP:
             return Declined("an MN-major operand in tiles that are no multiple of 64 columns")
         dims = [
-            Dim(p.n + walk.offset, 1, STEP, str(Int("n0") + walk.offset)),
+            Dim(p.n + layout.offset, 1, STEP, str(Int("n0") + layout.offset)),
             Dim(c.ic, c.w_k, STEP, f"kb * {STEP}"),
-            *outer(p, walk, walk.group),
+            *outer(p, layout, layout.group),
         ]
         return _mn_major(p, pointer.index, dims, bn, "mw", share=share)
     wide, part = p.in_elements(panel), bn // (share.parts if share else 1)
     if part % 8:
         return Declined("multicast slices that are no multiple of 8 columns")
-    columns = Dim(p.n, walk.channel, part, f"n0 + {share.rank} * {part}" if share else "n0")
-    dims = [Dim(c.ic + walk.offset, 1, wide, "c"), columns, *outer(p, walk, walk.group)]
+    columns = Dim(p.n, layout.channel, part, f"n0 + {share.rank} * {part}" if share else "n0")
+    dims = [Dim(c.ic + layout.offset, 1, wide, "c"), columns, *outer(p, layout, layout.group)]
     map_ = box_map(p, pointer, dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
     lines = [
-        f"{{ const int c = {Int('kb') * p.in_elements(STEP) + (i * wide + walk.offset)};"
+        f"{{ const int c = {Int('kb') * p.in_elements(STEP) + (i * wide + layout.offset)};"
         f" {_copy('mw', i * bn * panel * 2, dims, share, part * panel * 2)} }}"
         for i in range(per)
     ]
@@ -308,14 +308,14 @@ def _interleaved(p: Product, bn: int, panel: int, share: Share | None) -> Operan
 
     By fours, row 16 d + 8 c + 2 q + i is column 16 d + 4 q + 2 c + i, as of packed ones.
     """
-    c, walk = p.c, p.c.w_walk
+    c, layout = p.c, p.c.w_layout
     count = share.parts if share else 1
     whole = INTERLEAVED * count
     rank = Int(share.rank) if share else Int("0")
-    if p.w_load != "nk" or panel != STEP or p.n % INTERLEAVED or bn % whole or outer(p, walk, walk.group):
+    if p.w_load != "nk" or panel != STEP or p.n % INTERLEAVED or bn % whole or outer(p, layout, layout.group):
         return Declined("columns that cannot be interleaved: a K-major operand, one matrix of a multiple of 32 columns")
-    step = walk.channel
-    first = [Dim(c.ic + walk.offset, 1, p.in_elements(panel), "c"), Dim(2, step, 2, "0")]
+    step = layout.channel
+    first = [Dim(c.ic + layout.offset, 1, p.in_elements(panel), "c"), Dim(2, step, 2, "0")]
     if not p.by_fours:
         first += [Dim(4, 8 * step, 4, "0"), Dim(4, 2 * step, 4, "0")]
         dims = [
@@ -333,7 +333,7 @@ def _interleaved(p: Product, bn: int, panel: int, share: Share | None) -> Operan
     if isinstance(map_, Declined):
         return map_
     copy = _copy("mw", 0, dims, share, bn // count * panel * 2)
-    load = f"{{ const int c = {Int('kb') * p.in_elements(STEP) + walk.offset}; {copy} }}"
+    load = f"{{ const int c = {Int('kb') * p.in_elements(STEP) + layout.offset}; {copy} }}"
     return Operand(map_, load, interleaved=True)
 
 
@@ -357,11 +357,11 @@ def _mn_major(
     return Operand(map_, " ".join(lines), mn_major=True)
 
 
-def outer(p: Product, walk: Walk, group: int) -> list[Dim]:
+def outer(p: Product, layout: StridedLayout, group: int) -> list[Dim]:
     """Groups and batch dimensions, as far as they move the operand."""
     c = p.c
     found = [Dim(c.groups, group, 1, "g")] if c.groups > 1 and group else []
-    for n, step, faster in reversed(joined(walk, c.dims, p.batch)):
+    for n, step, faster in reversed(joined(layout, c.dims, p.batch)):
         if step:
             found.append(Dim(n, step, 1, str(Int("b") / faster % n)))
     return found

@@ -1,4 +1,4 @@
-"""The loop over the k-tiles of a tile, as it walks round the ring of stages."""
+"""The state of the pipeline in the loop over the k-tiles of a tile: which stage of the ring is next, and its parity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weft.generate.cuda.intrinsics.ring import Ring
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class PipelineState:
     """Texts by which a loop over the k-tiles of a tile finds the slot of number `it`, and gives one back."""
 
     ring: Ring
@@ -40,7 +40,7 @@ class Walk:
         return f"if ({test}) {self.arrive}({self.ring.read_at(slot)}{self.peer});"
 
 
-def walk_of(s: TmaConfig) -> Walk:
+def pipeline_state(s: TmaConfig) -> PipelineState:
     """Remainders by what is no power of two took a tenth of the time of small steps: there the slot is counted."""
     if not s.multicast:
         lanes, arrive, peer = "lane == 0", "w_bar_arrive", ""
@@ -50,7 +50,7 @@ def walk_of(s: TmaConfig) -> Walk:
     n, step, ring = s.stages, "++st, ++it", Ring(s.stages)
     slot, parity = ring.slot(), ring.parity()
     if n & (n - 1) == 0:
-        return Walk(ring, "", step, f"slot = {slot}, ", parity, f"((it - 1) % {n})", lanes, arrive, peer)
+        return PipelineState(ring, "", step, f"slot = {slot}, ", parity, f"((it - 1) % {n})", lanes, arrive, peer)
     before = f"u32 slot = {slot}, lap = {parity};\n"
     step += f", {ring.counted()}"
-    return Walk(ring, before, step, "", "lap", f"(slot == 0 ? {n - 1} : slot - 1)", lanes, arrive, peer)
+    return PipelineState(ring, before, step, "", "lap", f"(slot == 0 ? {n - 1} : slot - 1)", lanes, arrive, peer)

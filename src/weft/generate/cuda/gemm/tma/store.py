@@ -46,20 +46,20 @@ def stored(p: Product, rows: Rows, s: TmaConfig) -> Stored | Declined:
         return Declined("TMA stores are in boxes of 32 or 64 columns, without split-K and stream-K")
     if not rows.linear or len(p.c.outputs) != 1 or p.positions or epilogue.plan(p).width != 8:
         return Declined("TMA stores need a matrix whose rows are whole 16-byte vectors")
-    slot, walk = p.c.outputs[0]
+    slot, layout = p.c.outputs[0]
     kind = p.sum if slot < 0 else p.c.body[slot].dtype
     if kind is not p.dtype or kind not in (DType.F16, DType.BF16):
         return Declined("a result of another type than the operands' 16 bits")
-    found = joined(walk, p.c.dims, p.rows)
+    found = joined(layout, p.c.dims, p.rows)
     if len(found) > 1:
         return Declined("TMA stores of rows of several dimensions")
-    step = found[0][1] if found else -(-(walk.offset + p.n) // 8) * 8
-    if walk.offset + p.n > step:
+    step = found[0][1] if found else -(-(layout.offset + p.n) // 8) * 8
+    if layout.offset + p.n > step:
         return Declined("rows of the result that begin behind each other's ends")
     dims = [
-        Dim(walk.offset + p.n, 1, s.store, f"column + {walk.offset}" if walk.offset else "column"),
+        Dim(layout.offset + p.n, 1, s.store, f"column + {layout.offset}" if layout.offset else "column"),
         Dim(p.m, step, STORED_ROWS, "row"),
-        *outer(p, walk, walk.group),
+        *outer(p, layout, layout.group),
     ]
     map_ = box_map(p, Pointer("out", 0), dims, 2 * s.store)
     if isinstance(map_, Declined):
