@@ -32,7 +32,7 @@ from weft.generate.cuda.gemm.common.product import product
 from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.generator import CudaGenerator
 from weft.generate.cuda.loops.choose import forms
-from weft.generate.cuda.shipped import Place, Shipped, base_of, kind_of, loops_place, product_place, promoted
+from weft.generate.cuda.shipped import Bucket, Shipped, base_of, kind_of, loops_bucket, product_bucket, promoted
 from weft.generate.cuda.shipped.table import FILES, Tried
 from weft.generate.cuda.space import space
 from weft.ir.declined import Declined
@@ -65,7 +65,7 @@ class Known:
 
     network: str
     problem: Problem
-    place: Place
+    bucket: Bucket
     times: Mapping[Schedule, float]
     """Generated kernels alone."""
 
@@ -89,13 +89,13 @@ class Known:
         return dict(few[:KINDS] if self.alone else few)
 
 
-def place_of(problem: Problem, facts: GpuFacts) -> Place | None:
+def bucket_of(problem: Problem, facts: GpuFacts) -> Bucket | None:
     """Where a problem stands in the table; None where it has no say."""
     linear = sum(CATEGORY[n.prim] is Category.LINEAR for n in problem.graph.nodes)
     if linear == 0:
-        return loops_place(problem)
+        return loops_bucket(problem)
     p = product(problem, tf32=facts.tf32) if linear == 1 else Declined("several contractions")
-    return None if isinstance(p, Declined) else product_place(p, cost.sizes_of(p))
+    return None if isinstance(p, Declined) else product_bucket(p, cost.sizes_of(p))
 
 
 def known(facts: GpuFacts, records: Sequence[Path] = (RECORDED, LATER)) -> list[Known]:
@@ -107,8 +107,8 @@ def known(facts: GpuFacts, records: Sequence[Path] = (RECORDED, LATER)) -> list[
             times = {k.schedule: k.us for k in case.kernels if k.schedule.generator == "cuda"}
             found.append((network, problem_of(case.text), times))
     found += [(f"{ALONE} {name}", problem, times) for name, problem, times in _alone(facts)]
-    placed = ((n, p, place_of(p, facts), times) for n, p, times in found if len(times) > 1)
-    return [Known(n, p, place, times) for n, p, place, times in placed if place is not None]
+    placed = ((n, p, bucket_of(p, facts), times) for n, p, times in found if len(times) > 1)
+    return [Known(n, p, bucket, times) for n, p, bucket, times in placed if bucket is not None]
 
 
 def _alone(facts: GpuFacts) -> Iterator[tuple[str, Problem, dict[Schedule, float]]]:
@@ -127,20 +127,20 @@ def table_of(cases: Iterable[Known]) -> Shipped:
     found: dict[str, dict[tuple[int, ...], dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
     for case in cases:
         for kind, slower in case.slower().items():
-            found[case.place.key][case.place.point].setdefault(kind, []).append(slower)
-    places = {
+            found[case.bucket.key][case.bucket.point].setdefault(kind, []).append(slower)
+    buckets = {
         key: {
             point: tuple(Tried(kind, len(x), statistics.mean(x)) for kind, x in sorted(kinds.items()))
             for point, kinds in rows.items()
         }
         for key, rows in found.items()
     }
-    return Shipped(GPU, places)
+    return Shipped(GPU, buckets)
 
 
 def stale(table: Shipped, cases: Iterable[Known]) -> set[str]:
     """Kinds of a table of which no schedule that was measured has a kernel today."""
-    left = {t.kind for rows in table.places.values() for ts in rows.values() for t in ts}
+    left = {t.kind for rows in table.buckets.values() for ts in rows.values() for t in ts}
     generator = CudaGenerator()
     for case in cases:
         for s in case.times:
@@ -151,11 +151,11 @@ def stale(table: Shipped, cases: Iterable[Known]) -> set[str]:
 
 def without(table: Shipped, kinds: Collection[str]) -> Shipped:
     """A table with these kinds left out."""
-    places = {
+    buckets = {
         key: {point: kept for point, ts in rows.items() if (kept := tuple(t for t in ts if t.kind not in kinds))}
-        for key, rows in table.places.items()
+        for key, rows in table.buckets.items()
     }
-    return replace(table, places=places)
+    return replace(table, buckets=buckets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def judged(cases: Sequence[Known], facts: GpuFacts, networks: Collection[str] = 
                 timed = {s: us for s in order if (us := times.get(kind_of(s), times.get(base_of(kind_of(s)))))}
                 order = [s for s in order if s in timed]
                 if len({kind_of(s) for s in order}) > 1:
-                    first = promoted(case.place, order, GPU, modelled, table)[0]
+                    first = promoted(case.bucket, order, GPU, modelled, table)[0]
                     least = min(times.values())
                     ratios = (timed[s] / least - 1 for s in (order[0], first))
                     name = ALONE if case.alone else family(case.problem)

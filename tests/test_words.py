@@ -83,6 +83,8 @@ OLD = (
     Old("[Ww]alks?|[aw]_walk", "strides of an operand", "strided layout",
         where=r"generate/(contraction|cpp|cuda/(gemm|conv))/"),
     Old("walk_of", "the stage of the ring that a main loop is at", "pipeline state"),
+    Old(r"(\w+_)?places?|Place", "problems that a table of measurements tells apart", "bucket",
+        where=r"generate/cuda/shipped/"),
     Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
     Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
 )  # fmt: skip

@@ -30,7 +30,7 @@ from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.mlp import pair as mlp_pair
 from weft.generate.cuda.mlp import shapes as mlp
 from weft.generate.cuda.mlp import wide as mlp_wide
-from weft.generate.cuda.shipped.places import kind_of
+from weft.generate.cuda.shipped.buckets import kind_of
 from weft.kernels.codec import kernel_from_json, kernel_to_json, schedule_from_json, schedule_to_json
 from weft.kernels.source import Schedule
 from weft.kernels.stored_names import (

@@ -23,7 +23,7 @@ from weft.generate.cuda.loops.kernel import CudaText
 from weft.generate.cuda.loops.lanes import Oversized
 from weft.generate.cuda.role.assemble import noted, role_header, solo
 from weft.generate.cuda.role.role import RoleSource
-from weft.generate.cuda.shipped import loops_place, promoted
+from weft.generate.cuda.shipped import loops_bucket, promoted
 from weft.generate.loopnest.plan import live_nodes
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
@@ -69,7 +69,7 @@ class CudaGenerator:
         if declined is not None:
             return declined
         ranked = [form.schedule() for form in forms(problem, facts)]
-        found = _Distinct(problem, promoted(loops_place(problem), ranked, facts.name))
+        found = _Distinct(problem, promoted(loops_bucket(problem), ranked, facts.name))
         together = pools.schedules(problem, facts)
         if together:
             return [*together, *found[:OTHERS]]

@@ -15,7 +15,7 @@ from weft.generate.cuda import templates
 from weft.generate.cuda.gemm.common.product import product
 from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.gemm.pattern import PRODUCT, taking
-from weft.generate.cuda.shipped import kind_of, measured_best, product_place
+from weft.generate.cuda.shipped import kind_of, measured_best, product_bucket
 from weft.generate.cuda.table import NAMED, of_pattern
 from weft.generate.cuda.template import Ranked, too_old
 from weft.ir.declined import Declined
@@ -102,7 +102,7 @@ def _measured_best(problem: Problem, facts: GpuFacts, ranked: Ranked) -> list[Sc
     firsts: dict[str, Schedule] = {}
     for _, s in ranked:
         firsts.setdefault(kind_of(s), s)
-    kinds = measured_best(product_place(p, cost.sizes_of(p)), facts.name, _FROM_TABLE)
+    kinds = measured_best(product_bucket(p, cost.sizes_of(p)), facts.name, _FROM_TABLE)
     return [firsts[k] for k in kinds if k in firsts]
 
 

@@ -13,7 +13,7 @@ from weft.generate.cuda.gemm.common.float8 import has_float8
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.gemm.pattern import PRODUCT
-from weft.generate.cuda.shipped import product_place, promoted
+from weft.generate.cuda.shipped import product_bucket, promoted
 from weft.generate.cuda.table import NAMED, PATTERNS, TENSOR, of_pattern
 from weft.generate.cuda.template import Pattern, Ranked, Template
 from weft.ir.declined import Declined
@@ -48,8 +48,8 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
 def _promoted(p: Product, ranked: Ranked, facts: GpuFacts) -> list[Schedule]:
     """With the one in front that was fastest where the GPU was measured; tables know no norms."""
     plain = p.norm is None and p.parts is None
-    place = product_place(p, cost.sizes_of(p)) if plain else None
-    return promoted(place, [s for _, s in ranked], facts.name, {s: cycles for cycles, s in ranked})
+    bucket = product_bucket(p, cost.sizes_of(p)) if plain else None
+    return promoted(bucket, [s for _, s in ranked], facts.name, {s: cycles for cycles, s in ranked})
 
 
 def modelled(p: Product, facts: GpuFacts) -> Ranked:

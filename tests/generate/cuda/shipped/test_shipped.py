@@ -22,12 +22,12 @@ from weft.generate.cuda.gemm.common.product import product
 from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.generator import CudaGenerator
 from weft.generate.cuda.shipped import (
-    Place,
+    Bucket,
     Shipped,
     kind_of,
-    loops_place,
+    loops_bucket,
     measured_best,
-    product_place,
+    product_bucket,
     promoted,
     table_for,
 )
@@ -43,7 +43,7 @@ from weft.kernels.formats import Format
 from weft.kernels.source import Schedule
 
 H200 = profile("h200")
-HERE = Place("here", (10, 4))
+HERE = Bucket("here", (10, 4))
 S, T, U = (Schedule("cuda", (("template", name),)) for name in "stu")
 REBUILD = "the table is stale: `python -m benchmarks.shipped_table --write` makes it again of the records"
 
@@ -52,10 +52,10 @@ def made(*tried: Tried, at: tuple[int, ...] = HERE.point) -> Shipped:
     return Shipped("x", {"here": {at: tried}})
 
 
-def place_of(g: Gemm) -> Place:
+def bucket_of(g: Gemm) -> Bucket:
     p = product(g.problem())
     assert not isinstance(p, Declined)
-    found = product_place(p, cost.sizes_of(p))
+    found = product_bucket(p, cost.sizes_of(p))
     assert found is not None
     return found
 
@@ -74,13 +74,13 @@ def other_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pa
 # -- what it says
 
 
-def test_what_was_fastest_at_a_place_is_expected_to_be_the_fastest_near_it() -> None:
+def test_what_was_fastest_in_a_bucket_is_expected_to_be_the_fastest_near_it() -> None:
     found = made(Tried("s", 5, 0.5), Tried("t", 5, 0.0))
-    here, near, far = (found.expected(Place("here", (x, 4))) for x in (10, 11, 40))
+    here, near, far = (found.expected(Bucket("here", (x, 4))) for x in (10, 11, 40))
     assert here["t"] < 0 < here["s"]
     assert here["t"] < near["t"] < 0  # less is known there
     assert far == {}
-    assert found.expected(Place("elsewhere", (10, 4))) == {}
+    assert found.expected(Bucket("elsewhere", (10, 4))) == {}
 
 
 def test_little_that_is_known_counts_little() -> None:
@@ -111,7 +111,7 @@ def test_a_model_that_is_sure_outweighs_a_table_that_is_not() -> None:
 def test_a_table_is_written_and_read_again() -> None:
     found = made(Tried("s", 5, 0.5), Tried("t", 7, 0.0))
     again = Shipped.from_json(found.to_json())
-    assert again.places == found.places
+    assert again.buckets == found.buckets
     assert again.gpu == "x"
 
 
@@ -156,7 +156,7 @@ def test_a_gpu_that_was_not_measured_has_no_table() -> None:
         told = table_for(name)
         assert isinstance(told, Declined)
         assert told.reason == f"no table of measured schedules for {name}"
-    assert measured_best(place_of(Gemm(layout="nt")), "", 4) == []
+    assert measured_best(bucket_of(Gemm(layout="nt")), "", 4) == []
 
 
 # -- what it changes
@@ -191,13 +191,13 @@ def test_elementwise_kernels_are_ordered_by_it_too(other_tables: Path) -> None:
     b = GraphBuilder()
     x, y = (b.input(TensorType(DType.F16, (1 << 18,))) for _ in range(2))
     problem = Problem(b.build([b.add(Prim.ADD, x, y)]), "add", (Format.ROW, Format.ROW), (Format.ROW,))
-    place = loops_place(problem)
-    assert place is not None
+    bucket = loops_bucket(problem)
+    assert bucket is not None
     alone = CudaGenerator().schedules(problem, H200)
     assert not isinstance(alone, Declined)
     last = next(s for s in reversed(alone[:MOST_LOOKED_AT]) if kind_of(s) != kind_of(alone[0]))
     tried = (Tried(kind_of(alone[0]), 9, 0.5), Tried(kind_of(last), 9, 0.0))
-    (other_tables / "nvidia-h200.json").write_text(Shipped(H200.name, {place.key: {place.point: tried}}).to_json())
+    (other_tables / "nvidia-h200.json").write_text(Shipped(H200.name, {bucket.key: {bucket.point: tried}}).to_json())
     table_for.cache_clear()
     found = CudaGenerator().schedules(problem, H200)
     assert not isinstance(found, Declined)
@@ -212,13 +212,13 @@ def test_reductions_and_windows_stay_with_their_rules(prim: Prim, attrs: a.Attrs
     b = GraphBuilder()
     x = b.input(TensorType(DType.F16, (1, 8, 32, 32)))
     graph = b.build([b.add(prim, x, attrs=attrs)])
-    assert loops_place(Problem(graph, "p", (Format.LAST,), (Format.LAST,))) is None
+    assert loops_bucket(Problem(graph, "p", (Format.LAST,), (Format.LAST,))) is None
 
 
 def test_what_was_fastest_elsewhere_is_among_the_sixteen_of_a_product() -> None:
     g = Gemm(1024, 1024, 1024, layout="nt")
     problem = g.problem()
-    best = measured_best(place_of(g), H200.name, 4)
+    best = measured_best(bucket_of(g), H200.name, 4)
     assert best
     ranked = space(problem, H200)
     assert not isinstance(ranked, Declined)
@@ -240,7 +240,7 @@ def test_no_entry_is_stale() -> None:
     assert not gone, f"{REBUILD}; without a kernel today: {', '.join(sorted(gone))}"
     unknown = Shipped("x", {"here": {HERE.point: (Tried("s", 1, 0.0),)}})
     assert stale(unknown, []) == {"s"}
-    assert without(unknown, {"s"}).places == {"here": {}}
+    assert without(unknown, {"s"}).buckets == {"here": {}}
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_first_choices_for_a_network_that_the_table_has_not_seen_are_better_than
 def test_a_table_is_made_of_the_best_of_each_kind_in_each_problem() -> None:
     case = next(x for x in known(H200, (RECORDED,)) if len({kind_of(s) for s in x.times}) > 2)
     found = table_of([case, case])
-    tried = {t.kind: t for t in found.places[case.place.key][case.place.point]}
+    tried = {t.kind: t for t in found.buckets[case.bucket.key][case.bucket.point]}
     assert {t.seen for t in tried.values()} == {2}
     fastest = min(case.times, key=lambda s: case.times[s])
     assert tried[kind_of(fastest)].slower == 0.0

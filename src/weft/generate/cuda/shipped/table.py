@@ -1,4 +1,4 @@
-"""A table of measurements by place and kind of schedule; see the package."""
+"""A table of measurements by bucket and kind of schedule; see the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any, NamedTuple, final
 
 from weft.errors import ArtifactError
-from weft.generate.cuda.shipped.places import Place, base_of, kind_of
+from weft.generate.cuda.shipped.buckets import Bucket, base_of, kind_of
 from weft.ir.declined import Declined
 from weft.kernels.source import Schedule
 from weft.kernels.stored_names import kind_as_called
@@ -23,10 +23,10 @@ REMEDY = "make it again with `python -m benchmarks.shipped_table --write`"
 MOST_LOOKED_AT = 8
 """Of a problem's schedules, those that may be put in front: the models are right about the rest."""
 WIDTH = 1.7
-"""Distance, in factors of two, at which a place counts 0.6 of one at the same sizes."""
+"""Distance, in factors of two, at which a bucket counts 0.6 of one at the same sizes."""
 LEAST_WEIGHT = 0.01
 PRIOR = 2.0
-"""So many measurements at a place itself are worth as much as the mean of all kinds."""
+"""So many measurements at a bucket itself are worth as much as the mean of all kinds."""
 MARGIN = 0.025
 """What another schedule must be expected to win."""
 MODEL_SHARE = 0.5
@@ -36,7 +36,7 @@ SCALE = 1000
 
 
 class Tried(NamedTuple):
-    """A kind of schedule at a place."""
+    """A kind of schedule at a bucket."""
 
     kind: str
     seen: int
@@ -51,22 +51,22 @@ class Shipped:
     """The table of one GPU."""
 
     gpu: str
-    places: Mapping[str, Mapping[tuple[int, ...], tuple[Tried, ...]]]
+    buckets: Mapping[str, Mapping[tuple[int, ...], tuple[Tried, ...]]]
     """By key and point."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    _scores: dict[Place, Mapping[str, float]] = field(default_factory=dict, init=False, repr=False)
+    _scores: dict[Bucket, Mapping[str, float]] = field(default_factory=dict, init=False, repr=False)
 
-    def expected(self, place: Place) -> Mapping[str, float]:
+    def expected(self, bucket: Bucket) -> Mapping[str, float]:
         """By kind, the logarithm of its time over that of a kind of which nothing is known; empty: nothing is near."""
-        if place not in self._scores:
-            self._scores[place] = self._expected(place)
-        return self._scores[place]
+        if bucket not in self._scores:
+            self._scores[bucket] = self._expected(bucket)
+        return self._scores[bucket]
 
-    def _expected(self, place: Place) -> Mapping[str, float]:
+    def _expected(self, bucket: Bucket) -> Mapping[str, float]:
         counts: dict[str, float] = {}
         sums: dict[str, float] = {}
-        for point, tried in self.places.get(place.key, {}).items():
-            apart = sum((x - y) ** 2 for x, y in zip(point, place.point, strict=True))
+        for point, tried in self.buckets.get(bucket.key, {}).items():
+            apart = sum((x - y) ** 2 for x, y in zip(point, bucket.point, strict=True))
             weight = math.exp(-apart / (2 * WIDTH**2))
             if weight < LEAST_WEIGHT:
                 continue
@@ -88,7 +88,7 @@ class Shipped:
             if data["format"] != FORMAT:
                 raise ValueError(f"format {data['format']!r}, not {FORMAT}")
             kinds = [kind_as_called(str(k)) for k in data["kinds"]]
-            places = {
+            buckets = {
                 str(key): {
                     tuple(int(x) for x in point): tuple(
                         Tried(kinds[kind], int(count), int(slower) / SCALE) for kind, count, slower in tried
@@ -97,33 +97,33 @@ class Shipped:
                 }
                 for key, rows in data["places"].items()
             }
-            bad = any(t.seen < 1 or t.slower < 0 for rows in places.values() for ts in rows.values() for t in ts)
-            if bad or any(len({len(point) for point in rows}) > 1 for rows in places.values()):
-                raise ValueError("a place or a measurement that cannot be")
-            return Shipped(str(data["gpu"]), places, dict(data["provenance"]))
+            bad = any(t.seen < 1 or t.slower < 0 for rows in buckets.values() for ts in rows.values() for t in ts)
+            if bad or any(len({len(point) for point in rows}) > 1 for rows in buckets.values()):
+                raise ValueError("a bucket or a measurement that cannot be")
+            return Shipped(str(data["gpu"]), buckets, dict(data["provenance"]))
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             problem = f"malformed table of measured schedules: {type(error).__name__}: {error}"
             raise ArtifactError(problem=problem, remedy=REMEDY) from None
 
     def to_json(self) -> str:
-        """Inverse of `from_json`, a line for each place."""
-        kinds = sorted({t.kind for rows in self.places.values() for ts in rows.values() for t in ts})
+        """Inverse of `from_json`, a line for each bucket."""
+        kinds = sorted({t.kind for rows in self.buckets.values() for ts in rows.values() for t in ts})
         number = {k: i for i, k in enumerate(kinds)}
         keys = []
-        for key in sorted(self.places):
+        for key in sorted(self.buckets):
             rows = [
                 [point, [[number[t.kind], t.seen, round(t.slower * SCALE)] for t in sorted(ts)]]
-                for point, ts in sorted(self.places[key].items())
+                for point, ts in sorted(self.buckets[key].items())
             ]
             keys.append(f"{json.dumps(key)}:[\n" + ",\n".join(json.dumps(r, separators=(",", ":")) for r in rows) + "]")
         head = {"format": FORMAT, "gpu": self.gpu, "provenance": self.provenance, "kinds": kinds}
         return json.dumps(head, indent=0)[:-2] + ',\n"places":{\n' + ",\n".join(keys) + "}}\n"
 
 
-def measured_best(place: Place | None, gpu: str, most: int) -> list[str]:
+def measured_best(bucket: Bucket | None, gpu: str, most: int) -> list[str]:
     """The kinds of schedules that the GPU's table expects to be the fastest, best first; none it knows nothing of."""
     found = table_for(gpu)
-    known = {} if place is None or isinstance(found, Declined) else found.expected(place)
+    known = {} if bucket is None or isinstance(found, Declined) else found.expected(bucket)
     return sorted((k for k, slower in known.items() if slower < 0), key=lambda k: (known[k], k))[:most]
 
 
@@ -143,7 +143,7 @@ def table_for(gpu: str) -> Shipped | Declined:
 
 
 def promoted(
-    place: Place | None,
+    bucket: Bucket | None,
     schedules: Sequence[Schedule],
     gpu: str,
     modelled: Mapping[Schedule, float] | None = None,
@@ -151,17 +151,17 @@ def promoted(
 ) -> list[Schedule]:
     """The schedules in their order, but the one first that is expected to be the fastest by the GPU's table.
 
-    A kind that the table has never seen near the place keeps the first rank if the models give it that.
+    A kind that the table has never seen near the bucket keeps the first rank if the models give it that.
 
     Args:
-        place: of the problem; None: the table has nothing to say.
+        bucket: of the problem; None: the table has nothing to say.
         schedules: most promising first, by the models.
         gpu: its name.
         modelled: what a model says about them, in any unit.
         table: instead of the GPU's.
     """
     found = table_for(gpu) if table is None else table
-    known = {} if place is None or isinstance(found, Declined) else found.expected(place)
+    known = {} if bucket is None or isinstance(found, Declined) else found.expected(bucket)
     few = schedules[:MOST_LOOKED_AT]
     slower = {s: known.get(kind_of(s), known.get(base_of(kind_of(s)))) for s in few}
     if len(few) < 2 or slower[few[0]] is None:

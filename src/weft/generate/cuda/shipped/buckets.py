@@ -1,4 +1,4 @@
-"""Where a problem stands in a table of measurements, and which schedules count as one kind there."""
+"""The bucket of a table of measurements that a problem belongs to, and which schedules count as one kind there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOPS = ("threads", "vector", "items", "tile", "corners", "whole")
 """What makes kinds of elementwise kernels; of templates the table says it."""
 
 
-class Place(NamedTuple):
+class Bucket(NamedTuple):
     """A kind of problem, and its sizes."""
 
     key: str
@@ -31,7 +31,7 @@ class Place(NamedTuple):
     """Rounded binary logarithms of sizes."""
 
 
-def product_place(p: Product, sizes: Sizes) -> Place | None:
+def product_bucket(p: Product, sizes: Sizes) -> Bucket | None:
     """Of a product or convolution; None where nothing was learned from measurements: groups, integers."""
     if p.c.groups > 1 or p.bytes is not None:
         return None
@@ -40,10 +40,10 @@ def product_place(p: Product, sizes: Sizes) -> Place | None:
     taps = " taps" if p.c.kernel != (1, 1) else ""
     stride = " strided" if p.c.strides != (1, 1) else ""
     ends = (sizes.operands > 0) + (sizes.special > 0)
-    return Place(f"product {numbers} {p.a_load} {along}{taps}{stride}", (*map(_log, (p.m, p.n, p.k, p.z)), int(ends)))
+    return Bucket(f"product {numbers} {p.a_load} {along}{taps}{stride}", (*map(_log, (p.m, p.n, p.k, p.z)), int(ends)))
 
 
-def loops_place(problem: Problem) -> Place | None:
+def loops_bucket(problem: Problem) -> Bucket | None:
     """Of an elementwise problem; None for reductions and windows, whose order no table has made better."""
     graph = problem.graph
     if any(CATEGORY[n.prim] in (Category.REDUCE, Category.LINEAR, Category.WINDOW) for n in graph.nodes):
@@ -53,7 +53,7 @@ def loops_place(problem: Problem) -> Place | None:
     key += " gathers" * any(n.prim in _GATHERS for n in graph.nodes)
     plain, special = _steps(graph)
     sizes = max(t.size for t in outputs), sum(graph.type_of(n).nbytes for n in graph.inputs)
-    return Place(key, (*map(_log, (*sizes, plain + 1)), round(3 * math.sqrt(math.log2(special + 1)))))
+    return Bucket(key, (*map(_log, (*sizes, plain + 1)), round(3 * math.sqrt(math.log2(special + 1)))))
 
 
 def _steps(graph: Graph) -> tuple[int, int]:
