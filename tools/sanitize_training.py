@@ -129,9 +129,9 @@ def gradients(net: Network, rows: int, shape: ChainConfig, facts: GpuFacts, *, c
     """Backward of a whole network as `weft.nn` runs it, `chunk` rows at a time."""
     g = gradient(net, facts, shape)
     assert isinstance(g, Gradient), g
-    places = [f"p{i}" for i in range(len(net.places()))]
+    places = [f"p{i}" for i in range(len(net.slices()))]
     buffers: dict[str, TensorType | int] = {
-        name: TensorType(net.masters or net.dtype, p.shape) for name, p in zip(places, net.places(), strict=True)
+        name: TensorType(net.masters or net.dtype, p.shape) for name, p in zip(places, net.slices(), strict=True)
     }
     row = net.given.itemsize * net.columns
     kept = 0 if g.inside else -(-g.kept_bytes(min(chunk, rows)) // 256) * 256
@@ -161,9 +161,9 @@ def gradients(net: Network, rows: int, shape: ChainConfig, facts: GpuFacts, *, c
 def beside(net: Network, rows: int, facts: GpuFacts) -> Training:
     """What stands beside the products of training by layers; there are sums of rows for all but the last."""
     plan = layers.layered(net, facts.sms)
-    places = [f"p{i}" for i in range(len(net.places()))]
+    places = [f"p{i}" for i in range(len(net.slices()))]
     buffers: dict[str, TensorType | int] = {
-        name: TensorType(net.masters or net.dtype, p.shape) for name, p in zip(places, net.places(), strict=True)
+        name: TensorType(net.masters or net.dtype, p.shape) for name, p in zip(places, net.slices(), strict=True)
     }
     last = layers.padded(net.widths[-1])
     shares = min(plan.columns.blocks, 5)

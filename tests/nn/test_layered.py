@@ -116,7 +116,7 @@ def test_every_kernel_of_a_step_by_layers_passes_the_gate(
     layers = kernels_made(net, own).by_layers()
     assert layers is not None
     x = torch.randn(9, 5).to(torch.float32 if masters else torch.float16)
-    parameters = [torch.randn(p.shape).to(torch.float32 if masters else torch.float16) for p in net.places()]
+    parameters = [torch.randn(p.shape).to(torch.float32 if masters else torch.float16) for p in net.slices()]
     addresses, memory = [p.data_ptr() for p in parameters], layered.Memory()
     forward = layers.forward(x, addresses, memory, 1)
     assert not isinstance(forward, Declined), forward
@@ -137,7 +137,7 @@ def test_a_kernel_beside_products_that_fails_in_the_worker_is_not_launched(
     layers = kernels_made(net, judge(Worker(**{part: "dies"}))).by_layers()
     assert layers is not None
     x = torch.randn(9, 8).half()
-    parameters = [torch.randn(p.shape).half() for p in net.places()]
+    parameters = [torch.randn(p.shape).half() for p in net.slices()]
     addresses, memory = [p.data_ptr() for p in parameters], layered.Memory()
     beside: list[str] = []
     launch = layered.Beside.launch

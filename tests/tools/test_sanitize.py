@@ -154,7 +154,7 @@ def test_training_is_launched_as_it_is_run(trained: tuple[dict[str, Training], E
         assert all(b.intact() for b in buffers.values()), label
         found = [from_memory(buffers["dx"].data.copy(), net.given, x.shape, Format.ROW)]
         sums = buffers["gradients"].data.view(np.float32)
-        found += [sums[p.offset : p.offset + p.size].reshape(p.shape) for p in net.places()]
+        found += [sums[p.offset : p.offset + p.size].reshape(p.shape) for p in net.slices()]
         eager, wanted = (exact(net, x, dy, parameters, t) for t in (torch.bfloat16, torch.float64))
         error, own = (np.mean([error_of(a, b) for a, b in zip(y, wanted, strict=True)]) for y in (found, eager))
         assert error <= 1.2 * own + 2.0**-9, (label, error, own)
@@ -172,7 +172,7 @@ def test_what_stands_beside_layers_adds_up(trained: tuple[dict[str, Training], E
     assert {f"p{i}" for i in range(6)} <= set(buffers) and len(case.entries) == 5
     gradients = buffers["gradients"].data.view(np.float32)
     for layer in range(net.depth - 1):
-        (_, bias), given = net.place(layer), buffers[f"sums{layer}"].data.view(np.float32).reshape(70, -1)
+        (_, bias), given = net.slices_of(layer), buffers[f"sums{layer}"].data.view(np.float32).reshape(70, -1)
         assert bias is not None
         found = gradients[bias.offset : bias.offset + bias.size]
         np.testing.assert_allclose(found, given.sum(0)[: bias.size], rtol=1e-4, atol=1e-4)

@@ -429,8 +429,8 @@ class _Run:
         types = {p.dtype for p in parameters}
         kind = self.dtype if types == {self.dtype} else torch.float32
         whole = types == {self._memory} and all(p.is_contiguous() for p in parameters)
-        places = [p.data_ptr() for p in parameters] if whole else None
-        return _Facts(places, any(p.requires_grad for p in parameters), kind, types == {kind})
+        addresses = [p.data_ptr() for p in parameters] if whole else None
+        return _Facts(addresses, any(p.requires_grad for p in parameters), kind, types == {kind})
 
     def reads(self, parameters: Sequence[torch.Tensor], facts: _Facts | None = None) -> list[int]:
         """Addresses of the parameters as kernels read them; `_stamp` is another if they may have changed.

@@ -37,7 +37,7 @@ class _Step:
     """That it changes."""
     settings: list[dict[str, object]] = field(default_factory=list)
     """Of the optimizer's groups, and of the scaler behind them, as they were recorded."""
-    places: list[tuple[int, bool]] = field(default_factory=list)
+    addresses: list[tuple[int, bool]] = field(default_factory=list)
     """Addresses of the parameters, and whether they require gradients."""
     state: list[object] = field(default_factory=list)
     """The optimizer's: what it is of each parameter, where its tensors lie."""
@@ -175,7 +175,7 @@ class GraphedStep:
         self._check()
         with torch.inference_mode(mode=False):
             step.inputs = [x.detach().clone() for x in inputs]
-        step.parameters, step.settings, step.places = self._parameters(), self._settings(), self._places()
+        step.parameters, step.settings, step.addresses = self._parameters(), self._settings(), self._addresses()
         numbers = self._numbers()
         self._optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
@@ -197,8 +197,8 @@ class GraphedStep:
             raise ValueError(self._changed(step.settings))
         if not _same(self._parameters(), step.parameters):
             raise ValueError(f"the optimizer has other parameters than {_AGAIN}")
-        if (places := self._places()) != step.places:
-            frozen = [at for at, _ in places] == [at for at, _ in step.places]
+        if (addresses := self._addresses()) != step.addresses:
+            frozen = [at for at, _ in addresses] == [at for at, _ in step.addresses]
             what = "whether parameters require gradients is another" if frozen else "parameters lie elsewhere"
             raise ValueError(f"{what} than {_AGAIN}")
         if self._state() != step.state:
@@ -212,7 +212,7 @@ class GraphedStep:
     def _parameters(self) -> list[torch.Tensor]:
         return [p for g in self._optimizer.param_groups for p in g["params"]]
 
-    def _places(self) -> list[tuple[int, bool]]:
+    def _addresses(self) -> list[tuple[int, bool]]:
         return [(p.data_ptr(), p.requires_grad) for p in self._parameters()]
 
     def _state(self) -> list[object]:

@@ -92,7 +92,7 @@ class ForwardCall:
         """Of the parameters in the image."""
         image = self.image.data_ptr()
         self._order = tuple(x.index - 1 for x in pack.arguments if isinstance(x, Pointer) and x.kind == "in")
-        self._places: list[int] = []
+        self._addresses: list[int] = []
         self._pack = Direct(forward.packing, pack.grid, pack.block, [*(0 for _ in self._order), image])
         words = [image if isinstance(x, Pointer) and x.kind == "packed" else 0 for x in run.arguments]
         kinds = [x.kind if isinstance(x, Pointer) else "" for x in run.arguments]
@@ -113,8 +113,8 @@ class ForwardCall:
 
     def pack(self, parameters: Sequence[int], stream: int) -> None:
         """Make the image from parameters at these addresses."""
-        if parameters != self._places:
-            self._places = list(parameters)
+        if parameters != self._addresses:
+            self._addresses = list(parameters)
             for word, i in enumerate(self._order):
                 self._pack.words[word] = parameters[i]
         self._pack.launch(stream)
@@ -184,23 +184,23 @@ class BackwardCall:
         self.backward, self._image = backward, image
         source = backward.step.source
         self.scratch_bytes = backward.step.scratch_bytes
-        self._places: list[int] = []
+        self._addresses: list[int] = []
         (pack,) = source.pack
         self._pack = backward.direct(pack)
         self._pack.words[len(pack.arguments) - 1] = image.data_ptr()
         self._launches = [backward.direct(launch) for launch in source.launches]
         self._moves = [
-            (direct.words, word, *place)
+            (direct.words, word, *at)
             for direct, launch in zip(self._launches, source.launches, strict=True)
             for word, x in enumerate(launch.arguments)
-            if (place := backward.step.place(x)) is not None
+            if (at := backward.step.located(x)) is not None
         ]
         """(arguments, which of them, base, bytes behind it)"""
 
     def pack(self, parameters: Sequence[int], stream: int) -> None:
         """Make the image from parameters at these addresses."""
-        if parameters != self._places:
-            self._places = list(parameters)
+        if parameters != self._addresses:
+            self._addresses = list(parameters)
             for word, place in enumerate(parameters):
                 self._pack.words[word] = place
         self._pack.launch(stream)
@@ -222,8 +222,8 @@ class Kernels:
 
     def __init__(self, net: Network, facts: GpuFacts, nvrtc: Nvrtc, judge: Judge) -> None:
         self.net, self.facts, self.nvrtc, self.judge = net, facts, nvrtc, judge
-        self.places, self.elements = net.places(), net.elements
-        self.views = [(p.shape, (*p.shape[1:], 1), p.offset) for p in self.places]
+        self.slices, self.elements = net.slices(), net.elements
+        self.views = [(p.shape, (*p.shape[1:], 1), p.offset) for p in self.slices]
         """(shape, strides, offset) of each parameter among all."""
         self.lock = RLock()
         self._changes = 0
@@ -363,7 +363,7 @@ class Kernels:
         c = costs_of(facts).training
         if not facts.peak_bandwidth:
             return False
-        products = 2.0 * rows * sum(p.size for p in self.places if len(p.shape) == 2)
+        products = 2.0 * rows * sum(p.size for p in self.slices if len(p.shape) == 2)
         chain = 5 * products / (c.chained * facts.peak_flops(net.dtype.value)) * 1e6
         layers = layered.traffic(net, rows) / (c.layered * facts.peak_bandwidth * 1e3) + c.product_us * 3 * net.depth
         return chain > c.surely * layers

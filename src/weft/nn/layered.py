@@ -344,9 +344,9 @@ class ByLayers:
         image = self.pack(beside, addresses, memory, stamp)
         held = {Ref("given"): x}
         for layer, (product, kernel) in enumerate(plan):
-            places, added = beside.plan.image, net.adds(layer)
-            ins = [self._joined(beside, held, net.reads(layer)), image + places.weights[layer]]
-            ins += [image + places.biases[layer]] if net.biases[layer] else []
+            stored, added = beside.plan.image, net.adds(layer)
+            ins = [self._joined(beside, held, net.reads(layer)), image + stored.weights[layer]]
+            ins += [image + stored.biases[layer]] if net.biases[layer] else []
             ins += [] if added is None else [self._joined(beside, held, (added.value,))]
             columns = net.widths[-1] if layer == net.depth - 1 else padded(net.widths[layer + 1])
             made = {r: self._empty(rows, columns) for r in text.results(net, layer)}
@@ -442,7 +442,7 @@ class ByLayers:
         net, value, dz = self.net, product.value, held[Ref("dz", (product.layer,))]
         mark = text.mark(net, value - 1) if product.role == "below" else None
         read = [held[r] for r in (*product.addends, *([] if mark is None else [mark]))]
-        made = self._places(product, len(dz), dx)
+        made = self._outputs_of(product, len(dz), dx)
         outs = list(made.values())
         if kernel.sum_rows:
             shape = kernel.sum_rows, padded(net.of(value))
@@ -454,7 +454,7 @@ class ByLayers:
             dx[:, at : at + width].copy_(outs[0])
         return made
 
-    def _places(self, product: Product, rows: int, dx: torch.Tensor | None) -> dict[Ref, torch.Tensor]:
+    def _outputs_of(self, product: Product, rows: int, dx: torch.Tensor | None) -> dict[Ref, torch.Tensor]:
         """Where a product of the backward pass leaves its results, in their order."""
         net, value = self.net, product.value
         columns = padded(net.of(value)) if value > 0 else net.of(value)
@@ -481,7 +481,7 @@ class ByLayers:
         self, kernel: Chosen, state: int, layer: int, dz: torch.Tensor, h: torch.Tensor, sums: torch.Tensor
     ) -> None:
         """The gradient of a layer's weights at its place, directly where nothing is padded."""
-        place, _ = self.net.place(layer)
+        place, _ = self.net.slices_of(layer)
         n, k = place.shape
         ins = [dz.data_ptr(), h.data_ptr()]
         if (n, k) == (dz.shape[1], h.shape[1]):

@@ -52,9 +52,9 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, places: tuple[tuple[Columns, ...], int], dtype: torch.dtype, *inputs: torch.Tensor
+        ctx: Any, joined: tuple[tuple[Columns, ...], int], dtype: torch.dtype, *inputs: torch.Tensor
     ) -> torch.Tensor:
-        columns, row = places
+        columns, row = joined
         ctx.columns, ctx.kinds = columns, [(x.shape[-1], x.dtype) for x in inputs]
         found = inputs[0].new_empty((*inputs[0].shape[:-1], row), dtype=dtype)
         at = 0

@@ -77,7 +77,7 @@ def normal(net: Network, rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarr
     dy = rounded(rng.standard_normal((rows, net.widths[-1])), net.dtype)
     parameters = [
         rounded(rng.standard_normal(p.shape) * (1.4 / p.shape[1] ** 0.5 if len(p.shape) == 2 else 0.3), net.dtype)
-        for p in net.places()
+        for p in net.slices()
     ]
     return x, dy, parameters
 
@@ -156,7 +156,7 @@ class Runner:
         """Gradients of x and of the parameters (f32)."""
         net, g = self.net, self.g
         kind = net.masters or net.dtype
-        held = [Buffer(kind.itemsize * p.size) for p in net.places()]
+        held = [Buffer(kind.itemsize * p.size) for p in net.slices()]
         for buffer, p in zip(held, parameters, strict=True):
             buffer.data[:] = to_memory(p, kind, Format.ROW)
         image = Buffer(g.image_bytes)
@@ -192,7 +192,7 @@ class Runner:
             self._start(g.finish, [partial.address, out.address, shares], g.finish.blocks)
             assert out.intact() and partial.intact()
         values = out.data.view(np.float32)
-        return np.concatenate(pieces), [values[p.offset : p.offset + p.size].reshape(p.shape) for p in net.places()]
+        return np.concatenate(pieces), [values[p.offset : p.offset + p.size].reshape(p.shape) for p in net.slices()]
 
 
 def infinite(net: Network, rows: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:

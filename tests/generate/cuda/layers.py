@@ -38,7 +38,7 @@ class Net:
         """What stands beside the products."""
         plan = self.plan
         counts = (
-            (plan.pack, len(self.net.places()) + 1),
+            (plan.pack, len(self.net.slices()) + 1),
             *((e, len(text.given(reads)) + 2) for reads, e in plan.joins.items()),
             (plan.ending, 4),
             (plan.columns, 5),
@@ -129,7 +129,7 @@ class Runner:
                 at = plan.partial[p.layer] * shares * 4
                 self._start(plan.columns, shares, self._held(dz, short), _part(partial, at), rows, dz.shape[1], 0)
                 (product,) = self._product(p, [dz, inputs[p.layer]])
-                place, _ = net.place(p.layer)
+                place, _ = net.slices_of(p.layer)
                 n, k = place.shape
                 sums[place.offset : place.offset + place.size] = product[:n, :k].reshape(-1)
                 continue
@@ -140,7 +140,7 @@ class Runner:
         self._start(plan.total, plan.total.blocks, partial, out, shares)
         biases = from_memory(out.data.copy(), self.made.dtype, (net.elements,), ROW)
         found: list[np.ndarray] = []
-        for place in net.places():
+        for place in net.slices():
             source = sums if len(place.shape) == 2 else biases
             found.append(source[place.offset : place.offset + place.size].reshape(place.shape).astype(np.float64))
         return h, dx, found

@@ -6,7 +6,7 @@ from weft.generate.cuda.training.activation import KINDS, Activation, Kept, Kind
 from weft.generate.cuda.training.chain import ChainConfig
 from weft.generate.cuda.training.formula import IDENTITY, Formula, formula
 from weft.generate.cuda.training.gradient import Gradient, gradient, shapes
-from weft.generate.cuda.training.network import Added, Network, Place, forward_problem
+from weft.generate.cuda.training.network import Added, Network, ParameterSlice, forward_problem
 from weft.generate.cuda.training.step import Step, gradient_problem, step
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "Kept",
     "Kind",
     "Network",
-    "Place",
+    "ParameterSlice",
     "Step",
     "called",
     "formula",

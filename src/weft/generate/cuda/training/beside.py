@@ -48,7 +48,7 @@ def pack_posed(net: Network, plan: Layered) -> Posed:
     kind = net.masters or net.dtype
     parameters = 0
     for layer in range(net.depth):
-        weight, vector = net.place(layer)
+        weight, vector = net.slices_of(layer)
         w = b.cast(b.input(TensorType(kind, weight.shape)), net.dtype)
         rows = padded(net.widths[layer + 1])
         parts = [(column, net.of(value)) for value, _, column in segments(net, layer)]
@@ -118,7 +118,7 @@ def biases_posed(net: Network, plan: Layered, rows: int, summed: Mapping[int, in
     outputs: list[NodeId] = []
     left: list[Left] = []
     for layer in range(net.depth - 1, -1, -1):
-        _, vector = net.place(layer)
+        _, vector = net.slices_of(layer)
         if vector is None:
             continue
         columns, number = padded(net.widths[layer + 1]), len(outputs)

@@ -207,7 +207,7 @@ def pack(net: Network, plan: Plan) -> DeviceRole:
     number = 0
     biases: list[tuple[int, str]] = []
     for layer in range(net.depth):
-        weight, bias = net.place(layer)
+        weight, bias = net.slices_of(layer)
         rows, columns = weight.shape
         count, eights = net.depth_of(layer) * net.width(layer + 1), net.width(layer + 1) // 8
         value = narrow.format(f"((const {kind}*)p{number})[{Int('n') * columns + 'k'}]")
@@ -252,7 +252,7 @@ def table_of(name: str, rows: Sequence[tuple[int, ...]]) -> str:
 
 def _bias(net: Network, plan: Plan, layer: int, number: int, narrow: str, kind: str) -> tuple[int, str]:
     """(numbers in the image, statement that makes one) of a bias."""
-    bias = net.place(layer)[1]
+    bias = net.slices_of(layer)[1]
     value = "0.0f"
     if bias is not None:
         held = narrow.format(f"((const {kind}*)p{number + 1})[i]")
@@ -262,7 +262,7 @@ def _bias(net: Network, plan: Plan, layer: int, number: int, narrow: str, kind: 
 
 def _column(net: Network, layer: int, position: str) -> str:
     """C text: the column of a weight at a position; past all columns where there is none."""
-    text = f"{net.place(layer)[0].shape[1]}u"
+    text = f"{net.slices_of(layer)[0].shape[1]}u"
     for s in reversed(net.segments(layer)):
         inside = f"{position} - {16 * s.first}u"
         text = f"({inside} < {s.width}u ? {inside} + {s.column}u : {text})"

@@ -365,7 +365,7 @@ def _finish(net: Network, items: list[Item], stem: str, dtype: DType) -> DeviceR
     kind = storage(dtype)
     rows = []
     for x in items:
-        weight, bias = net.place(x.layer)
+        weight, bias = net.slices_of(x.layer)
         k, n = weight.shape[1], weight.shape[0]
         at = bias.offset if bias and x.n == 0 else -1
         first = sum(len(of) for of in _sixteens(net)[: x.layer])

@@ -540,7 +540,7 @@ def _total(net: Network, partial: list[int], dtype: DType) -> DeviceRole:
         "int b = role.block_x(), to = -1, step = 0; const float* from = 0;",
     ]
     for layer, width in enumerate(net.widths[1:]):
-        _, bias = net.place(layer)
+        _, bias = net.slices_of(layer)
         place = bias.offset + Int("b") * 32 + "lane" if bias else "-1"
         lines += [
             f"if (b >= 0 && b < {-(-width // 32)}) {{ step = {padded(width)};",

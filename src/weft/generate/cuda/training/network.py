@@ -26,7 +26,7 @@ ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParameterSlice:
     """A parameter in the buffer; all in elements."""
 
     offset: int
@@ -131,29 +131,29 @@ class Network:
         """Layers."""
         return len(self.acts)
 
-    def places(self) -> tuple[Place, ...]:
+    def slices(self) -> tuple[ParameterSlice, ...]:
         """Weight, and bias where there is one, of each layer."""
         found = []
         at = 0
         for layer, (n, bias) in enumerate(zip(self.widths[1:], self.biases, strict=True)):
             k = sum(self.of(v) for v in self.reads(layer))
             for shape in ((n, k), *([(n,)] if bias else [])):
-                place = Place(at, shape)
-                found.append(place)
-                at += -(-place.size // ALIGNMENT) * ALIGNMENT
+                one = ParameterSlice(at, shape)
+                found.append(one)
+                at += -(-one.size // ALIGNMENT) * ALIGNMENT
         return tuple(found)
 
     @property
     def elements(self) -> int:
         """Of the buffer."""
-        last = self.places()[-1]
+        last = self.slices()[-1]
         return last.offset + -(-last.size // ALIGNMENT) * ALIGNMENT
 
-    def place(self, layer: int) -> tuple[Place, Place | None]:
+    def slices_of(self, layer: int) -> tuple[ParameterSlice, ParameterSlice | None]:
         """Weight and bias of a layer."""
         at = sum(2 if x else 1 for x in self.biases[:layer])
-        places = self.places()
-        return places[at], places[at + 1] if self.biases[layer] else None
+        slices = self.slices()
+        return slices[at], slices[at + 1] if self.biases[layer] else None
 
     def width(self, value: int) -> int:
         """Columns of a value, padded to 16."""

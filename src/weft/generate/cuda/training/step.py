@@ -40,7 +40,7 @@ def gradient_problem(
     """From x, the gradient of the result and the parameters to the gradients of x and of the parameters.
 
     That of x is there for `inputs`, one output for each part that the network reads; those of the parameters, in
-    `dtype`, for `parameters`, in the order of `Network.places`. `result`: that of the forward pass comes first.
+    `dtype`, for `parameters`, in the order of `Network.slices`. `result`: that of the forward pass comes first.
     """
     b = GraphBuilder()
     x = b.input(TensorType(net.given, (rows, net.columns)))
@@ -51,7 +51,7 @@ def gradient_problem(
         values[-i] = b.cast(columns_of(b, x, start, width), net.dtype)
     kept: list[tuple[NodeId, NodeId, NodeId]] = []
     for layer, (bias, act) in enumerate(zip(net.biases, net.acts, strict=True)):
-        weight, vector = net.place(layer)
+        weight, vector = net.slices_of(layer)
         w = b.cast(b.input(TensorType(net.masters or net.dtype, weight.shape), is_weight=True), net.dtype)
         h = _beside(b, [values[v] for v in net.reads(layer)])
         z = b.add(Prim.MATMUL, h, b.transpose(w, (1, 0)))
@@ -140,11 +140,11 @@ class Step:
     scratch_bytes: int
     """Of the region at 0: values between kernels."""
     sums: int
-    """Where the gradients of the parameters begin, as `Network.places` has them."""
+    """Where the gradients of the parameters begin, as `Network.slices` has them."""
     dx: int
     """Where the gradient of x begins."""
 
-    def place(self, argument: CudaArgument) -> tuple[int, int] | None:
+    def located(self, argument: CudaArgument) -> tuple[int, int] | None:
         """(number of `BASES`, bytes behind it) of an argument; None for a number."""
         if isinstance(argument, Inside):
             return argument.base.index, argument.bytes
@@ -194,7 +194,7 @@ def step(
         launches.append(
             _launch(plan.finish, plan.finish.blocks, Pointer("work", partial), Pointer("work", sums), Number(shares))
         )
-    weights = tuple(range(2, 2 + len(net.places())))
+    weights = tuple(range(2, 2 + len(net.slices())))
     pack = _launch(plan.pack, plan.pack.blocks, *(Pointer("in", i) for i in weights), Pointer("packed"))
     source = CudaSource(
         Schedule("training", (("name", name),)),
@@ -224,7 +224,7 @@ def _left(net: Network, sums: int, dx: int, *, inputs: bool, parameters: bool, d
     if inputs:
         for start, _ in net.parts or ((0, net.columns),):
             found.append(Left(len(found), dx + start * net.given.itemsize, (net.columns, 1)))
-    for place in net.places() if parameters else ():
-        strides = (*place.shape[1:], 1)
-        found.append(Left(len(found), sums + place.offset * dtype.itemsize, strides))
+    for one in net.slices() if parameters else ():
+        strides = (*one.shape[1:], 1)
+        found.append(Left(len(found), sums + one.offset * dtype.itemsize, strides))
     return found
