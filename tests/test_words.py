@@ -85,6 +85,8 @@ OLD = (
     Old("walk_of", "the stage of the ring that a main loop is at", "pipeline state"),
     Old(r"(\w+_)?places?|Place", "problems that a table of measurements tells apart", "bucket",
         where=r"generate/cuda/shipped/"),
+    Old(r"(\w+_)?places?|Placed?", "indices of an element", "coordinate", where=r"generate/(loopnest|cpp|cuda/loops)/"),
+    Old(r"places?|Place", "a parameter in the buffer of all", "parameter slice", where=r"generate/cuda/training/|nn/"),
     Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
     Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import cast
 
 from weft.generate.expr import Value, c_type, literal, splat, vector_type
 from weft.generate.expr.ctype import storage_type
-from weft.generate.loopnest.body import TILE, Body, Lanes, Place, Tile, combine, identity
+from weft.generate.loopnest.body import TILE, Body, Coord, Lanes, Tile, combine, identity
 from weft.generate.loopnest.index import Index, Var, index_of, inner_coefficient
 from weft.generate.loopnest.memory import Buffer, Digit, Unfused, Unpinned, dense
 from weft.generate.loopnest.nest import Nest
@@ -322,18 +322,18 @@ class KernelText:
         for var in variables:
             body.bind(var, 0)
         for root in stage.pre:
-            body.remember(root, self.layout.place(root, at), body.value(root, self.layout.place(root, at)).value)
+            body.remember(root, self.layout.coord(root, at), body.value(root, self.layout.coord(root, at)).value)
         for root in stage.reductions:
             operand = self.graph.nodes[root].inputs[0]
-            body.value(operand, self.layout.place(operand, at))
-            body.remember(root, self.layout.result_place(root, at), Value("r", self.graph.type_of(root).dtype))
+            body.value(operand, self.layout.coord(operand, at))
+            body.remember(root, self.layout.result_coord(root, at), Value("r", self.graph.type_of(root).dtype))
         loads = len(body.accesses)
         for root in stage.post:
-            body.remember(root, self.layout.place(root, at), body.value(root, self.layout.place(root, at)).value)
+            body.remember(root, self.layout.coord(root, at), body.value(root, self.layout.coord(root, at)).value)
         del body.accesses[loads:]
         if not stage.reductions:
             for root in stage.pre:
-                body.store(found[root], self.layout.place(root, at), Value("x", self.graph.type_of(root).dtype))
+                body.store(found[root], self.layout.coord(root, at), Value("x", self.graph.type_of(root).dtype))
         if body.count > TOO_BIG:
             raise Oversized
         return body
@@ -761,21 +761,21 @@ class KernelText:
     def _zeroed(self, stage: Stage, at: dict[Key, Index]) -> dict[Key, Index]:
         return {**at, **dict.fromkeys(stage.reduced, Index())}
 
-    def _compute(self, body: Body, root: NodeId, place: Place) -> Value:
+    def _compute(self, body: Body, root: NodeId, coord: Coord) -> Value:
         """The root's value itself, not what its buffer holds."""
         body.busy.discard(root)
         hidden = body.buffers
         body.buffers = {n: b for n, b in hidden.items() if n != root}
-        placed = body.value(root, place)
+        placed = body.value(root, coord)
         body.buffers = hidden
         body.busy.add(root)
         return placed.value
 
     def _store_pre(self, body: Body, stage: Stage, at: dict[Key, Index]) -> None:
         for root in stage.pre:
-            place = self.layout.place(root, at)
-            value = self._compute(body, root, place)
-            body.store(self.buffers_here(root), place, value)
+            coord = self.layout.coord(root, at)
+            value = self._compute(body, root, coord)
+            body.store(self.buffers_here(root), coord, value)
 
     def buffers_here(self, root: NodeId) -> Buffer:
         """Where a root of the open segment is written."""
@@ -807,12 +807,12 @@ class KernelText:
             record = self.graph.nodes[root]
             operand = record.inputs[0]
             dtype = self.graph.type_of(operand).dtype
-            value = body.value(operand, self.layout.place(operand, at)).value
+            value = body.value(operand, self.layout.coord(operand, at)).value
             wide = lanes is not None
             name = value.name if value.vector or not wide else splat(value.name, dtype)
             acc = names[root]
             if record.prim in ARGS:
-                axis = self.layout.place(operand, at)[_axes(self.graph, root)[0]]
+                axis = self.layout.coord(operand, at)[_axes(self.graph, root)[0]]
                 self._arg_step(body, record.prim, dtype, acc, name, axis, wide)
                 continue
             step = combine(record.prim, dtype, acc, name)
@@ -974,13 +974,13 @@ class KernelText:
             done = body.name("r")
             self.nest.put(f"const {vector_type(dtype) if vector else c_type(dtype)} {done} = {name};")
             value = Value(done, dtype, vector)
-            place = self.layout.result_place(root, at)
-            body.remember(root, place, value)
-            body.store(self.buffers_here(root), place, value)
+            coord = self.layout.result_coord(root, at)
+            body.remember(root, coord, value)
+            body.store(self.buffers_here(root), coord, value)
         for root in stage.post:
-            place = self.layout.place(root, at)
-            value = self._compute(body, root, place)
-            body.store(self.buffers_here(root), place, value)
+            coord = self.layout.coord(root, at)
+            value = self._compute(body, root, coord)
+            body.store(self.buffers_here(root), coord, value)
 
     def _split_reduction(self, body: Body, stage: Stage, loops: Loops, outer: list[Var]) -> None:
         """Few results, long sums: every thread reduces its part, then the parts are combined in the threads' order."""

@@ -22,12 +22,12 @@ from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
 
-Place = tuple[Index, ...]
+Coord = tuple[Index, ...]
 """One index expression per dimension."""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ScopedValue:
     """A value and the level of the block that defines it."""
 
     value: Value
@@ -129,7 +129,7 @@ class Body:
         """Level of the loops' surroundings: a value stored by this kernel is never read further out."""
         self.count = 0
         self._serial = 0
-        self._memo: list[dict[tuple[NodeId, Place], Placed]] = [{}]
+        self._memo: list[dict[tuple[NodeId, Coord], ScopedValue]] = [{}]
         self._levels: dict[str, int] = {}
 
     # names and levels
@@ -177,24 +177,24 @@ class Body:
         names = [v.name for v in index.variables] + [x.name for x in index.loaded()]
         return max((self._levels[n] for n in names), default=0)
 
-    def remember(self, node: NodeId, place: Place, value: Value, level: int | None = None) -> None:
-        """Later reads of `node` at `place` use this value."""
+    def remember(self, node: NodeId, coord: Coord, value: Value, level: int | None = None) -> None:
+        """Later reads of `node` at `coord` use this value."""
         at = self.nest.level if level is None else level
-        self._memo[at][node, place] = Placed(value, at)
+        self._memo[at][node, coord] = ScopedValue(value, at)
 
-    def define(self, dtype: DType, vector: bool, text: str, level: int, prefix: str = "e") -> Placed:
+    def define(self, dtype: DType, vector: bool, text: str, level: int, prefix: str = "e") -> ScopedValue:
         """A new constant variable at `level`."""
         name = self.name(prefix)
         value = Value(name, dtype, vector)
         self.nest.put(f"const {value.c_type} {name} = {text};", level)
-        return Placed(value, level)
+        return ScopedValue(value, level)
 
     # memory
 
     def _varies(self, index: Index) -> bool:
         return self.lanes is not None and (self.lanes.var in index.variables or any(x.lanes for x in index.loaded()))
 
-    def per_lane(self, dtype: DType, text: str, level: int) -> Placed:
+    def per_lane(self, dtype: DType, text: str, level: int) -> ScopedValue:
         """A vector made lane by lane from a text in `l`."""
         lanes = cast("Lanes", self.lanes)
         array = self.name("a")
@@ -203,7 +203,7 @@ class Body:
         self.nest.put(f"for (long l = 0; l < {lanes.count or 'WL'}; ++l) {array}[l] = {text};", level)
         return self.define(dtype, True, f"w_ldv({array})", level)
 
-    def load(self, buffer: Buffer, address: Index, dtype: DType) -> Placed:
+    def load(self, buffer: Buffer, address: Index, dtype: DType) -> ScopedValue:
         """Read one element, or one per lane."""
         self.accesses.append(Access(address, buffer.dtype.itemsize, False))
         level = self.level_of(address)
@@ -226,7 +226,7 @@ class Body:
             return gathered
         return self.per_lane(dtype, f"w_ld({buffer.name} + {address.text(lanes.var)})", level)
 
-    def _gather(self, buffer: Buffer, address: Index, dtype: DType) -> Placed | None:
+    def _gather(self, buffer: Buffer, address: Index, dtype: DType) -> ScopedValue | None:
         """Read at base + factor * (run-time index per lane); None when the address is of another form."""
         if buffer.dtype not in (DType.F32, DType.I32):
             return None
@@ -241,7 +241,7 @@ class Body:
         level = self.level_of(address)
         return self.define(dtype, True, f"w_gather({buffer.name} + {base.text()}, {index})", level)
 
-    def _from_tile(self, tile: Tile, buffer: Buffer, address: Index, step: int, dtype: DType) -> Placed:
+    def _from_tile(self, tile: Tile, buffer: Buffer, address: Index, step: int, dtype: DType) -> ScopedValue:
         """Read a row of a transposed tile, which is filled before the loop over its rows."""
         lanes = cast("Lanes", self.lanes)
         array = self.name("a")
@@ -255,9 +255,9 @@ class Body:
         level = max(self.level_of(address), tile.level + 1)
         return self.define(dtype, True, f"w_ldv({array} + {tile.inside.name} * WL)", level)
 
-    def store(self, buffer: Buffer, place: Place, value: Value) -> None:
+    def store(self, buffer: Buffer, coord: Coord, value: Value) -> None:
         """Write one element, or one per lane, in the innermost block."""
-        address = buffer.address(place)
+        address = buffer.address(coord)
         self.accesses.append(Access(address, buffer.dtype.itemsize, True))
         lanes = self.lanes
         if lanes is None or not self._varies(address):
@@ -276,25 +276,25 @@ class Body:
 
     # values
 
-    def value(self, node: NodeId, place: Place) -> Placed:
-        """The node's value at `place`; a scalar where the vectorised variable does not matter."""
-        key = (node, place)
+    def value(self, node: NodeId, coord: Coord) -> ScopedValue:
+        """The node's value at `coord`; a scalar where the vectorised variable does not matter."""
+        key = (node, coord)
         for memo in reversed(self._memo):
             if key in memo:
                 return memo[key]
         self.count += 1
-        placed = self._make(node, place)
+        placed = self._make(node, coord)
         self._memo[placed.level][key] = placed
         return placed
 
-    def _make(self, node: NodeId, place: Place) -> Placed:
+    def _make(self, node: NodeId, coord: Coord) -> ScopedValue:
         record = self.graph.nodes[node]
         dtype = record.type.dtype
         if node in self.busy:
             raise Unfused(node)
         if node in self.buffers:
             buffer = self.buffers[node]
-            return self.load(buffer, buffer.address(place), dtype)
+            return self.load(buffer, buffer.address(coord), dtype)
         match record.prim:
             case Prim.CONSTANT:
                 number = (
@@ -302,46 +302,46 @@ class Body:
                     if record.type.rank == 0
                     else (self.graph.constant(node).reshape(-1)[0].item())
                 )
-                return Placed(Value(literal(number, dtype), dtype, constant=float(number)), 0)
+                return ScopedValue(Value(literal(number, dtype), dtype, constant=float(number)), 0)
             case Prim.IOTA:
-                return self._iota(place[cast("a.IotaAttrs", record.attrs).axis], dtype)
+                return self._iota(coord[cast("a.IotaAttrs", record.attrs).axis], dtype)
             case Prim.WINDOW_SUM | Prim.WINDOW_MAX:
-                return self._window(node, place)
+                return self._window(node, coord)
             case Prim.PAD:
-                return self._pad(node, place)
+                return self._pad(node, coord)
             case Prim.CONCAT:
-                return self._concat(node, place)
+                return self._concat(node, coord)
             case Prim.GATHER | Prim.TAKE_ALONG:
-                return self._indexed(node, place)
+                return self._indexed(node, coord)
         if CATEGORY[record.prim] is Category.REDUCE:  # a result that these very loops are still summing
             raise Unfused(node)
         if CATEGORY[record.prim] is not Category.ELEMENTWISE:
-            return self.value(record.inputs[0], self.operand_place(node, place))
-        operands = [self.value(x, place) for x in record.inputs]
+            return self.value(record.inputs[0], self.operand_coord(node, coord))
+        operands = [self.value(x, coord) for x in record.inputs]
         text, vector = elementwise(record.prim, [x.value for x in operands], dtype)
         return self.define(dtype, vector, text, max(x.level for x in operands))
 
-    def operand_place(self, node: NodeId, place: Place) -> Place:
+    def operand_coord(self, node: NodeId, coord: Coord) -> Coord:
         """Index of the operand of a layout primitive that has one operand and no test."""
         record = self.graph.nodes[node]
         inner = self.graph.type_of(record.inputs[0]).shape
         match record.attrs:
             case a.BroadcastAttrs():
-                tail = place[len(place) - len(inner) :]
+                tail = coord[len(coord) - len(inner) :]
                 return tuple(Index() if n == 1 else i for i, n in zip(tail, inner, strict=True))
             case a.ReshapeAttrs(shape):
-                return unflatten(flatten(place, shape), inner)
+                return unflatten(flatten(coord, shape), inner)
             case a.TransposeAttrs(perm):
                 moved = [Index()] * len(perm)
                 for i, p in enumerate(perm):
-                    moved[p] = place[i]
+                    moved[p] = coord[i]
                 return tuple(moved)
             case a.SliceAttrs(starts, _, steps):
-                return tuple(i * k + s for i, s, k in zip(place, starts, steps, strict=True))
+                return tuple(i * k + s for i, s, k in zip(coord, starts, steps, strict=True))
             case _:
                 raise NotImplementedError(record.prim)
 
-    def _iota(self, index: Index, dtype: DType) -> Placed:
+    def _iota(self, index: Index, dtype: DType) -> ScopedValue:
         self.fixed.append(index)
         level = self.level_of(index)
         kind = c_type(dtype)
@@ -353,7 +353,7 @@ class Body:
             return self.define(dtype, True, f"{base} + __builtin_convertvector(w_lanes(), {vector_type(dtype)})", level)
         return self.per_lane(dtype, f"({kind})({index.text(lanes.var)})", level)
 
-    def inside(self, tests: Sequence[tuple[Index, int]]) -> Placed | bool:
+    def inside(self, tests: Sequence[tuple[Index, int]]) -> ScopedValue | bool:
         """Whether 0 <= index < size for all; a plain bool where the ranges decide."""
         open_tests = []
         for index, size in tests:
@@ -372,7 +372,7 @@ class Body:
         lane = cast("Lanes", self.lanes).var
         return self.per_lane(DType.BOOL, " && ".join(f"w_inside({i.text(lane)}, {n})" for i, n in open_tests), level)
 
-    def choose(self, condition: Placed, yes: Placed, no: Placed) -> Placed:
+    def choose(self, condition: ScopedValue, yes: ScopedValue, no: ScopedValue) -> ScopedValue:
         """condition ? yes : no; a scalar condition keeps vectors whole."""
         dtype = yes.value.dtype
         level = max(condition.level, yes.level, no.level)
@@ -384,11 +384,11 @@ class Body:
         text, vector = elementwise(Prim.SELECT, [condition.value, yes.value, no.value], dtype)
         return self.define(dtype, vector, text, level)
 
-    def _pad(self, node: NodeId, place: Place) -> Placed:
+    def _pad(self, node: NodeId, coord: Coord) -> ScopedValue:
         record = self.graph.nodes[node]
         attrs = cast("a.PadAttrs", record.attrs)
         shape = self.graph.type_of(record.inputs[0]).shape
-        moved = [i + -lo for i, lo in zip(place, attrs.lo, strict=True)]
+        moved = [i + -lo for i, lo in zip(coord, attrs.lo, strict=True)]
         if attrs.mode != "constant":
             kind = "reflect" if attrs.mode == "reflect" else "clamp"
             for i, n in zip(moved, shape, strict=True):
@@ -400,52 +400,52 @@ class Body:
         number: float | bool = (
             attrs.value if dtype.is_float else bool(attrs.value) if dtype is DType.BOOL else int(attrs.value)
         )
-        filler = Placed(Value(literal(number, dtype), dtype), 0)
+        filler = ScopedValue(Value(literal(number, dtype), dtype), 0)
         condition = self.inside(list(zip(moved, shape, strict=True)))
         if condition is False or record.type.size == 0 or 0 in shape:
             return filler
         inner = self.value(record.inputs[0], tuple(i.forced("clamp", n) for i, n in zip(moved, shape, strict=True)))
         return inner if condition is True else self.choose(condition, inner, filler)
 
-    def _concat(self, node: NodeId, place: Place) -> Placed:
+    def _concat(self, node: NodeId, coord: Coord) -> ScopedValue:
         record = self.graph.nodes[node]
         axis = cast("a.ConcatAttrs", record.attrs).axis
-        chosen: Placed | None = None
+        chosen: ScopedValue | None = None
         offset = 0
         for operand in record.inputs:
             n = self.graph.type_of(operand).shape[axis]
-            local = place[axis] + -offset
+            local = coord[axis] + -offset
             offset += n
             condition = self.inside([(local, n)]) if n else False
-            if isinstance(condition, Placed):
+            if isinstance(condition, ScopedValue):
                 self.joints.append((local, n))
             if condition is False:
                 continue
-            value = self.value(operand, (*place[:axis], local.forced("clamp", n), *place[axis + 1 :]))
+            value = self.value(operand, (*coord[:axis], local.forced("clamp", n), *coord[axis + 1 :]))
             if condition is True:
                 return value
             chosen = value if chosen is None else self.choose(condition, value, chosen)
         if chosen is None:  # an empty result: nothing will run
-            return Placed(Value(literal(0, record.type.dtype), record.type.dtype), 0)
+            return ScopedValue(Value(literal(0, record.type.dtype), record.type.dtype), 0)
         return chosen
 
-    def _indexed(self, node: NodeId, place: Place) -> Placed:
+    def _indexed(self, node: NodeId, coord: Coord) -> ScopedValue:
         record = self.graph.nodes[node]
         axis = cast("a.GatherAttrs", record.attrs).axis
         data, indices = record.inputs
         rank = self.graph.type_of(indices).rank
         size = self.graph.type_of(data).shape[axis]
         if record.prim is Prim.TAKE_ALONG:
-            where = self.run_time(indices, place, size)
-            return self.value(data, (*place[:axis], where, *place[axis + 1 :]))
-        where = self.run_time(indices, place[axis : axis + rank], size)
-        return self.value(data, (*place[:axis], where, *place[axis + rank :]))
+            where = self.run_time(indices, coord, size)
+            return self.value(data, (*coord[:axis], where, *coord[axis + 1 :]))
+        where = self.run_time(indices, coord[axis : axis + rank], size)
+        return self.value(data, (*coord[:axis], where, *coord[axis + rank :]))
 
-    def run_time(self, indices: NodeId, place: Place, size: int) -> Index:
+    def run_time(self, indices: NodeId, coord: Coord, size: int) -> Index:
         """An index that the kernel reads or computes, forced into [0, size)."""
-        placed = self.value(indices, place)
+        placed = self.value(indices, coord)
         name = self.name("g")
-        depends = frozenset(v for i in place for v in i.variables)
+        depends = frozenset(v for i in coord for v in i.variables)
         if not placed.value.vector:
             self.nest.put(f"const {self.index} {name} = {self.clamp}{placed.value.name}, {size});", placed.level)
         else:
@@ -454,44 +454,44 @@ class Body:
         self._levels[name] = placed.level
         return Index(0, ((Loaded(name, size, placed.value.vector, depends), 1),))
 
-    def _window(self, node: NodeId, place: Place) -> Placed:
+    def _window(self, node: NodeId, coord: Coord) -> ScopedValue:
         record = self.graph.nodes[node]
         w = cast("a.WindowAttrs", record.attrs)
-        first = len(place) - len(w.kernel)
-        level = max((self.level_of(i) for i in place), default=0)
-        vector = any(self._varies(i) for i in place)
+        first = len(coord) - len(w.kernel)
+        level = max((self.level_of(i) for i in coord), default=0)
+        vector = any(self._varies(i) for i in coord)
         dtype = record.type.dtype
         with self.at(level):
             name = self.name("w")
             total = Value(name, dtype, vector)
             start = identity(record.prim, dtype)
             self.nest.put(f"{total.c_type} {name} = {splat(start, dtype) if vector else start};")
-            self._window_taps(node, list(place), first, total)
-        return Placed(total, level)
+            self._window_taps(node, list(coord), first, total)
+        return ScopedValue(total, level)
 
-    def _window_taps(self, node: NodeId, place: list[Index], dim: int, total: Value) -> None:
+    def _window_taps(self, node: NodeId, coord: list[Index], dim: int, total: Value) -> None:
         """Loops over the taps of dimension `dim` and those after it, then one step."""
         record = self.graph.nodes[node]
         w = cast("a.WindowAttrs", record.attrs)
         shape = self.graph.type_of(record.inputs[0]).shape
-        if dim == len(place):
-            self._window_step(node, place, total)
+        if dim == len(coord):
+            self._window_step(node, coord, total)
             return
-        j = dim - (len(place) - len(w.kernel))
+        j = dim - (len(coord) - len(w.kernel))
         kernel, stride, lo, dilation = w.kernel[j], w.strides[j], w.pads_lo[j], w.dilations[j]
-        origin = place[dim] * stride + -lo
+        origin = coord[dim] * stride + -lo
         n = shape[dim]
         reach = origin + (kernel - 1) * dilation
         whole = origin.bounds[0] >= 0 and reach.bounds[1] < n
         if not whole:
             self.conditions += [(origin, n), (reach, n)]
         if kernel == 1:
-            self._window_taps(node, [*place[:dim], origin, *place[dim + 1 :]], dim + 1, total)
+            self._window_taps(node, [*coord[:dim], origin, *coord[dim + 1 :]], dim + 1, total)
             return
         varies = self._varies(origin)
         if (varies and not (whole and kernel > 4)) or (whole and kernel <= 3) or kernel <= self.unrolled:
             for k in range(kernel):
-                self._window_taps(node, [*place[:dim], origin + k * dilation, *place[dim + 1 :]], dim + 1, total)
+                self._window_taps(node, [*coord[:dim], origin + k * dilation, *coord[dim + 1 :]], dim + 1, total)
             return
         var = Var(self.name("k"), kernel)
         if whole:
@@ -508,19 +508,19 @@ class Body:
             position = origin + index_of(var) * dilation
             if not whole:  # the bounds of the loop keep it inside
                 position = Index(0, ((Part("known", position, n), 1),))
-            self._window_taps(node, [*place[:dim], position, *place[dim + 1 :]], dim + 1, total)
+            self._window_taps(node, [*coord[:dim], position, *coord[dim + 1 :]], dim + 1, total)
 
-    def _window_step(self, node: NodeId, place: list[Index], total: Value) -> None:
+    def _window_step(self, node: NodeId, coord: list[Index], total: Value) -> None:
         record = self.graph.nodes[node]
         source, dtype = record.inputs[0], record.type.dtype
         shape = self.graph.type_of(source).shape
-        condition = self.inside(list(zip(place, shape, strict=True)))
+        condition = self.inside(list(zip(coord, shape, strict=True)))
         if condition is False:
             return
-        at = tuple(i.forced("clamp", n) for i, n in zip(place, shape, strict=True))
+        at = tuple(i.forced("clamp", n) for i, n in zip(coord, shape, strict=True))
         value = self.value(source, at)
         if condition is not True:
-            filler = Placed(Value(identity(record.prim, dtype), dtype), 0)
+            filler = ScopedValue(Value(identity(record.prim, dtype), dtype), 0)
             value = self.choose(condition, value, filler)
         name = value.value.name
         if total.vector and not value.value.vector:

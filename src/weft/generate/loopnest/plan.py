@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from weft.generate.loopnest.axes import Axes, Axis
-from weft.generate.loopnest.body import Place
+from weft.generate.loopnest.body import Coord
 from weft.generate.loopnest.index import ZERO, Index
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
@@ -107,24 +107,24 @@ class Layout:
         free = tuple(key for d, dim in enumerate(dims) if d not in axes for key, _ in dim)
         return free, tuple(key for d, dim in enumerate(dims) if d in axes for key, _ in dim)
 
-    def place(self, node: NodeId, at: dict[Key, Index]) -> Place:
+    def coord(self, node: NodeId, at: dict[Key, Index]) -> Coord:
         """Index of a value, given the value of each loop."""
-        place = []
+        coord = []
         for dim in self.keys(node):
             total = ZERO
             for key, stride in dim:
                 total = total + at[key] * stride
-            place.append(total)
-        return tuple(place)
+            coord.append(total)
+        return tuple(coord)
 
-    def result_place(self, node: NodeId, at: dict[Key, Index]) -> Place:
+    def result_coord(self, node: NodeId, at: dict[Key, Index]) -> Coord:
         """Index of a root's own value: for a reduction, by the operand's loops."""
         record = self.graph.nodes[node]
         if record.prim not in REDUCTIONS:
-            return self.place(node, at)
+            return self.coord(node, at)
         axes = reduced_axes(self.graph, node)
         zeros = dict.fromkeys((k for k, _ in _pairs(self.keys(record.inputs[0]), axes)), Index())
-        inner = self.place(record.inputs[0], {**at, **zeros})
+        inner = self.coord(record.inputs[0], {**at, **zeros})
         return tuple(Index() if d in axes else i for d, i in enumerate(inner))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from weft.generate.cuda.intrinsics.approx import FUNCTIONS, NARROW, is_approximated, times_inverse
 from weft.generate.cuda.loops.scatter import OUT, Scatter
 from weft.generate.expr import Value, c_type
-from weft.generate.loopnest.body import Access, Body, Place, Placed
+from weft.generate.loopnest.body import Access, Body, Coord, ScopedValue
 from weft.generate.loopnest.index import Index, Loaded, Var, index_of
 from weft.generate.loopnest.memory import Buffer
 from weft.generate.loopnest.nest import Nest
@@ -33,7 +33,7 @@ class Accesses:
     max_bytes: int
     seen: dict[tuple[str, int, Index], set[int]] = field(default_factory=dict)
     frozen: bool = False
-    names: dict[tuple[NodeId, Place], str] = field(default_factory=dict)
+    names: dict[tuple[NodeId, Coord], str] = field(default_factory=dict)
     """Names of indices that are read at run time."""
 
     def note(self, buffer: Buffer, address: Index) -> None:
@@ -116,7 +116,7 @@ class CudaBody(Body):
         self.wide = accesses
         self.pending: list[tuple[Buffer, Index, Value, str]] = []
         """Stores that wait for their neighbours."""
-        self.asked: set[tuple[NodeId, Place]] = set()
+        self.asked: set[tuple[NodeId, Coord]] = set()
         """Values that were read or computed since the set was last emptied, wherever they came from."""
         self.view: TileView | None = None
         self.arrays = 0
@@ -124,8 +124,8 @@ class CudaBody(Body):
         """What was read at once: name of the array, then text of its address, elements, and their type in memory."""
         self.approximate = False
         """Whether the machine's own functions are exact enough."""
-        self.noted: dict[NodeId, list[Place]] | None = None
-        """Where to note outermost gathers and the places of their results, if anybody asks."""
+        self.noted: dict[NodeId, list[Coord]] | None = None
+        """Where to note outermost gathers and the coordinates of their results, if anybody asks."""
         self.scatter: Scatter | None = None
         """How the result shows what is stored, if not element by element."""
         self.nested = False
@@ -135,29 +135,29 @@ class CudaBody(Body):
         """Casts to 16 bits and what they round."""
         self._numbers: dict[str, int] = {}
 
-    def value(self, node: NodeId, place: Place) -> Placed:
+    def value(self, node: NodeId, coord: Coord) -> ScopedValue:
         """As in the base, noting what was asked for."""
-        self.asked.add((node, place))
-        return super().value(node, place)
+        self.asked.add((node, coord))
+        return super().value(node, coord)
 
-    def _make(self, node: NodeId, place: Place) -> Placed:
+    def _make(self, node: NodeId, coord: Coord) -> ScopedValue:
         record = self.graph.nodes[node]
         if node in self.busy or node in self.buffers:
-            return super()._make(node, place)
+            return super()._make(node, coord)
         if record.prim is Prim.CAST and record.type.dtype in NARROW:
-            placed = super()._make(node, place)
-            self._before_rounding[placed.value.name] = self.value(record.inputs[0], place).value, record.type.dtype
+            placed = super()._make(node, coord)
+            self._before_rounding[placed.value.name] = self.value(record.inputs[0], coord).value, record.type.dtype
             return placed
         approximate = self.approximate and c_type(record.type.dtype) == "w_f32" and is_approximated(self.graph, node)
         if not approximate:
-            return super()._make(node, place)
-        operands = [self.value(x, place) for x in record.inputs]
+            return super()._make(node, coord)
+        operands = [self.value(x, coord) for x in record.inputs]
         if record.prim is Prim.DIV and (divisor := operands[1].value.constant) is not None:
             product = times_inverse(operands[0].value.name, divisor)
             return (
                 self.define(record.type.dtype, False, product, operands[0].level)
                 if product
-                else super()._make(node, place)
+                else super()._make(node, coord)
             )
         names = [x.value.name for x in operands]
         if record.prim is Prim.DIV and operands[1].level < operands[0].level:
@@ -166,16 +166,16 @@ class CudaBody(Body):
             text = FUNCTIONS[record.prim].format(*names)
         return self.define(record.type.dtype, False, text, max(x.level for x in operands))
 
-    def _indexed(self, node: NodeId, place: Place) -> Placed:
+    def _indexed(self, node: NodeId, coord: Coord) -> ScopedValue:
         if self.noted is None:
-            return super()._indexed(node, place)
+            return super()._indexed(node, coord)
         if self._inside:
             self.nested = True
-            return super()._indexed(node, place)
-        self.noted.setdefault(node, []).append(place)
+            return super()._indexed(node, coord)
+        self.noted.setdefault(node, []).append(coord)
         self._inside = True
         try:
-            return super()._indexed(node, place)
+            return super()._indexed(node, coord)
         finally:
             self._inside = False
 
@@ -183,7 +183,7 @@ class CudaBody(Body):
         """A variable of the innermost open block: what depends on it stays inside."""
         self._levels[name] = self.nest.level
 
-    def _inverse(self, divisor: Placed) -> str:
+    def _inverse(self, divisor: ScopedValue) -> str:
         """Name of 1 / divisor, outside of the loop that divides by it."""
         key = (-(1 << 21), (Index(0, ((Var(divisor.value.name, 2), 1),)),))
         memo = self._memo[divisor.level]
@@ -192,40 +192,40 @@ class CudaBody(Body):
             memo[key] = self.define(DType.F32, False, text, divisor.level)
         return memo[key].value.name
 
-    def run_time(self, indices: NodeId, place: Place, size: int) -> Index:
-        """As in the base, but once per place, so that neighbours that read at one index share wide loads.
+    def run_time(self, indices: NodeId, coord: Coord, size: int) -> Index:
+        """As in the base, but once per coordinate, so that neighbours that read at one index share wide loads.
 
         Its name is that of its first occurrence in any pass, as addresses of passes are compared.
         """
-        key = (-(1 << 20) - indices, (*place, Index(size)))
-        depends = frozenset(v for i in place for v in i.variables)
+        key = (-(1 << 20) - indices, (*coord, Index(size)))
+        depends = frozenset(v for i in coord for v in i.variables)
         for memo in reversed(self._memo):
             if key in memo:
                 return Index(0, ((Loaded(memo[key].value.name, size, lanes=False, depends=depends), 1),))
-        placed = self.value(indices, place)
+        placed = self.value(indices, coord)
         names = self.wide.names if self.wide is not None else {}
         name = names.setdefault(key, f"g{len(names)}")
         self.nest.put(f"const {self.index} {name} = {self.clamp}{placed.value.name}, {size});", placed.level)
         self._levels[name] = placed.level
-        self._memo[placed.level][key] = Placed(Value(name, DType.I64), placed.level)
+        self._memo[placed.level][key] = ScopedValue(Value(name, DType.I64), placed.level)
         return Index(0, ((Loaded(name, size, lanes=False, depends=depends), 1),))
 
-    def declare(self, place: Place) -> None:
-        """The indices that a place names and that are read at run time."""
+    def declare(self, coord: Coord) -> None:
+        """The indices that a coordinate names and that are read at run time."""
         asked = {name: key for key, name in self.wide.names.items()} if self.wide is not None else {}
-        for index in place:
+        for index in coord:
             for loaded in index.loaded():
                 number, (*where, size) = asked[loaded.name]
                 self.run_time(-(1 << 20) - number, tuple(where), size.const)
 
-    def known(self, node: NodeId, place: Place) -> Placed | None:
+    def known(self, node: NodeId, coord: Coord) -> ScopedValue | None:
         """The value, if it is at hand."""
         for memo in reversed(self._memo):
-            if (node, place) in memo:
-                return memo[node, place]
+            if (node, coord) in memo:
+                return memo[node, coord]
         return None
 
-    def load(self, buffer: Buffer, address: Index, dtype: DType) -> Placed:
+    def load(self, buffer: Buffer, address: Index, dtype: DType) -> ScopedValue:
         """Read one element: alone, or out of a wide load that its neighbours share."""
         self.accesses.append(Access(address, buffer.dtype.itemsize, False))
         level = self.level_of(address)
@@ -241,7 +241,7 @@ class CudaBody(Body):
             return self.define(dtype, False, f"w_ld({_element(buffer, address)})", level)
         block = address.const // width * width
         array = self._chunk(buffer, Index(block, address.terms), width, level)
-        return Placed(Value(f"{array}[{address.const - block}]", dtype), level)
+        return ScopedValue(Value(f"{array}[{address.const - block}]", dtype), level)
 
     def _chunk(self, buffer: Buffer, address: Index, width: int, level: int) -> str:
         """Name of an array that holds `width` elements from `address` on."""
@@ -254,17 +254,17 @@ class CudaBody(Body):
         self.nest.put(f"{c_type(buffer.dtype)} {name}[{width}];", level)
         self.nest.put(f"w_ldv<{width}>({_element(buffer, address)}, {name});", level)
         self.chunks[name] = _element(buffer, address), width, buffer.dtype
-        self._memo[level][key] = Placed(Value(name, buffer.dtype), level)
+        self._memo[level][key] = ScopedValue(Value(name, buffer.dtype), level)
         return name
 
-    def store(self, buffer: Buffer, place: Place, value: Value) -> None:
+    def store(self, buffer: Buffer, coord: Coord, value: Value) -> None:
         """Keep a store until `flush`."""
-        address = buffer.address(place)
+        address = buffer.address(coord)
         self.accesses.append(Access(address, buffer.dtype.itemsize, True))
         before, rounded = self._before_rounding.get(value.name, (value, None))
         if rounded is buffer.dtype and c_type(before.dtype) == "w_f32":  # the store rounds
             value = before
-        shown = self.scatter.at(place) if self.scatter is not None and buffer.name == OUT else ""
+        shown = self.scatter.at(coord) if self.scatter is not None and buffer.name == OUT else ""
         self.pending.append((buffer, address, value, shown))
 
     def flush(self, guard: str = "") -> None:

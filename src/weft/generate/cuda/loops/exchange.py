@@ -193,17 +193,17 @@ class Team:
         arrays = [self._shared(total, self.draft.threads // 32 * beside) for total in totals]
         slot = f"(role.thread() / 32u) * {beside}u + role.thread() % 32u"
         with self.body.block(f"if (role.thread() % 32u < {beside}u)"):
-            for total, (values, places) in zip(totals, arrays, strict=True):
+            for total, (values, positions) in zip(totals, arrays, strict=True):
                 self.nest.put(f"{values}[{slot}] = {total.name};")
-                if places:
-                    self.nest.put(f"{places}[{slot}] = {total.at};")
+                if positions:
+                    self.nest.put(f"{positions}[{slot}] = {total.at};")
         self.nest.put("role.sync();")
         first = "x" if self.by_columns else f"x * {warps}u" if self.width > 1 else "0u"
-        for total, (values, places) in zip(totals, arrays, strict=True):
+        for total, (values, positions) in zip(totals, arrays, strict=True):
             self.reset(total, declare=False)
             self.nest.put("#pragma unroll")
             where = f"[{first} + w * {beside}u]"
-            step = total.take(values + where, places + where if places else "")
+            step = total.take(values + where, positions + where if positions else "")
             self.nest.put(f"for (w_index w = 0u; w < {warps}u; ++w) {{ {step} }}")
 
     def _shared(self, total: Accumulator, count: int) -> tuple[str, str]:
@@ -212,25 +212,25 @@ class Team:
         self.draft.shared.append(f"W_SHARED {c_type(total.dtype)} {values}[{count}];")
         if not total.is_arg:
             return values, ""
-        places = self.draft.name("m")
-        self.draft.shared.append(f"W_SHARED w_i32 {places}[{count}];")
-        return values, places
+        positions = self.draft.name("m")
+        self.draft.shared.append(f"W_SHARED w_i32 {positions}[{count}];")
+        return values, positions
 
     def _exchange_blocks(self, totals: Sequence[Accumulator]) -> None:
         names = []
         for total in totals:
-            values, places = self.draft.name("m"), self.draft.name("m")
+            values, positions = self.draft.name("m"), self.draft.name("m")
             self.draft.shared.append(f"W_SHARED w_slot<{c_type(total.dtype)}> {values};")
             self.nest.put(f"if (role.thread() == 0u) {values}.x = {total.name};")
             if total.is_arg:
-                self.draft.shared.append(f"W_SHARED w_slot<w_i32> {places};")
-                self.nest.put(f"if (role.thread() == 0u) {places}.x = {total.at};")
-            names.append((values, places))
+                self.draft.shared.append(f"W_SHARED w_slot<w_i32> {positions};")
+                self.nest.put(f"if (role.thread() == 0u) {positions}.x = {total.at};")
+            names.append((values, positions))
         self.nest.put("w_cluster_sync();")
-        for total, (values, places) in zip(totals, names, strict=True):
+        for total, (values, positions) in zip(totals, names, strict=True):
             self.reset(total, declare=False)
             with self.body.block(f"for (w_index c = 0u; c < {self.cluster}u; ++c)"):
                 self.nest.put(f"const {c_type(total.dtype)} other = w_remote(&{values}, c);")
                 if total.is_arg:
-                    self.nest.put(f"const w_i32 there = w_remote(&{places}, c);")
+                    self.nest.put(f"const w_i32 there = w_remote(&{positions}, c);")
                 self.nest.put(total.take("other", "there"))

@@ -51,7 +51,7 @@ class Form:
     eager: bool = False
     """With `corners`: what every other vector needs is read first, whether it turns out to be there or not."""
     scatter: bool = False
-    """Results are scattered from where they are computed to all places of pads and resizes that show them."""
+    """Results are scattered from where they are computed to all coordinates of pads and resizes that show them."""
     smem_stash: bool = False
     """What CTAs of a cross-CTA reduction have read is stashed in shared memory, where registers are too few."""
 

@@ -26,7 +26,7 @@ from weft.generate.cuda.loops.wait import WAIT, with_wait
 from weft.generate.cuda.role.assemble import role_header, solo
 from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
 from weft.generate.expr.ctype import storage_type
-from weft.generate.loopnest.body import Place
+from weft.generate.loopnest.body import Coord
 from weft.generate.loopnest.memory import Buffer, Unfused, dense
 from weft.generate.loopnest.nest import Nest
 from weft.generate.loopnest.plan import Layout, build_stages, live_nodes
@@ -91,7 +91,7 @@ class CudaText:
         form = self.form
         self.segments = build_segments(self.layout, stages, self.reads, fuse=form.fuse, cut=cut, apart=form.apart)
         self.accesses = Accesses(self.form.vector)
-        self.carried: dict[str, dict[int, set[tuple[NodeId, Place]]]] = {}
+        self.carried: dict[str, dict[int, set[tuple[NodeId, Coord]]]] = {}
         """Per launch and stage the values that the first pass asked for."""
         self.tiles: dict[str, dict[int, list[TileKey]]] = {}
         self._emit(live)

@@ -84,27 +84,27 @@ def emit_element(
     """One element of a stage, reductions being whatever `reduced` says."""
     graph, layout = scene.graph, scene.layout
     for root in stage.pre:
-        elementwise_root(scene, body, root, layout.place(root, at))
+        elementwise_root(scene, body, root, layout.coord(root, at))
     zeroed = {**at, **dict.fromkeys(stage.reduced, Index())}
     for root in stage.reductions:
         operand = graph.nodes[root].inputs[0]
-        body.value(operand, layout.place(operand, at))
+        body.value(operand, layout.coord(operand, at))
     for root in stage.reductions:
-        place = layout.result_place(root, zeroed)
+        coord = layout.result_coord(root, zeroed)
         value = reduced(root, graph.type_of(root).dtype)
-        body.remember(root, place, value)
+        body.remember(root, coord, value)
         if root in scene.targets:
-            body.store(scene.targets[root], place, value)
+            body.store(scene.targets[root], coord, value)
     for root in stage.post:
-        elementwise_root(scene, body, root, layout.place(root, zeroed))
+        elementwise_root(scene, body, root, layout.coord(root, zeroed))
 
 
-def elementwise_root(scene: Scene, body: CudaBody, root: NodeId, place: tuple[Index, ...]) -> Value:
+def elementwise_root(scene: Scene, body: CudaBody, root: NodeId, coord: tuple[Index, ...]) -> Value:
     """Compute a root, remember it and, if it has a buffer, store it."""
-    value = body.value(root, place).value
-    body.remember(root, place, value)
+    value = body.value(root, coord).value
+    body.remember(root, coord, value)
     if root in scene.targets:
-        body.store(scene.targets[root], place, value)
+        body.store(scene.targets[root], coord, value)
     return value
 
 

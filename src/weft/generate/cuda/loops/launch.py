@@ -7,7 +7,7 @@ from typing import Protocol
 
 from weft.generate.cuda.loops.body import Accesses, CudaBody
 from weft.generate.cuda.loops.forms import Form
-from weft.generate.loopnest.body import Place
+from weft.generate.loopnest.body import Coord
 from weft.generate.loopnest.nest import Nest
 from weft.ir.graph import NodeId
 from weft.ir.types import DType
@@ -29,7 +29,7 @@ class Source(Protocol):
         """Memory accesses, `frozen` in the second pass."""
 
     @property
-    def carried(self) -> dict[str, dict[int, set[tuple[NodeId, Place]]]]:
+    def carried(self) -> dict[str, dict[int, set[tuple[NodeId, Coord]]]]:
         """Per launch and stage the values that the first pass asked for; that pass adds to it."""
 
     def allocate(self, count: int, dtype: DType) -> str:

@@ -35,7 +35,7 @@ from weft.generate.cuda.loops.rows import Rows, Space
 from weft.generate.cuda.loops.stages import Segment
 from weft.generate.expr import c_type
 from weft.generate.expr.ctype import storage_type
-from weft.generate.loopnest.body import Place
+from weft.generate.loopnest.body import Coord
 from weft.generate.loopnest.plan import Stage
 from weft.ir.graph import Graph, NodeId
 
@@ -50,8 +50,8 @@ MOST_ROOM = 208 << 10
 """Of a pass whose values wait in shared memory: turns, and bytes."""
 UNROLLED = 8
 """Turns of the pass that are written out: their reads are on their way together."""
-Held = tuple[int, NodeId, Place]
-"""A value that waits for a later stage: number of the space, node, place."""
+Held = tuple[int, NodeId, Coord]
+"""A value that waits for a later stage: number of the space, node, coord."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +160,17 @@ class Moments(Rows):
         """What an element needs of its row: read before the exchange in the second pass."""
         own = {v.name for v in self.rows}
         found = {
-            (node, place)
-            for node, place in self.body.asked
+            (node, coord)
+            for node, coord in self.body.asked
             if node in self.scene.graph.inputs
-            and all(v.name in own for i in place for v in i.variables)
-            and not any(True for i in place for _ in i.loaded())
+            and all(v.name in own for i in coord for v in i.variables)
+            and not any(True for i in coord for _ in i.loaded())
         }
         self.source.carried.setdefault(self.draft.suffix, {}).setdefault(-1, set()).update(found)
 
     def _read_row_values(self) -> None:
-        for node, place in sorted(self.source.carried.get(self.draft.suffix, {}).get(-1, ()), key=repr):
-            self.body.value(node, place)
+        for node, coord in sorted(self.source.carried.get(self.draft.suffix, {}).get(-1, ()), key=repr):
+            self.body.value(node, coord)
 
     def _fits(self, space: Space, nodes: Sequence[NodeId], *, ahead: bool) -> bool:
         if not (self.cross_cta and self.form.smem_stash and all(self._is_half(n) for n in nodes)):
@@ -185,9 +185,9 @@ class Moments(Rows):
         dtype = self.scene.graph.type_of(node).dtype
         return dtype.is_float and dtype.itemsize == HALF_BYTES and node in self.scene.graph.inputs
 
-    def _declare(self, which: int, node: NodeId, place: Place) -> None:
+    def _declare(self, which: int, node: NodeId, coord: Coord) -> None:
         if not (self.cross_cta and self._is_half(node)):
-            super()._declare(which, node, place)  # else with the first read
+            super()._declare(which, node, coord)  # else with the first read
 
     def _hold(self, key: Held, name: str) -> None:
         if not (self.cross_cta and self._is_half(key[1])):
@@ -290,9 +290,9 @@ class Moments(Rows):
     def _late_row_values(self, operand: NodeId) -> list[str]:
         """Reads what elements need of their rows; gives the lines that widen it, for which no pass has to wait."""
         needed, lines, items = _inputs_of(self.scene.graph, operand), [], self.nest.stack[self.level].items
-        for node, place in sorted(self.source.carried.get(self.draft.suffix, {}).get(-1, ()), key=repr):
+        for node, coord in sorted(self.source.carried.get(self.draft.suffix, {}).get(-1, ()), key=repr):
             before = len(items)
-            array = self.body.value(node, place).value.name.partition("[")[0]
+            array = self.body.value(node, coord).value.name.partition("[")[0]
             if len(items) == before + 2 and array in self.body.chunks and self._is_half(node) and node not in needed:
                 declaration, _ = items[before:]
                 del items[before:]
@@ -325,7 +325,7 @@ class Moments(Rows):
             for (r, k), (x, xx) in sums.items():
                 for root in stage.pre:
                     at = self._place(0, r, k)
-                    elementwise_root(self.scene, self.body, root, self.scene.layout.place(root, at))
+                    elementwise_root(self.scene, self.body, root, self.scene.layout.coord(root, at))
                 value = self.body.value(operand, self._operand_place(operand, r, k)).value.name
                 d, apart = self.draft.name("d"), f"{value} - {shift[r]}"
                 put(f"const w_f32 {d} = {f'{inside} ? {apart} : 0.0f' if inside else apart};")
@@ -360,8 +360,8 @@ class Moments(Rows):
             middle = f"w_middle({', '.join(values)})" if len(values) > 1 else values[0]
             put(f"{name} = {middle};")
 
-    def _operand_place(self, operand: NodeId, r: int, k: int) -> Place:
-        return self.scene.layout.place(operand, self._place(0, r, k))
+    def _operand_place(self, operand: NodeId, r: int, k: int) -> Coord:
+        return self.scene.layout.coord(operand, self._place(0, r, k))
 
     def _add_up(self, names: list[str]) -> None:
         """As a tree; the first has the result."""

@@ -30,7 +30,7 @@ from weft.generate.cuda.loops.launch import Draft, Source
 from weft.generate.cuda.loops.point import MOST_LANES
 from weft.generate.cuda.loops.stages import Segment
 from weft.generate.expr import Value, c_type
-from weft.generate.loopnest.body import Place
+from weft.generate.loopnest.body import Coord
 from weft.generate.loopnest.index import Index, Var, index_of
 from weft.generate.loopnest.plan import Key, Stage, reduced_axes
 from weft.ir.graph import NodeId
@@ -302,11 +302,11 @@ class Rows(Team):
 
     def _plan_carried(self) -> None:
         """Arrays for what several stages over the same loops ask for: loaded values and costly intermediates."""
-        self.arrays: dict[tuple[int, NodeId, Place], str] = {}
-        self.kept: set[tuple[int, NodeId, Place]] = set()
+        self.arrays: dict[tuple[int, NodeId, Coord], str] = {}
+        self.kept: set[tuple[int, NodeId, Coord]] = set()
         asked = self.source.carried.get(self.draft.suffix, {})
         for which, space in enumerate(self.spaces):
-            wanted: dict[tuple[NodeId, Place], int] = {}
+            wanted: dict[tuple[NodeId, Coord], int] = {}
             for number in space.stages:
                 for key in asked.get(number, ()):
                     wanted[key] = wanted.get(key, 0) + 1
@@ -314,10 +314,10 @@ class Rows(Team):
             keys = sorted((k for k, n in wanted.items() if n > 1 or (ahead and k[0] in self.scene.readable)), key=repr)
             if not self._fits(space, [node for node, _ in keys], ahead=ahead):
                 continue
-            for node, place in keys:
+            for node, coord in keys:
                 name = self.draft.name("h")
-                self.arrays[which, node, place] = name
-                self._declare(which, node, place)
+                self.arrays[which, node, coord] = name
+                self._declare(which, node, coord)
 
     def _fits(self, space: Space, nodes: Sequence[NodeId], *, ahead: bool) -> bool:
         """Whether there is room for these values of all turns."""
@@ -330,17 +330,17 @@ class Rows(Team):
         """What one value takes that waits for a later stage."""
         return 1
 
-    def _declare(self, which: int, node: NodeId, place: Place) -> None:
+    def _declare(self, which: int, node: NodeId, coord: Coord) -> None:
         """An array for a value of each turn."""
         kind, turns = c_type(self.scene.graph.type_of(node).dtype), self.spaces[which].turns
-        self.nest.put(f"{kind} {self.arrays[which, node, place]}[{turns}];", self.level)
+        self.nest.put(f"{kind} {self.arrays[which, node, coord]}[{turns}];", self.level)
 
-    def _hold(self, key: tuple[int, NodeId, Place], name: str) -> None:
+    def _hold(self, key: tuple[int, NodeId, Coord], name: str) -> None:
         """Let a value wait for a later stage."""
         self.nest.put(f"{self.arrays[key]}[u] = {name};")
         self.kept.add(key)
 
-    def _held(self, key: tuple[int, NodeId, Place]) -> str:
+    def _held(self, key: tuple[int, NodeId, Coord]) -> str:
         """Name of a value that has waited."""
         return f"{self.arrays[key]}[u]"
 
@@ -351,7 +351,7 @@ class Rows(Team):
     def _read_ahead(self) -> None:
         """What the stages of a divided row read is on its way while the reductions before them go on."""
         inputs = set(self.scene.graph.inputs)
-        asked: list[tuple[bool, int, Space, int, list[tuple[int, NodeId, Place]]]] = []
+        asked: list[tuple[bool, int, Space, int, list[tuple[int, NodeId, Coord]]]] = []
         for which, space in enumerate(self.spaces):
             mine = [k for k in self.arrays if k[0] == which and k not in self.kept]
             keys = [k for k in mine if k[1] in self.scene.readable and not _at_run_time(k[2])]
@@ -442,7 +442,7 @@ class Rows(Team):
                 number, stage, [partial[root, r, 0] for root in stage.reductions for r in range(self.row_lanes)]
             )
 
-    def _batched(self, number: int, space: Space) -> list[tuple[int, NodeId, Place]]:
+    def _batched(self, number: int, space: Space) -> list[tuple[int, NodeId, Coord]]:
         """What an elementwise stage of many turns reads, if a few turns of it fit in registers."""
         which = self.spaces.index(space)
         if space.turns == 1 or any(key[0] == which for key in self.arrays):
@@ -452,7 +452,7 @@ class Rows(Team):
         order = sorted(keys, key=lambda k: (_at_run_time(k[2]), repr(k)))  # indices before what they are indices of
         return order if len(keys) * min(BATCH, space.turns) <= MAX_CARRIED else []
 
-    def _in_batches(self, number: int, stage: Stage, ahead: list[tuple[int, NodeId, Place]]) -> None:
+    def _in_batches(self, number: int, stage: Stage, ahead: list[tuple[int, NodeId, Coord]]) -> None:
         """A few turns at a time: first all reads, then all results."""
         space = self.space_of[number]
         batch = min(BATCH, space.turns)
@@ -488,51 +488,51 @@ class Rows(Team):
         which = self.spaces.index(space)
         self.body.asked = set()
         for key in self._waiting():
-            w, node, place = key
+            w, node, coord = key
             if w == which:
-                self.body.remember(node, place, Value(self._held(key), self.scene.graph.type_of(node).dtype))
+                self.body.remember(node, coord, Value(self._held(key), self.scene.graph.type_of(node).dtype))
         if self.source.accesses.frozen:
             return
         for earlier in space.stages[: space.stages.index(number)]:  # the first pass: as if every root waited
             for root in self.segment.stages[earlier].pre:
                 for r in range(self.row_lanes):
                     for k in range(space.lanes):
-                        place = self.scene.layout.place(root, self._place(earlier, r, k))
-                        self.body.remember(root, place, Value("h", self.scene.graph.type_of(root).dtype))
+                        coord = self.scene.layout.coord(root, self._place(earlier, r, k))
+                        self.body.remember(root, coord, Value("h", self.scene.graph.type_of(root).dtype))
 
-    def _waiting(self) -> Iterable[tuple[int, NodeId, Place]]:
+    def _waiting(self) -> Iterable[tuple[int, NodeId, Coord]]:
         """What waits for a later stage."""
         return self.kept
 
     def _keep(self, number: int, space: Space) -> None:
         """Put into registers what later stages ask for; in the first pass, note what is asked for."""
         which = self.spaces.index(space)
-        for w, node, place in self.arrays:
-            if w != which or (w, node, place) in self.kept:
+        for w, node, coord in self.arrays:
+            if w != which or (w, node, coord) in self.kept:
                 continue
-            found = self.body.known(node, place)
+            found = self.body.known(node, coord)
             if found is not None:
-                self._hold((w, node, place), found.value.name)
+                self._hold((w, node, coord), found.value.name)
         if self.source.accesses.frozen:
             return
         mine = {r for s in space.stages for r in self.segment.stages[s].pre}
         own = {v.name for v in space.variables}
         kept = {
-            (node, place)
-            for node, place in self.body.asked
-            if (node in self.scene.readable or node in mine) and any(v.name in own for i in place for v in i.variables)
+            (node, coord)
+            for node, coord in self.body.asked
+            if (node in self.scene.readable or node in mine) and any(v.name in own for i in coord for v in i.variables)
         }
         self.source.carried.setdefault(self.draft.suffix, {})[number] = kept
 
     def _element(self, stage: Stage, at: dict[Key, Index], partial: dict[NodeId, Accumulator], inside: str) -> None:
         graph, layout, body = self.scene.graph, self.scene.layout, self.body
         for root in stage.pre:
-            elementwise_root(self.scene, body, root, layout.place(root, at))
+            elementwise_root(self.scene, body, root, layout.coord(root, at))
         for root, total in partial.items():
             operand = graph.nodes[root].inputs[0]
-            place = layout.place(operand, at)
-            value = body.value(operand, place).value
-            position = f"(w_i32)({place[reduced_axes(graph, root)[0]].text()})" if total.is_arg else ""
+            coord = layout.coord(operand, at)
+            value = body.value(operand, coord).value
+            position = f"(w_i32)({coord[reduced_axes(graph, root)[0]].text()})" if total.is_arg else ""
             self.nest.put(f"{f'if ({inside}) ' if inside else ''}{total.take(value.name, position)}")
 
     # partial results
@@ -567,11 +567,11 @@ class Rows(Team):
                 )
         with self.body.block(f"if ({self._one()})"):
             for total in totals:
-                values, places = arrays[total.root]
+                values, positions = arrays[total.root]
                 where = self._partial("share", count, total.lane)
                 self.nest.put(f"w_st({values} + {where}, {total.name});")
-                if places:
-                    self.nest.put(f"w_st({places} + {where}, {total.at});")
+                if positions:
+                    self.nest.put(f"w_st({positions} + {where}, {total.at});")
         counter = self.source.counters(self.groups)
         self.nest.put("w_fence();")
         self.nest.put("role.sync();")
@@ -581,9 +581,9 @@ class Rows(Team):
                 self.reset(total, declare=False)
             with self.body.block(f"for (w_index s = y; s < {self.split}u; s += {self.across}u)"):
                 for total in totals:
-                    values, places = arrays[total.root]
+                    values, positions = arrays[total.root]
                     where = self._partial("s", count, total.lane)
-                    at = f"w_fresh({places} + {where})" if places else ""
+                    at = f"w_fresh({positions} + {where})" if positions else ""
                     self.nest.put(total.take(f"w_fresh({values} + {where})", at))
             self.exchange(totals)
             self._results(number, stage, totals)
@@ -604,16 +604,16 @@ class Rows(Team):
         scene, body = self.scene, self.body
         for total in totals:
             at = self._place(number, total.lane, 0) | dict.fromkeys(stage.reduced, Index())
-            place = scene.layout.result_place(total.root, at)
+            coord = scene.layout.result_coord(total.root, at)
             name = f"((w_i64){total.at})" if total.is_arg else total.name
             value = Value(name, scene.graph.type_of(total.root).dtype)
-            body.remember(total.root, place, value)
+            body.remember(total.root, coord, value)
             if total.root in scene.targets:
-                body.store(scene.targets[total.root], place, value)
+                body.store(scene.targets[total.root], coord, value)
         for root in stage.post:
             for r in range(self.row_lanes):
                 at = self._place(number, r, 0) | dict.fromkeys(stage.reduced, Index())
-                elementwise_root(scene, body, root, scene.layout.place(root, at))
+                elementwise_root(scene, body, root, scene.layout.coord(root, at))
         body.flush(self._one())
 
 
@@ -622,9 +622,9 @@ def _whole(turns: int) -> int:
     return turns if turns <= BATCH else -(-turns // BATCH) * BATCH
 
 
-def _at_run_time(place: Place) -> bool:
+def _at_run_time(coord: Coord) -> bool:
     """Whether an index has to be read first."""
-    return any(True for index in place for _ in index.loaded())
+    return any(True for index in coord for _ in index.loaded())
 
 
 def _power(n: int) -> int:

@@ -1,7 +1,7 @@
-"""Results that are stored from where they are computed: an element goes to all places of pads and resizes that show it.
+"""Results that are stored from where they are computed: an element goes to all that pads and resizes show of it.
 
 A norm whose result is padded by reflection or enlarged by the nearest element is usually computed per element of the
-result, and reads again what its sums have read already, from another place. With `Form.outward` the loops are those of
+result, and reads again what its sums have read already, from another coord. With `Form.outward` the loops are those of
 what is padded: what the sums have read waits in registers, is normalised once, and is stored once for each row and
 column of the result that shows it. Which these are is found by each block from the maps themselves (reflections,
 indices in memory), before it waits for the kernel before it, so that any indices are right.
@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from weft.generate.loopnest.body import Place
+from weft.generate.loopnest.body import Coord
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -60,9 +60,9 @@ class Scatter:
         """The graph without the maps."""
         return replace(graph, outputs=(self.source,))
 
-    def at(self, place: Place) -> str:
+    def at(self, coord: Coord) -> str:
         """Arguments of a store for an element: rows and columns that show it, and their distances."""
-        (row, column), (down, right) = (place[k].text() for k in AXES), (self.strides[k] for k in AXES)
+        (row, column), (down, right) = (coord[k].text() for k in AXES), (self.strides[k] for k in AXES)
         return f"shown2, {row}, shown3, {column}, {down}u, {right}u"
 
     def shared(self) -> list[str]:

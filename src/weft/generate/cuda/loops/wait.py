@@ -1,7 +1,7 @@
 """Where a kernel waits for the kernel before it: just before the first access that needs it.
 
 What comes earlier (coordinates, indices, reads of weights) then overlaps with the end of that kernel. Every thread has
-to pass, so the place is one that no condition and no loop surrounds.
+to pass, so the coord is one that no condition and no loop surrounds.
 """
 
 from __future__ import annotations
