@@ -21,7 +21,7 @@ from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.problems import Problems, collect
-from weft.pipeline.search.kernels import FIRST, LIBRARY_NEAR, Depth, Kernels, Order, write
+from weft.pipeline.search.kernels import FIRST, Depth, Kernels, Order, write
 from weft.pipeline.search.loop import Inline, Learning, Search, Window
 from weft.pipeline.search.prices import Known
 from weft.platform.policy import SearchPolicy
@@ -151,16 +151,18 @@ def test_where_the_first_are_refused_the_others_get_their_chance(posed: tuple[Al
 LIBRARY = LibraryCall(Schedule("library"), (), (), ())
 BY_ALGORITHM = replace(LIBRARY, schedule=Schedule("library", (("form", "lt"),)), run=(CallStep(TARGET, ()),))
 OWN = KernelSource(Schedule("cpp"), "", "k")
+NEAR = 1.15
 
 
 @pytest.mark.parametrize(
     ("library_us", "own_us", "near"),
-    [(1.0, 2.0, True), (2.0, 2.0 / LIBRARY_NEAR, True), (2.0, 1.0, False), (None, 1.0, False), (None, None, True)],
+    [(1.0, 2.0, True), (2.0, 2.0 / NEAR, True), (2.0, 1.0, False), (None, 1.0, False), (None, None, True)],
 )
 def test_further_algorithms_are_tried_where_a_library_comes_near(
     posed: tuple[Alternatives, Problems], library_us: float | None, own_us: float | None, near: bool
 ) -> None:
     task = next(iter(posed[1].tasks.values()))
+    task = replace(task, policy=replace(task.policy, library_near=NEAR))
     kernels = Kernels(tuple((k.schedule, k) for k in (LIBRARY, OWN, BY_ALGORITHM)), first=2)
     known = Known(kernels={task.problem.key: kernels})
     for kernel, us in ((LIBRARY, library_us), (OWN, own_us)):

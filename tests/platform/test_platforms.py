@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from tests.runtime.fake_cuda import FakeCuda, FakeStream, install
 from tests.runtime.plans import library_plan
 
+from weft.costmodel.profile import costs_of, instead
 from weft.device import kinds
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.facts import CpuFacts
@@ -72,7 +74,18 @@ def platform(lease: Lease | None = None) -> Cuda:
 def test_a_kind_is_found_by_its_name_and_by_its_facts() -> None:
     assert {name: table.platform_of(name).kind for name in kinds.KINDS} == {"cpu": "cpu", "cuda": "cuda"}
     assert table.platform_of("cuda:3") is table.platform_of("cuda") is Cuda and table.platform_of("cpu") is Cpu
-    assert table.policy_for(GpuFacts()) is Cuda.policy and table.policy_for(CpuFacts()) is Cpu.policy
+    assert table.policy_for(CpuFacts()) is Cpu.policy
+
+
+def test_a_policy_has_the_costs_of_the_device() -> None:
+    costs = costs_of(profile("h200"))
+    other = replace(costs, library=replace(costs.library, unmeasured_us=3.0, near=2.0))
+    found = table.policy_for(profile("h200"))
+    assert 0 < found.unmeasured_call_us < 100 and 1 < found.library_near < 2
+    with instead(other):
+        again = table.policy_for(profile("h200"))
+    assert again == replace(found, unmeasured_call_us=3.0, library_near=2.0) != found
+    assert replace(found, unmeasured_call_us=0.0, library_near=math.inf) == Cuda.policy
 
 
 def test_what_only_gpus_take_is_looked_for_there() -> None:
@@ -302,6 +315,7 @@ class Elsewhere:
         return Cpu.room_bytes(options)
 
     find_alternatives, limits, device_of = Cpu.find_alternatives, Cpu.limits, Cpu.device_of
+    policy_with = Cpu.policy_with
     free_memory = Cpu.free_memory
 
     def lending(self) -> Elsewhere:

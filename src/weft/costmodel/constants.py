@@ -681,6 +681,11 @@ class Library:
     arithmetic_us: float
     traffic_us: float
     """Microseconds of one or the other from which on algorithms of the library are measured."""
+    unmeasured_us: float
+    """Added to the guess for a call that nobody measured: a small operator is often several kernels, none of them
+    launched early."""
+    near: float
+    """Further algorithms of the library are measured where its best call took at most so many times the best kernel."""
 
 
 @dataclass(frozen=True, slots=True)

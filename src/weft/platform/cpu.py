@@ -110,6 +110,11 @@ class Cpu:
             library_calls=False,
         )
 
+    @classmethod
+    def policy_with(cls, facts: DeviceFacts) -> SearchPolicy:  # noqa: ARG003 - one for all CPUs
+        """See `Platform`."""
+        return cls.policy
+
     def lending(self) -> Self:
         """See `Platform`."""
         return self

@@ -33,6 +33,8 @@ class SearchPolicy:
     """Whether library calls are among these only where they may win, or where nothing is generated."""
     unmeasured_call_us: float = 0.0
     """Added to a call that nobody measured."""
+    library_near: float = math.inf
+    """A library's further algorithms are measured where its best call took at most so many times the best kernel."""
     heuristic_within: float = math.inf
     """The heuristic plan is made where it is predicted to be at most so many times as slow as the best."""
     large_programs: bool = False

@@ -33,6 +33,7 @@ class Platform(Protocol):
     kind: ClassVar[str]
     """What `Options.device` begins with."""
     policy: ClassVar[SearchPolicy]
+    """Of searches on any such device, see `policy_with`."""
     asynchronous: ClassVar[bool]
     """Whether a run is only enqueued, on the stream of the thread that asks, and what is called again is a recording:
     then it cannot be left to itself in another thread, and the first run says nothing of the next."""
@@ -94,6 +95,11 @@ class Platform(Protocol):
     @classmethod
     def limits(cls, options: Options, facts: DeviceFacts | None = None) -> EnumerationLimits:
         """Bounds of the enumeration; what only kernels of one device take is looked for there alone."""
+        ...
+
+    @classmethod
+    def policy_with(cls, facts: DeviceFacts) -> SearchPolicy:
+        """The policy with what is known of the device that has these facts, such as the costs of its libraries."""
         ...
 
     def lending(self) -> Self:

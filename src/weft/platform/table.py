@@ -17,4 +17,4 @@ def platform_of(device: str) -> type[Platform]:
 def policy_for(facts: DeviceFacts) -> SearchPolicy:
     """How searches for a device with such facts spend their budget."""
     found: type[Platform] = part(kind_with(facts).platform)
-    return found.policy
+    return found.policy_with(facts)

@@ -70,6 +70,10 @@ class Xpu:
     def limits(cls, options: Options, facts: DeviceFacts | None = None) -> EnumerationLimits:
         return Cpu.limits(options, facts)
 
+    @classmethod
+    def policy_with(cls, facts: DeviceFacts) -> SearchPolicy:
+        return cls.policy
+
     def lending(self) -> Self:
         return self
 

@@ -21,9 +21,6 @@ FIRST_CALLS = 3
 """Library calls that are made first where they are spared and nothing is generated."""
 LIBRARY_FROM_US = 7.0
 """Where calls are spared, products whose estimate is below this are first tried without the library: it seldom won."""
-LIBRARY_NEAR = 1.15
-"""Further algorithms of a library are measured where its best call took at most so many times the best kernel: of
-twelve products measured on an NVIDIA H200 the best algorithm took 0.87 of the heuristic's first at least."""
 
 
 class Depth(IntEnum):

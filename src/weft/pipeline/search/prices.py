@@ -18,7 +18,7 @@ from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import Kernel, LibraryCall, Schedule
 from weft.orchestrate.select import Priced
 from weft.pipeline.problems import Problems, Task
-from weft.pipeline.search.kernels import LIBRARY_NEAR, Kernels
+from weft.pipeline.search.kernels import Kernels
 
 OPTIMISM = 0.85
 """Factor on estimates where nothing was learned from measurements."""
@@ -118,7 +118,7 @@ class Known:
             and (m := self.measurements.get((key, schedule))) is not None
             and m.verdict is Verdict.OK
         ]
-        return min(found, default=math.inf) <= LIBRARY_NEAR * best
+        return min(found, default=math.inf) <= task.policy.library_near * best
 
     def price(self, task: Task) -> float:
         """Measured time, or the optimistic prediction."""

@@ -15,6 +15,7 @@ from typing import ClassVar, Self, cast, final
 
 import torch
 
+from weft.costmodel.profile import costs_of
 from weft.device.any import DeviceFacts
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
@@ -117,9 +118,6 @@ class Cuda:
         uses_at_once=4000,  # 0.2 ms each
         first=2,
         spares_calls=True,
-        # a small operator is often several kernels, none of them launched early. Inferred from one plan with 24 such
-        # calls: it took 400 us longer than predicted, some 16 for each
-        unmeasured_call_us=12.0,
         heuristic_within=1.05,
         large_programs=True,
         counts_launches=True,
@@ -159,6 +157,13 @@ class Cuda:
         """
         sms, calls = facts.sms if isinstance(facts, GpuFacts) else 0, options.sm_budget is None
         return replace(Cpu.limits(options), attention=True, multiprocessors=sms, library_calls=calls)
+
+    @classmethod
+    def policy_with(cls, facts: DeviceFacts) -> SearchPolicy:
+        """With the constants of the GPU's cost model."""
+        assert isinstance(facts, GpuFacts)
+        costs = costs_of(facts).library
+        return replace(cls.policy, unmeasured_call_us=costs.unmeasured_us, library_near=costs.near)
 
     def lending(self) -> Self:
         """With streams that all plans share: the framework keeps a workspace for each."""

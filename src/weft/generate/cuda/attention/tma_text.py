@@ -38,7 +38,8 @@ _WORD = {DType.BOOL: "u16", DType.F16: "u32", DType.BF16: "u32", DType.F32: "flo
 _HUGE = "4096.0f"
 """Exponents of two from which on the rounding of their maximum may show in a sum of results of bf16."""
 _NEAR_BYTES = 24 << 20
-"""Keys and values that blocks under way together read: so much stays in the L2 cache."""
+"""Keys and values that CTAs under way together read: so much stays in the L2 cache. In no cost profile: a text follows
+from its problem and its schedule, whatever device it is for."""
 
 
 class Kernel:
