@@ -1,7 +1,7 @@
 """Pairs of a product or convolution (LC) and a best-effort job (BE): fused in one CTA, verified, timed beside peers.
 
     python -m benchmarks.gpu_pairs [--lc vgg16/conv3x3-64-224,4096x4096x4096,...] [--be mriq,sgemm,...] [--hosts 6]
-        [--rounds 9] [--seconds 540] [--limit 60] [--out FILE|-] [--dry]
+        [--rounds 9] [--seconds 540] [--limit 60] [--cache DIR] [--out FILE|-] [--dry]
 
 LC is a kernel of a network at batch 16 (`benchmarks.cases.colocate_lc`), or C = A · Bᵀ in bf16 given as MxNxK. Several
 of its configurations are timed alone, and the peers are given the fastest. Fused kernels of several configurations and
@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast, final
 
+import numpy as np
 import torch
 
 from benchmarks.best_effort import jobs
@@ -38,7 +39,7 @@ from benchmarks.cases.colocate_lc import drawn, hosts, lc_kernel, lc_names
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.device.cuda import streams
 from weft.device.cuda.driver import Module, encode_tensor_map, primary_context
-from weft.device.cuda.facts import GpuFacts, gpu_facts
+from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.device.cuda.partition import Part, partitioned
 from weft.device.cuda.streams import Stream, device_memory, read_back, write
@@ -85,7 +86,7 @@ FINALISTS = 2
 FEW_ACCUMULATORS = 64
 """Registers of a thread for sums, beside which further warps find room."""
 LEAST_THREADS = 96
-"""Of the best-effort roles of a CTA."""
+"""Of a best-effort role: smaller ones never won on an H200."""
 MOMENT_US = 400.0
 """How long the launches of such a moment last, about."""
 PEER_TIMES = 5
@@ -197,16 +198,16 @@ class Gpu:
             held.callback(s.close)
         self._of: dict[int, torch.Tensor] = {}
 
-    def place(self, contents: Sequence[bytes | int]) -> tuple[tuple[int, ...], tuple[Memory, ...]]:
+    def place(self, contents: Sequence[jobs.Array | int]) -> tuple[tuple[int, ...], tuple[Memory, ...]]:
         """Addresses and memory of buffers, each with a guard behind it; a number: so many bytes of poison."""
         addresses, memory = [], []
         for data in contents:
-            size = data if isinstance(data, int) else len(data)
+            size = data if isinstance(data, int) else data.nbytes
             tensor = torch.empty(size + len(GUARD), dtype=torch.uint8, device="cuda")
             if isinstance(data, int):
                 tensor.fill_(POISON)
             else:
-                tensor[:size].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+                tensor[:size].copy_(torch.from_numpy(np.ascontiguousarray(data).reshape(-1).view(np.uint8)))
             tensor[size:].copy_(torch.frombuffer(bytearray(GUARD), dtype=torch.uint8))
             self._of[tensor.data_ptr()] = tensor
             addresses.append(tensor.data_ptr())
@@ -285,8 +286,8 @@ def _forked(sides: Sequence[tuple[Stream, Sequence[Prepared]]], stream: int) -> 
 class Loader:
     """Compiles, loads each cubin once, and knows its modules."""
 
-    def __init__(self, nvrtc: Nvrtc, arch: str, held: ExitStack) -> None:
-        self.nvrtc, self.arch, self._held = nvrtc, arch, held
+    def __init__(self, nvrtc: Nvrtc, arch: str, held: ExitStack, cache: Path | None = None) -> None:
+        self.nvrtc, self.arch, self._held, self._cache = nvrtc, arch, held, cache
         self._modules: dict[Path, Module] = {}
         self._compiled: dict[tuple[str, tuple[str, ...]], CompiledCubin | ToolchainError] = {}
         self.driver = CudaDriver(self._load, encode_tensor_map)
@@ -300,7 +301,9 @@ class Loader:
     def compile_all(self, texts: Sequence[tuple[str, tuple[str, ...]]]) -> None:
         """On all cores; what fails is raised when it is asked for."""
         missing = list(dict.fromkeys(x for x in texts if x not in self._compiled))
-        found = self.nvrtc.compile_many([CompileJob(text, self.arch, flags) for text, flags in missing])
+        found = self.nvrtc.compile_many(
+            [CompileJob(text, self.arch, flags) for text, flags in missing], cache_dir=self._cache
+        )
         self._compiled.update(zip(missing, found, strict=True))
 
     def compiled(self, text: str, flags: Sequence[str] = ()) -> CompiledCubin:
@@ -383,6 +386,20 @@ def job_of(name: str, *, small: bool = False) -> Job:
     return read
 
 
+def contents_of(job: Job, cache: Path | None) -> dict[str, jobs.Array]:
+    """The job's buffers before it runs; kept in the folder, since drawing some of them takes seconds."""
+    if cache is None:
+        return dict(job.job.buffers())
+    path = cache / "buffers" / f"{job.name}.npz"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial.npz")
+        np.savez(partial, **job.job.buffers())
+        partial.replace(path)
+    with np.load(path, allow_pickle=False) as found:
+        return {name: found[name] for name in found.files}
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A fused kernel of a pair."""
@@ -398,7 +415,8 @@ def candidates(lc: Lc, numbers: Sequence[int], job: Job, facts: GpuFacts, regist
     found = []
     for number in numbers:
         source = lc.sources[number]
-        for shape in varied(shapes(source, job.sources, facts), registers):
+        fills = source.roles[0].grid[0] < facts.sms
+        for shape in varied(shapes(source, job.sources, facts), registers, fills=fills):
             made = fuse(source, job.sources, shape, facts=facts)
             if isinstance(made, FusedSource):
                 found.append(Candidate(number, shape, made))
@@ -412,22 +430,28 @@ def united(every: Sequence[Lc]) -> tuple[Lc, list[list[int]]]:
     return replace(every[0], sources=tuple(sources)), [[at[s.schedule] for s in lc.sources] for lc in every]
 
 
-def varied(every: Sequence[FusionShape], registers: int) -> list[FusionShape]:
-    """Of all shapes of a configuration one for each place, number of threads and, where they move, registers.
+def varied(every: Sequence[FusionShape], registers: int, *, fills: bool) -> list[FusionShape]:
+    """Of all shapes of a configuration one for each place, number of threads and, where they move, of registers.
 
-    Those that fill the grid before those that do not; the idle warps as one role; `registers` of a thread or a step more.
+    `fills`: those that fill the grid; without: those that do not. The idle warps as one role; `registers` of a thread
+    or a step more.
     """
     kinds: dict[object, FusionShape] = {}
-    filling = {replace(s, fill_grid=False) for s in every if s.fill_grid}
     there = sorted({s.registers.best_effort for s in every if s.registers})
     enough = [r for r in there if r >= registers][:2] or there[-1:]
     for s in every:
-        threads = s.threads * s.replicas
-        if s in filling or (s.place == "idle" and s.replicas > 1) or threads < LEAST_THREADS:
+        if s.fill_grid != fills or (s.place == "idle" and s.replicas > 1) or s.threads < LEAST_THREADS:
             continue
         if s.registers is None or s.registers.best_effort in enough:
-            kinds.setdefault((s.place, threads, s.registers and s.registers.best_effort), s)
+            kinds.setdefault((s.place, s.threads * s.replicas, s.registers and s.registers.best_effort), s)
     return list(kinds.values())
+
+
+def registers_of(loader: Loader, job: Job) -> int:
+    """The most registers of a thread that a kernel of the job has by itself."""
+    made = [solo(source, f"be{k}") for k, source in enumerate(job.sources)]
+    loader.compile_all([(m.text, m.flags) for m in made])
+    return max(loader.compiled(m.text, m.flags).of(m.launches[0].entry).registers for m in made)
 
 
 def together(work: Sequence[Prepared]) -> Prepared:
@@ -461,12 +485,15 @@ def refusal(loader: Loader, lc: RoleSource, one: Candidate, facts: GpuFacts) -> 
 class Bench:
     """An LC kernel on the GPU, with its configurations timed alone."""
 
-    def __init__(self, lc: Lc, facts: GpuFacts, nvrtc: Nvrtc, rounds: int, held: ExitStack) -> None:
-        self.lc, self.facts, self.rounds, self._held = lc, facts, rounds, held
+    def __init__(
+        self, lc: Lc, facts: GpuFacts, loader: Loader, rounds: int, held: ExitStack, cache: Path | None = None
+    ) -> None:
+        self.lc, self.facts, self.loader, self.rounds, self._held = lc, facts, loader, rounds, held
+        self.cache = cache
         self.gpu = Gpu(held)
-        self.loader = Loader(nvrtc, facts.arch, held)
         self.counter, self.fresh = (held.enter_context(device_memory(BYTES)) for _ in range(2))
-        self.addresses, self.memory = self.gpu.place([*lc.inputs, *lc.outputs])
+        given = [np.frombuffer(bytearray(x), np.uint8) for x in lc.inputs]
+        self.addresses, self.memory = self.gpu.place([*given, *lc.outputs])
         made = [solo(source, "lc") for source in lc.sources]
         self.loader.compile_all([(m.text, m.flags) for m in made])
         self.at: list[Addresses] = []
@@ -571,16 +598,14 @@ class Bench:
 
     def _job(self, job: Job, held: ExitStack) -> tuple[Side, float, Prepared, list[Addresses], int]:
         """The job by itself, its time, its persistent form, addresses, and the most registers of a thread."""
-        buffers = job.job.buffers()
-        addresses, memory = self.gpu.place([x.tobytes() for x in buffers.values()])
+        buffers = contents_of(job, self.cache)
+        addresses, memory = self.gpu.place(list(buffers.values()))
         held.callback(self.gpu.forget, addresses)
         at = job.addresses(dict(zip(buffers, addresses, strict=True)))
         work: list[Prepared] = []
-        registers = 0
         for k, (source, where) in enumerate(zip(job.sources, at, strict=True)):
             original = solo(source, f"be{k}")
             cubin = self.loader.compiled(original.text, original.flags)
-            registers = max(registers, cubin.of(original.launches[0].entry).registers)
             self.loader.fill(cubin, (), [job.stages[k]])
             work.append(BoundCuda(original, cubin.path, driver=self.loader.driver).prepare(where))
         co_runner = persistent(job.sources, ctas=8 * self.facts.sms, facts=self.facts)
@@ -591,7 +616,7 @@ class Bench:
         bound = BoundFused(co_runner, cubin.path, driver=self.loader.driver)
         drain = bound.prepare([Addresses(()), *at], self.counter)
         us = statistics.median(self.gpu.samples_us([together(work)], self.rounds)[0])
-        return Side(tuple(work), memory), us, drain, at, registers
+        return Side(tuple(work), memory), us, drain, at, registers_of(self.loader, job)
 
     def _fused(self, one: Candidate, job: Job, at: Sequence[Addresses]) -> Prepared:
         cubin = self.loader.compiled(one.made.text, one.made.flags)
@@ -639,25 +664,25 @@ def inside(lc_text: str, names: Sequence[str], chosen: argparse.Namespace) -> It
         facts = gpu_facts(None, calibrate=False)
         every = [lc_of(lc_text, facts, chosen.hosts, job.shared_bytes, contents=k == 0) for k, job in enumerate(work)]
         lc, numbers = united(every)
-        bench = Bench(lc, facts, nvrtc, chosen.rounds, held)
+        bench = Bench(lc, facts, Loader(nvrtc, facts.arch, held, chosen.cache), chosen.rounds, held, chosen.cache)
         for job, own in zip(work, numbers, strict=True):
             yield {"record": "begun", "case": f"{lc_text}/{job.name}"}
             yield from bench.rows(job, own)
 
 
-def dry(products: Sequence[str], names: Sequence[str], most: int) -> int:
+def dry(products: Sequence[str], names: Sequence[str], most: int, cache: Path | None) -> int:
     """Compile fused kernels for an H200, and print what the assembler says; the number of pairs without any."""
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         sys.exit(f"benchmarks.gpu_pairs: {nvrtc.reason}")
-    facts, bad = GpuFacts(), 0
+    facts, bad = profile("h200"), 0
     with ExitStack() as held:
-        loader = Loader(nvrtc, "sm_90a", held)
+        loader = Loader(nvrtc, "sm_90a", held, cache)
         for text in products:
             for name in names:
                 job = job_of(name)
                 lc = lc_of(text, facts, most, job.shared_bytes, contents=False)
-                every = candidates(lc, range(len(lc.sources)), job, facts)
+                every = candidates(lc, range(len(lc.sources)), job, facts, registers_of(loader, job))
                 loader.compile_all([(c.made.text, c.made.flags) for c in every])
                 good = 0
                 for one in every:
@@ -765,6 +790,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=540.0, help="no pair is begun after so many")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds without a word of a pair")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
+    parser.add_argument("--cache", type=Path, help="folder in which cubins are kept; `--dry` fills it beforehand")
     parser.add_argument("--dry", action="store_true", help="no GPU: compile for sm_90a")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
@@ -781,12 +807,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     if chosen.dry:
-        sys.exit(1 if dry(kernels, names, chosen.hosts) else 0)
+        sys.exit(1 if dry(kernels, names, chosen.hosts, chosen.cache) else 0)
     if chosen.inside:
         for row in inside(kernels[0], names, chosen):
             print(json.dumps(row), flush=True)
         return
     own = ["--hosts", str(chosen.hosts), "--rounds", str(chosen.rounds)]
+    own += ["--cache", str(chosen.cache)] if chosen.cache else []
     path = None if chosen.out is None or str(chosen.out) == "-" else chosen.out
     failed = False
     with ExitStack() as ends:

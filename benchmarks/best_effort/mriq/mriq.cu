@@ -6,7 +6,7 @@
 #define SAMPLES 128
 #endif
 #define THREADS 128
-#define VOXELS 2
+#define VOXELS 4
 
 __constant__ float4 samples[SAMPLES];  // kx, ky, kz in cycles per voxel; w
 
@@ -22,7 +22,7 @@ mriq(const float* __restrict__ x, const float* __restrict__ y, const float* __re
     px[i] = x[v], py[i] = y[v], pz[i] = z[v];
     re[i] = im[i] = 0.0f;
   }
-#pragma unroll 4
+#pragma unroll 2
   for (int k = 0; k < SAMPLES; ++k) {
     const float4 s = samples[k];
 #pragma unroll

@@ -97,6 +97,7 @@ inline void w_pause(unsigned ns) {
   if (w_every) { w_every(); ++w_progress; }
   w_yield();
 }
+inline unsigned w_told(unsigned x) { return x; }
 inline unsigned w_sm() { return w_self->block->rank; }
 // Registers: a warpgroup that asks for more waits until others have given theirs away.
 static std::map<Block*, long> w_registers_free;

@@ -162,7 +162,10 @@ MUTANTS: dict[str, tuple[str, Callable[[str], str]]] = {
     ),
     "a stage of one block less": ("ordered", swap("stage == 0u ? 7u", "stage == 0u ? 6u")),
     "a draw by every thread": ("beside", swap("if (thread == 0) drawn", "drawn")),
-    "a count by every thread": ("beside", swap("if (thread == 0) w_finish", "w_count_ended<w_stages>(w_job, hand); w_finish")),
+    "a count by every thread": (
+        "beside",
+        swap("if (thread == 0) w_finish", "w_count_ended<w_stages>(w_job, hand); w_finish"),
+    ),
     "nothing is counted": ("beside", swap("if (thread == 0) w_finish<w_stages>(w_job, hand);", "")),
     "shared memory over LC's": ("beside", first(r"w_memory \+ \d+, be1", "w_memory + 1024, be1")),
     "shared memory over the draw": ("parted", first(r"w_memory \+ (\d+), be0", r"w_memory + \1 + 32, be0")),
@@ -198,7 +201,7 @@ MUTANTS: dict[str, tuple[str, Callable[[str], str]]] = {
     "CTAs are not told of LC's end": ("filling", swap("w_tell(&w_job->lc_ended);", "{}")),
     "the end of the next launch's LC is waited for": ("filling", swap("/ ROLES + 1ull)", "/ ROLES + 2ull)")),
     "CTAs behind LC's wait for it": ("filling", first(r"blockIdx.x < \d+u \? 0u : 1u", "0u")),
-    "LC counts the CTAs behind it": ("filling", first(r"blocks_x\(\) \{ return \d+u", "blocks_x() { return 6u")),
+    "LC counts the CTAs behind it": ("filling", first(r"w_told\(\d+u\)", "w_told(6u)")),
     "threads that leave are not there any more": ("parted", first(r" w_be0::frame<160u, 3>::leave\(\);", "")),
     "threads beyond the block run": ("parted", swap("if (thread < 50u)", "")),
     "a question is asked once": (

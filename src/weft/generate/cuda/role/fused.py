@@ -196,6 +196,11 @@ def grid_of(lc: DeviceRole, shape: FusionShape, facts: GpuFacts) -> tuple[int, i
     return (max(lc.grid[0], facts.sms), 1, 1) if shape.fill_grid else lc.grid
 
 
+def _surplus(lc: DeviceRole, shape: FusionShape, facts: GpuFacts) -> int:
+    """CTAs behind LC's, which have BE roles alone."""
+    return grid_of(lc, shape, facts)[0] - lc.grid[0]
+
+
 def threads_of(lc: DeviceRole, shape: FusionShape) -> int:
     """Threads of the fused CTA."""
     return lc.threads + (shape.threads * shape.replicas if shape.place == "extra" else 0)
@@ -394,11 +399,11 @@ def fuse(
         )
         for r in range(shape.replicas)
     ]
-    texts = [_lc_text(role, shape, at_launch)]
+    texts = [_lc_text(role, shape, at_launch, facts)]
     if stages:
         texts += [job_text(stages), *(stage_text(k, s, len(stages) > 1) for k, s in enumerate(stages))]
         texts += [loop_text(k, x, stages) for k, x in enumerate(roles)]
-    texts.append(_kernel_text(entry, role, stages, shape, at_launch, end, roles))
+    texts.append(_kernel_text(entry, role, stages, shape, at_launch, end, roles, _surplus(role, shape, facts)))
     headers = merged([lc, *be])
     if isinstance(headers, Declined):
         return headers
@@ -479,7 +484,7 @@ def kernel_parameters(named: Sequence[tuple[str, Parameter]]) -> str:
     return "".join(texts) + "w_work* w_job"
 
 
-def _lc_text(role: DeviceRole, shape: FusionShape, at_launch: int) -> str:
+def _lc_text(role: DeviceRole, shape: FusionShape, at_launch: int, facts: GpuFacts) -> str:
     """LC's role in a namespace where `w_solo` is its frame, and registers move by the shape's numbers."""
     idle = role.idle_threads if shape.place == "idle" else 0
     moved = ""
@@ -488,7 +493,8 @@ def _lc_text(role: DeviceRole, shape: FusionShape, at_launch: int) -> str:
             f"template <int> W_FN void w_{name}_registers() {{ {move_registers(to, at_launch)} }}\n"
             for name, to in (("fewer", shape.registers.producer), ("more", shape.registers.consumer))
         )
-    columns = f" static W_FN unsigned blocks_x() {{ return {role.grid[0]}u; }} " if shape.fill_grid else ""
+    wider = _surplus(role, shape, facts)
+    columns = f" static W_FN unsigned blocks_x() {{ return w_told({role.grid[0]}u); }} " if wider else ""
     frame, declared = frame_of(role, "w_solo", "lc")
     parameters = "".join(f", {p.declared(kernel=False)}" for p in role.parameters)
     return (
@@ -640,6 +646,7 @@ def _kernel_text(
     at_launch: int,
     ended: int,
     roles: Sequence[Loop],
+    surplus: int,
 ) -> str:
     """The entry: LC's warps count themselves out, so that the BE roles of the CTA see when all have ended."""
     named = [("lc", p) for p in role.parameters] + [(x, p) for x, _, p in named_parameters(stages)]
@@ -649,9 +656,9 @@ def _kernel_text(
     latency = f"w_lc::run(w_lc::frame(){own}); w_warp_ended(ended);"
     begin = "if (threadIdx.x == 0) *ended = 0u;"
     if shape.fill_grid:
-        latency = (
-            f"w_lc::run(w_lc::frame(){own}); if (w_warp_ended(ended) == {ended_warps(role)}u) w_tell(&w_job->lc_ended);"
-        )
+        told = f"if (w_warp_ended(ended) == {ended_warps(role)}u) w_tell(&w_job->lc_ended);"
+        latency = f"w_lc::run(w_lc::frame(){own}); {told}"
+    if surplus:
         begin = f"if (threadIdx.x == 0) *ended = blockIdx.x < {role.grid[0]}u ? 0u : {ended_warps(role)}u;"
         extra = shape.place == "extra" and shape.registers is not None
         absent = "w_release();" + (move_registers(_LEAST_MOVED, at_launch) if extra else "")
