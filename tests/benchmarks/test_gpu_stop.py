@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from benchmarks.co_runner.machine import STOP_OFFSET
 from benchmarks.gpu_stop import RAISE, Case, Trials, cases, exact, main, row_of
 
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
@@ -28,6 +29,11 @@ def test_the_counter_after_a_stop() -> None:
     assert "40 blocks were drawn, 39 have ended" in exact(before, replace(before, ticket=40, finished=39))
     assert "40 blocks were drawn, 41 have ended" in exact(before, replace(before, ticket=40, finished=41))
     assert "5 blocks have ended, 10 had before" in exact(before, replace(before, ticket=5, finished=5))
+
+
+def test_stop_lies_where_it_is_written() -> None:
+    calm, stopped = WorkCounter().pack(), WorkCounter(stop=1).pack()
+    assert [i for i, (a, b) in enumerate(zip(calm, stopped, strict=True)) if a != b] == [STOP_OFFSET]
 
 
 def test_what_raises_stop_compiles() -> None:
