@@ -9,6 +9,7 @@ fails where a document holds another table than the records make.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections import Counter
@@ -411,6 +412,19 @@ def library_plans() -> str:
     return markdown(["case", "device", "library plan ms", "eager ms", "ratio", "calls"], rows)
 
 
+def latency_critical() -> str:
+    """The steps of plans that best-effort jobs are fused with, and the fastest kernel of each among those measured."""
+    data = json.loads((ROOT / "benchmarks" / "data" / "nvidia-h200" / "latency-critical.json").read_text())
+    rows = []
+    for kernel in data["kernels"]:
+        schedule, us = kernel["timed"][0]
+        params = dict(schedule["params"])
+        sums = f", {params['split']} CTAs to a sum" if params.get("split", 1) > 1 else ""
+        told = f"`{params['template']}`, {params['bm']}x{params['bn']}{sums}"
+        rows.append([f"`{kernel['name']}`", f"{us:.1f}", str(kernel["times"]), told])
+    return markdown(["kernel", "us", "times in the plan", "fastest kernel"], rows)
+
+
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 TABLES: dict[str, Callable[[], str]] = {
     "networks": networks,
@@ -426,6 +440,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "trust": trust,
     "budgets": budgets,
     "library-plans": library_plans,
+    "latency-critical": latency_critical,
     **record_tables.TABLES,
     **co_runner_tables.TABLES,
 }
