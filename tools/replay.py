@@ -13,7 +13,7 @@ compiled by NVRTC, each with its tree's options:
     code               other machine code
     launch             launched or planned otherwise
     cannot be made     the generator fails, or NVRTC refuses the text, in one tree or in both: nothing is said of it
-    not compiled       left out by `--sample`
+    not compiled       left out by `--sample`, or not reached in `--seconds`
 
 `--cubins all` compiles every text.
 
@@ -23,8 +23,9 @@ with `--aliases` of networks, too). `--sample N` compiles N of the kernels of a 
 the same lines but for numbers. `--aliases` may be given with each part, in any order, and again after each change: what
 is there is added to.
 
-What a commit makes and its cubins are kept in the cache: from the second run on the base costs next to nothing, and so
-does this tree, where it is committed.
+What a commit makes is kept in the cache, and each text's machine code as soon as it is known: the next run goes on
+where one was ended, or ended after `--seconds`. Texts with lines that changed in no earlier one are compiled first.
+From the second run on the base costs next to nothing, and so does this tree, where it is committed.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ AT_ONCE = 24
 """Cases of a unit."""
 TOGETHER = 5
 """Units of cases that one process makes, at most."""
+COMPILED = 32
+"""Texts of a tree that one process compiles: what it costs to start is little beside them."""
 KINDS = (
     "identical", "text only", "nondeterministic", "code", "launch", "cannot be made", "not compiled", "gone", "new",
 )  # fmt: skip
@@ -255,15 +258,30 @@ def machine_code(item: Item, codes: Mapping[str, Code]) -> Mapping[str, str] | N
     return {field: code[entry] for field, entry in launched(item).items()}
 
 
-def cubins(work: Work, trees: Sequence[Path], items: Sequence[Iterable[Item]]) -> list[dict[str, Code]]:
-    """Per tree: the machine code by `job` of an item."""
-    found: list[dict[str, Code]] = []
-    for tree, its in zip(trees, items, strict=True):
-        jobs = list({job(i): i for i in its}.values())
-        path = work.folder / "jobs.json"
-        path.write_text(json.dumps(jobs))
-        codes = work.ask(tree, "--cubins", path, "--threads", str(work.jobs)) if jobs else []
-        found.append({job(i): code for i, code in zip(jobs, codes, strict=True)})
+def cubins(
+    work: Work, trees: Sequence[Path], items: Sequence[Iterable[Item]], until: float = float("inf")
+) -> list[dict[str, Code]]:
+    """Per tree: the machine code by `job` of an item. What is not begun `until` then (`time.monotonic`) has none."""
+    found: list[dict[str, Code]] = [{} for _ in trees]
+    wanted = [list({job(i): i for i in its}.values()) for its in items]
+
+    def ask(side: int, jobs: Sequence[Item], *how: str) -> None:
+        if jobs and (how or time.monotonic() < until):
+            handle, path = tempfile.mkstemp(dir=work.folder)
+            with os.fdopen(handle, "w") as file:
+                json.dump(jobs, file)
+            codes = work.ask(trees[side], "--cubins", path, "--threads", "1", *how)
+            found[side] |= {job(i): code for i, code in zip(jobs, codes, strict=True) if code is not None}
+
+    def both(begin: int) -> None:
+        for side, jobs in enumerate(left):
+            ask(side, jobs[begin : begin + COMPILED])
+        print(f"{sum(map(len, found))} of {sum(map(len, wanted))} texts", file=sys.stderr, flush=True)
+
+    with ThreadPoolExecutor(work.jobs) as pool:
+        list(pool.map(lambda side: ask(side, wanted[side], "--known"), range(len(trees))))
+        left = [[i for i in jobs if job(i) not in codes] for jobs, codes in zip(wanted, found, strict=True)]
+        list(pool.map(both, range(0, max(map(len, left), default=0), COMPILED)))
     return found
 
 
@@ -335,28 +353,72 @@ def machine_code_key(item: Item, codes: Mapping[str, Code]) -> tuple[tuple[str, 
     return tuple(sorted((machine_code(item, codes) or {}).items()))
 
 
-def sampled(work: Work, old: Mapping[str, Item], new: Mapping[str, Item], names: Iterable[str], most: int) -> list[str]:
+class Changes:
+    """What the texts of a kernel have that the other tree's have not, without numbers."""
+
+    def __init__(self, work: Work, old: Items, new: Items) -> None:
+        self._work, self._sides = work, (old, new)
+        self._known: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {}
+
+    def of(self, name: str) -> tuple[tuple[str, ...], ...]:
+        """Lines that went and lines that came, each as often as it stands there."""
+        texts = tuple(str(items[name].get("text", "")) for items in self._sides)
+        if texts not in self._known:
+            self._known[texts] = changed(*(self._work.text(t) if t else "" for t in texts))
+        return self._known[texts]
+
+    def length(self, name: str) -> int:
+        """Bytes of this tree's text, compressed; 0 where it has none."""
+        digest = self._sides[1][name].get("text")
+        return (self._work.texts / digest).stat().st_size if digest else 0
+
+    def place(self, name: str) -> tuple[str, str]:
+        """Its template and architecture."""
+        template = _TEMPLATE.search(name)
+        return template[0] if template else "", str(self._sides[1][name].get("arch"))
+
+    def form(self, name: str) -> tuple[object, ...]:
+        """What kernels of one template and architecture have in common that changed alike."""
+        return (*self.place(name), self.of(name))
+
+    def lines(self, name: str) -> set[tuple[object, ...]]:
+        """Each line that changed, in its template and architecture."""
+        return {(self.place(name), side, line) for side, lines in enumerate(self.of(name)) for line in lines}
+
+
+def sampled(changes: Changes, names: Iterable[str], most: int) -> list[str]:
     """So many of the names of one template and architecture whose texts differ in the same lines but for numbers."""
-    taken: Counter[tuple[str, str, str]] = Counter()
-    known: dict[tuple[str, ...], str] = {}
+    taken: Counter[tuple[object, ...]] = Counter()
     found = []
     for name in names:
-        texts = tuple(str(items[name].get("text", "")) for items in (old, new))
-        if texts not in known:
-            known[texts] = change(*(work.text(t) if t else "" for t in texts))
-        template = _TEMPLATE.search(name)
-        form = (template[0] if template else "", str(new[name].get("arch")), known[texts])
+        form = changes.form(name)
         taken[form] += 1
         if taken[form] <= most:
             found.append(name)
     return found
 
 
-def change(old: str, new: str) -> str:
+def telling(changes: Changes, names: Sequence[str]) -> list[str]:
+    """The names in the order in which they tell most.
+
+    Those with a changed line that no kernel before has, of their template and architecture; then the first of each
+    other form; then the others. Short texts stand before long ones, which take longer.
+    """
+    met: set[tuple[object, ...]] = set()
+    forms: set[tuple[object, ...]] = set()
+    ranks: dict[str, int] = {}
+    for name in (ordered := sorted(names, key=changes.length)):
+        lines, form = changes.lines(name), changes.form(name)
+        ranks[name] = 0 if lines - met else 1 if form not in forms else 2
+        met |= lines
+        forms.add(form)
+    return sorted(ordered, key=ranks.__getitem__)
+
+
+def changed(old: str, new: str) -> tuple[tuple[str, ...], ...]:
     """Which lines one text has and the other has not, without numbers and order."""
     was, now = (Counter(text.split("\n")) for text in (old, new))
-    sides = [sorted(_NUMBER.sub("#", line) for line in lines.elements()) for lines in (was - now, now - was)]
-    return hashlib.sha256(json.dumps(sides).encode()).hexdigest()
+    return tuple(tuple(sorted(_NUMBER.sub("#", x) for x in lines.elements())) for lines in (was - now, now - was))
 
 
 def to_compile(
@@ -479,12 +541,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="N networks, N cases of each file")
     parser.add_argument("--cubins", choices=("changed", "all"), default="changed", help="which texts are compiled")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="N kernels of those that changed alike")
+    parser.add_argument("--seconds", type=float, default=0.0, help="begin no text later; what is done is kept")
     parser.add_argument(
         "--aliases", action="store_true", help="write which measurements stay valid, see weft.tune.aliases"
     )
     parser.add_argument("--record", action="store_true", help=f"write the counts of whole groups into {RECORD}")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
-    parser.add_argument("--cache", type=Path, help="folder of cubins (default: in the user's cache)")
+    parser.add_argument("--cache", type=Path, help="folder of what is kept (default: in the user's cache)")
     given = parser.parse_args()
     if given.record and (given.match or given.limit or Path(given.base).is_dir()):
         parser.error(
@@ -543,8 +606,10 @@ def replay(work: Work, base: Path, kept: Kept | None, given: argparse.Namespace)
     if not old and not new:
         sys.exit(f"nothing matches {given.match!r}")
     names = [n for n in sorted(old.keys() & new.keys()) if differs(old[n], new[n])]
-    names = sampled(work, old, new, names, given.sample) if given.sample else names
-    codes = cubins(work, (base, ROOT), to_compile(old, new, names, every=given.cubins == "all"))
+    changes = Changes(work, old, new)
+    names = telling(changes, sampled(changes, names, given.sample) if given.sample else names)
+    until = start + given.seconds if given.seconds else float("inf")
+    codes = cubins(work, (base, ROOT), to_compile(old, new, names, every=given.cubins == "all"), until)
     kinds = compiled_again(work, (base, ROOT), (old, new), codes, compare(old, new, codes))
     told = sorted((n for n, kind in kinds.items() if kind != "identical"), key=lambda n: kinds[n] in HARMLESS)
     for name in told[:MOST]:

@@ -3,7 +3,8 @@
     --collect FILE     the problems and networks of the tests of CUDA kernels, as data: they are made once, in the tree
                        that is replayed, and every tree is given the same
     --emit UNIT...     kernels and plans of each unit as this tree makes them
-    --cubins FILE      the machine code of texts, as this tree's NVRTC and its options compile them
+    --cubins FILE      the machine code of texts, as this tree's NVRTC and its options compile them: each is kept as
+                       soon as it is known; with --known those alone that are
 
 A unit is `cpu`, `network NAME`, or one of `--cases FILE`, an object of lists of cases. Texts go into a folder under
 their digest, so that what two trees share is there once. Nothing is measured: kernels are priced by models of fixed
@@ -24,6 +25,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -437,27 +439,66 @@ def emit_cpu(texts: Texts) -> Found:
 # What a tree compiles.
 
 
-def cubins(jobs: list[dict[str, Any]], texts: Texts, threads: int, cache: Path) -> list[dict[str, str] | str]:
-    """The digest of each entry's machine code, by its name, or why there is none."""
-    from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
+class Codes:
+    """Digests of machine code by what was compiled, in a file that grows by a line with each.
+
+    A run that ends in between has lost nothing, and several processes may write it at once.
+    """
+
+    def __init__(self, cache: Path, version: str) -> None:
+        decides = json.dumps([version, Path(str(reader().__file__)).read_text()])
+        self._path = cache / "codes" / f"{hashlib.sha256(decides.encode()).hexdigest()[:16]}.jsonl"
+        self._known: dict[str, dict[str, str] | str] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for line in self._path.read_text().splitlines():
+                with contextlib.suppress(ValueError):  # cut off where a process was ended
+                    self._known |= json.loads(line)
+
+    def get(self, key: str) -> dict[str, str] | str | None:
+        """The digest of each entry, or why there is none; nothing where it was never compiled."""
+        return self._known.get(key)
+
+    def put(self, key: str, code: dict[str, str] | str) -> None:
+        """Keep one."""
+        self._known[key] = code
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab", buffering=0) as file:
+            file.write(f"\n{json.dumps({key: code})}\n".encode())  # the first ends what was cut off
+
+
+def cubins(
+    jobs: list[dict[str, Any]], texts: Texts, threads: int, cache: Path, *, known: bool = False
+) -> list[dict[str, str] | str | None]:
+    """The digest of each entry's machine code, by its name, or why there is none.
+
+    Nothing where only what is `known` is asked for and it is not.
+    """
+    from weft.device.cuda.nvrtc import find_nvrtc
+    from weft.errors import ToolchainError
     from weft.ir.declined import Declined
 
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         sys.exit(f"cubins need NVRTC: {nvrtc.reason}")
-    asked = [
-        CompileJob(plain(texts.read(j["text"])), j["arch"], tuple(j["flags"]), j["registers"]) for j in jobs
-    ]  # fmt: skip
-    distinct = list(dict.fromkeys(asked))
-    made = dict(
-        zip(distinct, nvrtc.compile_many(distinct, threads=threads, cache_dir=cache, timeout_s=600.0), strict=True)
-    )
-    entries = reader().entries
-    read = {
-        job: entries(r.path.read_bytes()) if isinstance(r, CompiledCubin) else f"refused: {str(r).splitlines()[0]}"
-        for job, r in made.items()
-    }
-    return [read[job] for job in asked]
+    entries, codes = reader().entries, Codes(cache, nvrtc.version)
+
+    def one(job: dict[str, Any]) -> dict[str, str] | str | None:
+        text = plain(texts.read(job["text"]))
+        flags, how = tuple(job["flags"]), {"arch": job["arch"], "max_registers": job["registers"]}
+        key = hashlib.sha256(f"{nvrtc.identity(flags, **how)}\0{text}".encode()).hexdigest()
+        code = codes.get(key)
+        if code is None and not known:
+            try:
+                made = nvrtc.compile(text, flags=flags, timeout_s=600.0, **how)
+                code = dict(entries(made.path.read_bytes()))
+                made.path.unlink(missing_ok=True)  # what counts is read, and thousands are compiled
+            except ToolchainError as error:
+                code = f"refused: {str(error).splitlines()[0]}"
+            codes.put(key, code)
+        return code
+
+    with ThreadPoolExecutor(threads or None) as pool:
+        return list(pool.map(one, jobs))
 
 
 def reader() -> ModuleType:
@@ -478,6 +519,7 @@ def main() -> None:
     parser.add_argument("--collect", type=Path)
     parser.add_argument("--emit", nargs="+", metavar="UNIT")
     parser.add_argument("--cubins", type=Path)
+    parser.add_argument("--known", action="store_true")
     parser.add_argument("--cases", type=Path, default=Path("cases.json"))
     parser.add_argument("--texts", type=Path, default=Path("texts"))
     parser.add_argument("--cache", type=Path, default=Path("cache"))
@@ -493,7 +535,8 @@ def main() -> None:
         given.collect.write_text(json.dumps(found))
         told = len(found)
     elif given.cubins:
-        told = cubins(json.loads(given.cubins.read_text()), Texts(given.texts), given.threads, given.cache)
+        jobs = json.loads(given.cubins.read_text())
+        told = cubins(jobs, Texts(given.texts), given.threads, given.cache, known=given.known)
     else:
         cases = json.loads(given.cases.read_text()) if given.cases.exists() else {}
         told = {unit: emit(unit, cases, Texts(given.texts)) for unit in given.emit}

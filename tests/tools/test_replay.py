@@ -156,10 +156,66 @@ def test_of_those_that_changed_alike_a_few_are_compiled(tmp_path: Path) -> None:
     }
     old, new = ({n: item(keep(texts[k])) for n, texts in pairs.items()} for k in range(2))
     names = list(pairs)
-    assert replay.sampled(work, old, new, names, 1) == [n for k, n in enumerate(names) if k not in (1, 3, 6)]
-    assert replay.sampled(work, old, new, names, 2) == [n for k, n in enumerate(names) if k != 3]
+    changes = replay.Changes(work, old, new)
+    assert replay.sampled(changes, names, 1) == [n for k, n in enumerate(names) if k not in (1, 3, 6)]
+    assert replay.sampled(changes, names, 2) == [n for k, n in enumerate(names) if k != 3]
     new[names[3]]["arch"] = "sm_90a"
-    assert replay.sampled(work, old, new, names, 2) == names
+    assert replay.sampled(changes, names, 2) == names
+
+
+def test_what_changed_in_no_other_text_is_compiled_first(tmp_path: Path) -> None:
+    work = Work(tmp_path, tmp_path / "cache", jobs=1)
+    keep = replay_corpus.Texts(work.texts).keep
+    texts = {
+        "test_a v | cuda(template=mma,bm=1)": "f();\ng();\nint quick, brown, jumps, over, the, lazy, units;",
+        "test_a w | cuda(template=mma,bm=2)": "f();",
+        "test_a x | cuda(template=mma,bm=3)": "f();\nint a;",
+        "test_a y | cuda(template=mma,bm=4)": "g();\nint c, d, e;",
+        "test_a z | cuda(template=tma,bm=5)": "f();\nint x, y, z, w;",
+    }
+    new = {n: item(keep(text)) for n, text in texts.items()}
+    old = {n: item(keep(text.replace("f", "F").replace("g", "G"))) for n, text in texts.items()}
+    changes, (v, w, x, y, z) = replay.Changes(work, old, new), texts
+    assert changes.lines(w) == {(("template=mma", "sm_80"), 0, "F();"), (("template=mma", "sm_80"), 1, "f();")}
+    assert replay.telling(changes, list(texts)) == [w, y, z, v, x]  # other lines, another form, all else
+
+
+def test_machine_code_is_kept_as_soon_as_it_is_known(tmp_path: Path) -> None:
+    codes = replay_corpus.Codes(tmp_path, "13.0")
+    codes.put("a", {"k": "1"})
+    codes.put("b", "refused: x")
+    (file,) = (tmp_path / "codes").iterdir()
+    with file.open("a") as cut:
+        cut.write('\n{"c": {"k"')
+    again = replay_corpus.Codes(tmp_path, "13.0")
+    assert [again.get(key) for key in "abc"] == [{"k": "1"}, "refused: x", None]
+    again.put("c", {"k": "3"})
+    assert replay_corpus.Codes(tmp_path, "13.0").get("c") == {"k": "3"}
+    assert replay_corpus.Codes(tmp_path, "13.1").get("a") is None
+
+
+def test_a_run_goes_on_where_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, str] = {"old0": "1"}
+    asked: list[tuple[str, list[str]]] = []
+
+    def ask(work: Work, tree: Path, *arguments: str | Path) -> list[dict[str, str] | None]:
+        texts = [x["text"] for x in json.loads(Path(arguments[1]).read_text())]
+        if "--known" not in arguments:
+            asked.append((tree.name, texts))
+            known.update(dict.fromkeys(texts, "1"))
+        return [{"k": known[t]} if t in known else None for t in texts]
+
+    monkeypatch.setattr(Work, "ask", ask)
+    work, count = Work(tmp_path, tmp_path / "cache", jobs=1), replay.COMPILED + 1
+    trees = (tmp_path / "base", tmp_path / "here")
+    sides = [[item(f"{side}{k}") for k in (*range(count), 0)] for side in ("old", "new")]
+    few = replay.cubins(work, trees, sides, until=0.0)
+    assert asked == [] and [len(x) for x in few] == [1, 0]
+    assert [len(x) for x in replay.cubins(work, trees, sides)] == [count, count]
+    assert [(tree, len(texts)) for tree, texts in asked] == [("base", count - 1), ("here", count - 1), ("here", 1)]
+    asked.clear()
+    replay.cubins(work, trees, sides)
+    assert asked == []
 
 
 def kernels(of: dict[str, str]) -> dict[str, dict[str, Any]]:
