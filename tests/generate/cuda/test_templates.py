@@ -306,6 +306,14 @@ def golden(name: str, source: CudaSource) -> None:
     goldens.check(f"cuda/kernels/{name}.cu", f"// {source.schedule}\n{text}")
 
 
+def test_an_only_column_of_tiles_is_counted_where_there_are_batches() -> None:
+    schedule = MmaConfig(16, 32, 32, 16, 16, 2, 4, 1, False, False).schedule("mma")
+    for batches, column in (((6,), "role.block_x() % 1"), ((), "0")):
+        source = templates.emit(product((*batches, 33, 64), (*batches, 64, 24), weight=False), schedule)
+        assert isinstance(source, CudaSource)
+        assert f"const int tn = {column}, m0 = role.block_x() * 16, n0 = tn * 32;" in source.text
+
+
 def test_what_is_declined_says_why() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.I32, (4, 4)))
