@@ -41,7 +41,6 @@ from benchmarks.co_runner.first import STEPS, trial
 from benchmarks.co_runner.machine import Gpu
 from benchmarks.co_runner.plans import BUDGET, LANES, Posed, compiled, fits, posed, recorded
 from benchmarks.co_runner.rows import (
-    CO_RUNNERS,
     WAYS,
     Sample,
     Way,
@@ -54,7 +53,7 @@ from benchmarks.co_runner.rows import (
     spread,
 )
 from benchmarks.co_runner.steps import diagnose
-from benchmarks.co_runner.units import FULL_THREADS, KINDS, co_runner, plain, unit_of
+from benchmarks.co_runner.units import FULL_THREADS, KINDS, USUAL, co_runner, plain, unit_of
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.device.cuda.api import CudaError
 from weft.device.cuda.driver import primary_context
@@ -255,7 +254,7 @@ def first_rows(model: Model, kind: str, trials: int) -> Iterator[Row]:
     gpu, name = model.gpu, f"{model.model.name}/b{model.model.batch}"
     base = alone(model.served[False], LEAST_QUERIES)
     work = gpu.co_runner(unit_of(kind, 128, model.model.batch), gpu.facts.sms)
-    steady = with_co_runner(gpu, model.served[False], work, CO_RUNNERS[4], LEAST_QUERIES)
+    steady = with_co_runner(gpu, model.served[False], work, Way.of("128"), LEAST_QUERIES)
     for where, beside_it, usual in (("nothing", None, base), (kind, work, steady)):
         for text, steps in STEPS.items():
             found = [trial(gpu, model.found[False], gpu.facts, model.budget, steps, beside_it) for _ in range(trials)]
@@ -396,7 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plans", type=Path, metavar="DIR", help="the folder that they were compiled into")
     parser.add_argument("--only", default="", help="cases, or parts of them between slashes, by commas")
     parser.add_argument("--ways", type=_ways, default=list(WAYS), help="by commas; see above")
-    parser.add_argument("--kinds", type=_kinds, default=list(KINDS), help="of work, by commas")
+    parser.add_argument("--kinds", type=_kinds, default=list(USUAL), help="of work, by commas; `dense`, too")
     parser.add_argument("--rounds", type=int, default=5, help="rounds; trials of --first")
     parser.add_argument("--first", action="store_true", help="the first query in place of the tables")
     parser.add_argument("--steps", action="store_true", help="which steps grow beside a co-runner that only naps")

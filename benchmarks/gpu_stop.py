@@ -31,7 +31,7 @@ from benchmarks.co_runner.beside import AHEAD_QUERIES, Served
 from benchmarks.co_runner.machine import GRID, LIMIT_S, MOST_BLOCKS, STOP_OFFSET, CoRunner, Gpu, timed
 from benchmarks.co_runner.plans import BUDGET, LANES, compiled, posed, recorded
 from benchmarks.co_runner.rows import BATCHES, MODELS, lost_or_doubled, quantile, wanted
-from benchmarks.co_runner.units import KINDS, co_runner, unit_of
+from benchmarks.co_runner.units import USUAL, co_runner, unit_of
 from benchmarks.gpu_corunner import budget_of, known
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.device.cuda import streams
@@ -69,7 +69,7 @@ class Case:
 
 def cases(only: Sequence[str]) -> list[Case]:
     """All whose name holds one of the texts; none: all."""
-    every = [Case(k, b, n, r) for k in KINDS for b in BATCHES for n in THREADS for r in RAISERS]
+    every = [Case(k, b, n, r) for k in USUAL for b in BATCHES for n in THREADS for r in RAISERS]
     return [c for c in every if wanted(str(c), only)]
 
 

@@ -167,7 +167,7 @@ class Gpu:
 
     def _addresses(self, unit: Unit) -> Addresses:
         own = (self.ran.data_ptr(), self._out.data_ptr())
-        if unit.kind in ("ffma", "exponentials"):
+        if unit.kind in ("ffma", "dense", "exponentials"):
             return Addresses((), own)
         if self._data is None:
             self._data = torch.randint(-(1 << 31), (1 << 31) - 1, (DATA_WORDS,), dtype=torch.int32, device="cuda")

@@ -63,7 +63,7 @@ class Way:
         raise ValueError(f"{text!r}: neither like 128, 128-duty96, 128-sms66 nor short, serial50, slices2, green36")
 
 
-CO_RUNNERS = tuple(Way.of(f"{n}{more}") for n in (64, 128, 256) for more in ("", "-duty160", "-duty96", "-sms66"))
+CO_RUNNERS = tuple(Way.of(f"{n}{more}") for n in (64, 128, 256) for more in ("", "-duty96", "-sms66"))
 PEERS = tuple(map(Way.of, ("short", "serial50", "slices2", "green12", "green20", "green36", "green68")))
 WAYS = (*CO_RUNNERS, *PEERS)
 

@@ -106,7 +106,7 @@ class Stays:
         self._gpu, self._guest = gpu, guest
         self._stop = torch.zeros(1, dtype=torch.int32, device="cuda")
         self._out = torch.zeros(256, device="cuda")
-        self._stream = gpu.high if guest.high else gpu.low
+        self._stream = gpu.stream(gpu.greatest) if guest.high else gpu.low
         if guest.entry == "draws":
             self._work = gpu.co_runner(unit_of("ffma", guest.threads, batch), gpu.facts.sms)
             return

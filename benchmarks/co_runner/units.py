@@ -19,8 +19,10 @@ from weft.kernels.colocation import FusedSource
 from weft.kernels.source import CudaSource
 
 FOLDER = Path(__file__).parent
-KINDS = ("ffma", "exponentials", "streaming", "histogram")
-TURNS = {"ffma": 128, "exponentials": 128, "streaming": 16, "histogram": 16}
+USUAL = ("ffma", "exponentials", "streaming", "histogram")
+KINDS = (*USUAL, "dense")
+"""The last are multiply-adds, too, so dense that they leave a model's warps next to nothing to issue in."""
+TURNS = {"ffma": 512, "dense": 128, "exponentials": 128, "streaming": 16, "histogram": 16}
 """Of a block of 256 threads that takes some 10 µs with an SM to itself, by arithmetic."""
 CELLS = 4096
 """Of `ran`, in which blocks count themselves by their number modulo this."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.co_runner.machine import STOP_OFFSET
+from benchmarks.co_runner.units import USUAL
 from benchmarks.gpu_stop import RAISE, Case, Trials, cases, exact, main, row_of
 
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
@@ -19,7 +20,7 @@ def test_a_row_has_the_distribution() -> None:
 
 def test_cases_by_parts_of_their_names() -> None:
     assert cases(["histogram/b16/64/graph"]) == [Case("histogram", 16, 64, "graph")]
-    assert len(cases([])) == 4 * 2 * 3 * 2 and len(cases(["b1"])) == 24 and not cases(["b2"])
+    assert len(cases([])) == len(USUAL) * 2 * 3 * 2 and len(cases(["b1"])) == 6 * len(USUAL) and not cases(["b2"])
 
 
 def test_the_counter_after_a_stop() -> None:
