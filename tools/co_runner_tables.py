@@ -160,9 +160,35 @@ def stops() -> str:
     return markdown(head, rows + failed(lines, len(head))) + _note(lines)
 
 
+def presence_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """Queries beside what stays on the GPU and does no work that counts, with and without dependent launch."""
+    found = [x for x in lines if x.get("way") == "presence" or "/presence/" in str(x.get("case"))]
+    rows = []
+    for x in found:
+        model, batch, _, guest = str(x["case"]).split("/")
+        if "failed" in x:
+            rows.append([f"{model}/{batch}", guest, f"waits for its end: {x['failed']}", "", "", ""])
+            continue
+        us = [f"{x[f'{k}_us']:.1f}" for k in ("dependent", "independent")]
+        ratios = [f"{x[f'{k}_ratio']:.3f}" if f"{k}_ratio" in x else "" for k in ("dependent", "independent")]
+        rows.append([f"{model}/{batch}", guest, us[0], ratios[0], us[1], ratios[1]])
+    return rows
+
+
+def presence() -> str:
+    """What of a co-runner's presence a plan feels."""
+    lines = records(GPU, "colocate-steps")
+    rows = presence_rows(lines)
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.gpu_corunner --steps`_"
+    head = ["model/batch", "beside", "query µs", "over alone", "without dependent launch µs", "over alone"]
+    return markdown(head, rows, (0, 1)) + _note(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "co-runners": co_runners,
     "co-runner-budgets": co_runner_budgets,
     "first-query": first_query,
     "co-runner-stops": stops,
+    "co-runner-presence": presence,
 }

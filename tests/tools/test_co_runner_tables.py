@@ -4,7 +4,15 @@ from typing import Any
 
 from benchmarks.co_runner.rows import Sample, Way, beside
 from benchmarks.gpu_stop import Trials, row_of
-from tools.co_runner_tables import HEAD, best_of, budget_rows, co_runner_rows, first_query_rows, stop_rows
+from tools.co_runner_tables import (
+    HEAD,
+    best_of,
+    budget_rows,
+    co_runner_rows,
+    first_query_rows,
+    presence_rows,
+    stop_rows,
+)
 
 
 def sample(us: float, work: float = 0.0) -> Sample:
@@ -62,3 +70,15 @@ def test_stops() -> None:
     us = [float(x) for x in range(1, 101)]
     (made,) = stop_rows([row_of("ffma/b1/128/host", Trials(us, us, 5, 9.0))])
     assert made[1] == "9.0" and made[4] == "**50.0**" and made[6] == "**99.0**" and made[-3:] == ["100", "5", "0"]
+
+
+def test_what_only_stays() -> None:
+    alone = {"record": "case", "case": "vgg16/b1/presence/none", "way": "presence", "dependent_us": 100.0,
+             "independent_us": 120.0}  # fmt: skip
+    naps = {**alone, "case": "vgg16/b1/presence/naps128", "dependent_ratio": 1.02, "independent_ratio": 1.01}
+    blocks = {"record": "case", "case": "vgg16/b1/presence/other", "way": "presence", "failed": "not done after 5 s"}
+    step = {"record": "case", "case": "vgg16/b1/step/1-k", "way": "step"}
+    found = presence_rows([alone, naps, blocks, step])
+    assert found[0] == ["vgg16/b1", "none", "100.0", "", "120.0", ""]
+    assert found[1] == ["vgg16/b1", "naps128", "100.0", "1.020", "120.0", "1.010"]
+    assert found[2][2] == "waits for its end: not done after 5 s" and len(found) == 3
