@@ -38,9 +38,18 @@ def test_kernels_with_their_parameters(tmp_path: Path) -> None:
         DeclaredParameter("n", "unsigned short", 0),
     )  # fmt: skip
     assert (second.name, second.line, second.template) == ("second", 9, True)
+    assert first.arguments == () and second.arguments == (("int", "N"),)
     assert [(p.name, p.type, p.pointers) for p in second.parameters] == [
         ("x", "float", 1), ("y", "float", 2), ("by_value", "Node", 0),
     ]  # fmt: skip
+
+
+def test_what_a_template_is_to_be_given(tmp_path: Path) -> None:
+    source = "template <typename T, class U, unsigned int N = 3, bool>\n__global__ void k(T x, U y) { }\n"
+    (found,) = kernels(text(tmp_path, source))
+    assert found.arguments[:3] == (("typename", "T"), ("class", "U"), ("unsigned int", "N"))
+    (plain,) = kernels(text(tmp_path, "template <>\n__global__ void k<int>(int x) { }\n"))
+    assert plain.template and plain.arguments == ()
 
 
 @pytest.mark.parametrize(

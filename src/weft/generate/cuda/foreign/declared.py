@@ -43,6 +43,8 @@ class DeclaredKernel:
     """In the unit's text, from 1."""
     parameters: tuple[DeclaredParameter, ...]
     template: bool
+    arguments: tuple[tuple[str, str], ...] = ()
+    """Of a template, what it is to be given: type (`typename`, `int`, ...) and name."""
 
 
 def kernels(unit: Unit) -> tuple[DeclaredKernel, ...]:
@@ -57,8 +59,23 @@ def kernels(unit: Unit) -> tuple[DeclaredKernel, ...]:
             declarator = item.node.child_by_field_name("declarator")
             lists = [n for n in walk(declarator) if n.type == "parameter_list"] if declarator is not None else []
             given = tuple(_parameters(lists[0])) if lists else ()
-            found.append(DeclaredKernel(min(item.names), item.line, given, item.template))
+            found.append(DeclaredKernel(min(item.names), item.line, given, item.template, tuple(_arguments(item.node))))
     return tuple(found)
+
+
+def _arguments(node: Node) -> list[tuple[str, str]]:
+    """Parameters of the template that a function is the body of; none of a plain function."""
+    outer = node.parent
+    if outer is None or outer.type != "template_declaration":
+        return []
+    listed = outer.child_by_field_name("parameters")
+    found = []
+    for child in listed.children if listed is not None else []:
+        if child.is_named and child.type != "comment":
+            words = re.findall(r"[A-Za-z_]\w*|\.\.\.", (child.text or b"").decode("utf-8", "replace").partition("=")[0])
+            if words:
+                found.append((" ".join(words[:-1]), words[-1]))
+    return found
 
 
 def _parameters(node: Node) -> list[DeclaredParameter]:
