@@ -24,7 +24,6 @@ from weft.generate.cuda.foreign.manifest import Data, Manifest, ManifestError
 from weft.generate.cuda.foreign.manifest import read as read_manifest
 from weft.generate.cuda.foreign.read import ForeignRole
 from weft.generate.cuda.foreign.read import read as read_foreign
-from weft.generate.cuda.foreign.types import KNOWN
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.common.product import product as product_of
 from weft.generate.cuda.gemm.mma import kernel as mma
@@ -191,7 +190,7 @@ def _of_foreign(name: str, m: Manifest, role: ForeignRole) -> Side:
     counts = {"in": 0, "out": 0}
     for p in m.parameters:
         if p.data is None:
-            arguments.append(Value(KNOWN[p.type].packed(p.values)))
+            arguments.append(Value(p.raw))
             continue
         kind = "in" if p.kind == "input" else "out"
         memory[kind, counts[kind]] = _buffer(f"{name}_{p.buffer}", p.data, kind == "out", 0.0 if m.exact else m.rtol)

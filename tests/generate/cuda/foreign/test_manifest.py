@@ -78,6 +78,23 @@ BAD: dict[str, tuple[str, str]] = {
         HEAD + SCALAR.replace("int", "float").replace("= 3", "= 1e39"),
         "is outside of the range",
     ),
+    "a structure without its parts": (
+        HEAD + SCALAR.replace("int", "Params"),
+        "type: 'Params' is no type of a scalar that is known",
+    ),
+    "a structure of unknown parts": (
+        HEAD + SCALAR.replace("int", "Params") + 'as = "Other"\n',
+        "as: 'Other' is no type of a scalar that is known",
+    ),
+    "a structure of too few values": (
+        HEAD + SCALAR.replace("int", "Params") + 'as = "int"\nper = 2\n',
+        "value: 3 has not 2 components",
+    ),
+    "a structure that is too large": (
+        HEAD + SCALAR.replace("int", "Params") + 'as = "int"\nper = 129\n',
+        "per: 129 is outside of 1 to 128",
+    ),
+    "parts of a known scalar": (HEAD + SCALAR + "per = 2\n", "per: of types that the source defines alone"),
     "a scalar of no number": (HEAD + SCALAR.replace("= 3", "= nan").replace("int", "float"), "nan is no finite number"),
     "a name twice": (HEAD + SCALAR + SCALAR, "parameters[1].name: 'n' stands twice"),
     "an input without content": (

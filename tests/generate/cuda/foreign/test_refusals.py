@@ -17,6 +17,7 @@ from weft.generate.cuda.foreign.unit import OWN_MACROS
 from weft.ir.declined import Declined
 
 K = KERNEL
+SCALAR = '[[parameters]]\nname = "x"\ntype = "P"\nkind = "scalar"\nas = "int"\nvalue = 1\n'
 OBJECT = "typedef unsigned long long cudaTextureObject_t;\n"
 REFUSED: dict[str, tuple[str, str]] = {
     # found in the tree
@@ -75,7 +76,15 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a digraph": ('%:include "/etc/passwd"\n' + K % "x[0] = 1;", r"k\.cu:1: a directive in other characters"),
     "a trigraph": ('??=include "/etc/passwd"\n' + K % "x[0] = 1;", r"k\.cu:1: a trigraph"),
     "a raw string": ('const char* s = R"(\n#include "/etc/passwd"\n)";\n' + K % "x[0] = 1;", r"k\.cu:1: a raw string"),
-    "a question": ("#if __has_include(<a>)\n#endif\n" + K % "x[0] = 1;", r"k\.cu:1: __has_include is not taken"),
+    "a question": ("#if __has_include(NAME)\n#endif\n" + K % "x[0] = 1;", r"k\.cu:1: __has_include is not taken"),
+    "a question in a macro": (
+        "#define ASK __has_include(</etc/passwd>)\n" + K % "x[0] = 1;",
+        r"k\.cu:1: __has_include is not taken",
+    ),
+    "a macro of the compiler": (
+        "#define __CUDA_ARCH__ 100\n" + K % "x[0] = 1;",
+        r"k\.cu:1: __CUDA_ARCH__ is a name of the language",
+    ),
     "a pragma": ("#pragma nv_abi preserve_n_data(4)\n" + K % "x[0] = 1;", r"k\.cu:1: #pragma nv_abi"),
     "a pragma in a macro": ('_Pragma("once")\n' + K % "x[0] = 1;", r"k\.cu:1: _Pragma is not taken"),
     "a directive": ("#import <a>\n" + K % "x[0] = 1;", r"k\.cu:1: #import is not taken"),
@@ -130,6 +139,22 @@ REFUSED: dict[str, tuple[str, str]] = {
         "__global__ void k(float* x, int n) { x[0] = n; }\n",
         r"the compiler refuses it .* too few arguments",
     ),
+    "a structure of another size": (
+        "struct P { int a, b; };\n__global__ void k(P x) { }\n",
+        r"k\.cu: .*the type of x in kernel\.toml",
+    ),
+    "text that is no C++ beside a macro": (
+        "#define ONE 1\n" + K % "x[0] = (ONE + ;",
+        r"k\.cu:3: the compiler refuses it .* expected an expression",
+    ),
+    "a path in a loop of a macro": (
+        "#define FOR(i, n) for (int i = 0; i < n; ++i)\n" + K % 'FOR(i, 3) { asm("exit;"); }',
+        r"k\.cu:3: inline PTX: exit",
+    ),
+    "a barrier in a loop of macros": (
+        '#define FOR(i) for (int i = 0; i < 3; ++i)\n#define B asm volatile("bar.sync 3, 64;");\n' + K % "FOR(i) { B }",
+        r"k\.cu:4: in the PTX of the kernel: bar\.sync",
+    ),
     "an unknown name": (K % "\n  x[0] = nothing;", r'k\.cu:3: the compiler refuses it .* "nothing" is undefined'),
     "a template without end": (
         "template <int N> struct F { static const int v = F<N - 1>::v + F<N + 1>::v; };\n" + K % "x[0] = F<5>::v;",
@@ -164,6 +189,33 @@ TAKEN: dict[str, tuple[str, str, int]] = {
         "",
         0,
     ),
+    "a guard like a name of the compiler": (
+        "#ifndef __CUDA_HELPERS__\n#define __CUDA_HELPERS__\n#define __FILEH__\n#endif\n" + K % "x[0] = 1;",
+        "",
+        0,
+    ),
+    "a question that is answered": (
+        "#if defined(__has_include) && __has_include(</etc/passwd>)\n#error it is there\n#endif\n"
+        '#if !__has_include("/etc/passwd") && !defined __has_include\nstruct A { float a; };\n#endif\n'
+        + K
+        % "A a = {1}; x[0] = a.a;",
+        "",
+        0,
+    ),
+    "a loop of a macro": (
+        "#define FOR(i, n) for (int i = threadIdx.x; i < n; i += 64)\n"
+        + K % "__shared__ int s; FOR(i, 100) { if (i == 3) s = 1; __syncthreads(); } x[0] = s;",
+        "",
+        1,
+    ),
+    "forms of functions of the language": (
+        "inline __device__ float2 fminf(float2 a, float2 b) { return make_float2(fminf(a.x, b.x), fminf(a.y, b.y)); }\n"
+        "inline __device__ float2 make_float2(float a) { return make_float2(a, a); }\n"
+        + K
+        % "x[0] = fminf(make_float2(x[1]), make_float2(2.0f, x[3])).x;",
+        "",
+        0,
+    ),
     "a declared counter": ("__device__ int counter;\n" + K % "atomicAdd(&counter, 1);", 'state = ["counter"]\n', 0),
     "a texture under a condition": (
         '#ifdef USE_TEXTURE\ntexture<float, 1> t;\n#include "/etc/passwd"\n#endif\n' + K % "x[0] = 1;",
@@ -182,7 +234,8 @@ TAKEN: dict[str, tuple[str, str, int]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_by_name_and_line(name: str, tmp_path: Path) -> None:
     source, reason = REFUSED[name]
-    found = read(manifest(tmp_path, source))
+    rest = SCALAR if "struct P " in source else IN_OUT
+    found = read(manifest(tmp_path, source, rest=rest))
     assert isinstance(found, Declined)
     assert re.search(reason, found.reason), found.reason
     assert str(tmp_path) not in found.reason

@@ -145,7 +145,44 @@ __global__ void k(float* x, float* y, int n) {
   y[BLOCK(x) + TID] = s[TID] + FACTOR + n;
 }
 """
+STRUCTURE = """
+enum Sign { PLUS = 1, MINUS = -1 };
+struct Range { int first, last, step[2]; float by; Sign sign; };
+__global__ void k(float* x, float* y, int n, Range range) {
+  const int i = blockIdx.x * 64 + threadIdx.x;
+  if (i >= range.first && i < range.last) y[i] = x[i] * range.by * range.sign + range.step[1] + n;
+}
+"""
+WORDS = """
+#define FACTOR 3
+
+#define DATA float
+#define NUMBER int
+template <int N, int M> __global__ void k(DATA* x, DATA* y, NUMBER n) {
+  const int i = blockIdx.x * 64 + threadIdx.x;
+  y[i] = x[i] * N + M + n;
+}
+"""
+RANGE = """[[parameters]]
+name = "range"
+type = "Range"
+kind = "scalar"
+as = "int"
+per = 6
+value = [3, 200, 0, 7, 1077936128, -1]
+"""
 KERNELS: dict[str, tuple[str, dict[str, object]]] = {
+    "a structure by value": (STRUCTURE, {}),
+    "words of macros": (
+        WORDS,
+        {
+            "entry": "k<FACTOR, 2>",
+            "parameters.n.type": "NUMBER",
+            "parameters.n.as": "int",
+            "parameters.x.type": "DATA",
+            "parameters.x.as": "float",
+        },
+    ),
     "leaves": (LEAVES, {}),
     "counts": (COUNTS, {}),
     "predicates": (PREDICATES, {}),
@@ -155,14 +192,15 @@ KERNELS: dict[str, tuple[str, dict[str, object]]] = {
     "shared memory of the file": (FILE_SHARED, {"dynamic_shared_bytes": 256}),
     "macros": (MACROS, {"define.SCALE": 4}),
 }
-FORMS = {"leaves": 1, "counts": 2, "predicates": 0, "diverges": 1, "a block of 100 threads": 1, "dimensions": 1,
+FORMS = {"a structure by value": 0, "words of macros": 0,
+         "leaves": 1, "counts": 2, "predicates": 0, "diverges": 1, "a block of 100 threads": 1, "dimensions": 1,
          "shared memory of the file": 0, "macros": 0}  # fmt: skip
 TABLE = '[[constants]]\nname = "weights"\ntype = "float"\nshape = [8]\ninit = "uniform"\n'
 
 
 def case(folder: Path, name: str) -> tuple[Manifest, ForeignRole]:
     source, changes = KERNELS[name]
-    rest = IN_OUT + MORE + (TABLE if "weights" in source else "")
+    rest = IN_OUT + MORE + (TABLE if "weights" in source else "") + (RANGE if "Range" in source else "")
     m = manifest(folder, source, HEAD, rest, **changes)
     role = read_role(m)
     assert isinstance(role, ForeignRole), role.reason

@@ -157,9 +157,20 @@ def cut(unit: Unit, entry: str) -> Cut | Declined:
         return found
     items, kernels, kept = found
     for item in kept:
-        if (bad := _first_error(item.node)) is not None:
+        if (bad := _first_error(item.node)) is not None and not _by_macros(unit, item):
             return Declined(f"{unit.where(bad.start_point[0] + 1)}: not understood; write it in plainer CUDA C++")
     return _bound(unit, data, items, kernels, kept)
+
+
+def _by_macros(unit: Unit, item: Item) -> bool:
+    """Whether it is macros of the source that a function is not understood for: `FOR_EACH(i, n) { ... }`.
+
+    Then the compiler alone judges its body, and its barriers are taken for divergent.
+    """
+    body = item.node.child_by_field_name("body")
+    outside = [c for c in item.node.children if c != body]
+    whole = item.kind == "function" and body is not None and body.type == "compound_statement"
+    return whole and not any(c.has_error for c in outside) and not item.uses.isdisjoint(unit.macros)
 
 
 def items_of(unit: Unit) -> list[Item]:
@@ -298,7 +309,7 @@ def name_in(node: Node | None) -> Node | None:
             return None
         if node.type in (
             "identifier", "field_identifier", "type_identifier", "qualified_identifier", "operator_name",
-            "template_function", "destructor_name", "operator_cast",
+            "template_function", "destructor_name", "operator_cast", "primitive_type",
         ):  # fmt: skip
             return node
         inner = node.child_by_field_name("declarator")
@@ -367,7 +378,7 @@ def _no_entry(unit: Unit, items: list[Item], named: list[Item], base: str, root:
     bad = _first_error(root)
     hint = f" (the text is not understood from {unit.where(bad.start_point[0] + 1)} on)" if bad is not None else ""
     listed = ", ".join(kernels[:12]) or "none"
-    return f"{unit.where(1).partition(':')[0]}: no kernel {base}{hint}; its kernels are {listed}"
+    return f"{unit.source}: no kernel {base}{hint}; its kernels are {listed}"
 
 
 def _closure(unit: Unit, items: list[Item], kernels: list[Item]) -> list[Item]:

@@ -69,7 +69,7 @@ def _meeting(cut: Cut) -> tuple[set[str], bool, set[str]]:
 def _diverges(cut: Cut, item: Item, names: set[str], hidden: set[str]) -> bool:
     if names.isdisjoint(item.uses - item.names):
         return False
-    if not hidden.isdisjoint(item.uses):
+    if not hidden.isdisjoint(item.uses) or item.node.has_error:
         return True
     body = item.node.child_by_field_name("body")
     if body is None:

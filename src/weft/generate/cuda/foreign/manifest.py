@@ -26,7 +26,7 @@
     name = "n"
     type = "int"
     kind = "scalar"
-    value = 32768                 # a list for vectors such as float4
+    value = 32768                 # a list for vectors such as float4, and for structures (of `per` times `as`)
     [[constants]]                 # __constant__ and __device__ variables that are filled before each launch
     name = "k_table"              # with type, shape, init, ... as above
     [check]
@@ -62,6 +62,8 @@ MOST_BLOCK = (1024, 1024, 64)
 MOST_GRID = ((1 << 31) - 1, 65535, 65535)
 MOST_SHARED_BYTES = 227 << 10
 MOST_PARAMETERS = 256
+MOST_SCALAR_BYTES = 512
+"""Of a structure that is passed by value."""
 MOST_TEXT = 400
 KINDS = ("scalar", "input", "output", "inout")
 INITS = ("normal", "uniform", "zeros", "arange", "file")
@@ -124,11 +126,18 @@ class KernelParameter:
     """Of buffers: whose memory it is."""
     values: tuple[float | int, ...] = ()
     """Of scalars, a component each."""
+    element: ElementType | None = None
+    """Of scalars of a type that the source defines: what they are made of."""
+
+    @property
+    def raw(self) -> bytes:
+        """Of scalars: their bytes."""
+        return (self.element or KNOWN[self.type]).packed(self.values)
 
     @property
     def bits(self) -> tuple[int, ...]:
         """Of scalars: their bytes as words of 64 bits."""
-        raw = KNOWN[self.type].packed(self.values)
+        raw = self.raw
         return tuple(int.from_bytes(raw[i : i + 8], "little") for i in range(0, len(raw), 8))
 
 
@@ -450,26 +459,33 @@ class _Reader:
         return tuple(found)
 
     def _scalar(self, at: str, row: dict[str, object]) -> KernelParameter:
-        self.only(at, row, frozenset({"name", "type", "kind", "value"}))
+        self.only(at, row, frozenset({"name", "type", "kind", "value", "as", "per"}))
         name, kind = self._name(at, row), self._type(at, row)
-        element = KNOWN.get(kind)
+        alias = row.get("as", kind)
+        element = KNOWN.get(alias) if isinstance(alias, str) else None
         if element is None:
-            remedy = f"pass it by a pointer; known are {', '.join(KNOWN)}"
-            self.fail(f"{at}.type", f"{_shown(kind)} is no type of a scalar that is known", remedy)
+            remedy = f'say what it is made of: as = "int" and per = how many of them; known are {", ".join(KNOWN)}'
+            key = f"{at}.as" if "as" in row else f"{at}.type"
+            self.fail(key, f"{_shown(alias)} is no type of a scalar that is known", remedy)
+        per = self.integer(f"{at}.per", row.get("per", 1), 1, MOST_SCALAR_BYTES // element.nbytes)
+        if per > 1 and "as" not in row:
+            self.fail(f"{at}.per", "of types that the source defines alone", "leave it out")
         value = row.get("value")
         values = value if isinstance(value, list) else [value]
-        if len(values) != element.components:
-            self.fail(f"{at}.value", f"{_shown(value)} has not {element.components} components", "give each a value")
+        if len(values) != element.components * per:
+            self.fail(
+                f"{at}.value", f"{_shown(value)} has not {element.components * per} components", "give each a value"
+            )
         if element.is_float:
             numbers: tuple[float | int, ...] = tuple(self.number(f"{at}.value", x) for x in values)
         else:
-            values = [int(x) if isinstance(x, bool) and kind == "bool" else x for x in values]
+            values = [int(x) if isinstance(x, bool) and element.scalar == "b1" else x for x in values]
             numbers = tuple(self.integer(f"{at}.value", x, *element.range) for x in values)
         try:
             element.packed(numbers)
         except OverflowError:
-            self.fail(f"{at}.value", f"{_shown(value)} is outside of the range of {kind}", "choose one within")
-        return KernelParameter(name, kind, "scalar", values=numbers)
+            self.fail(f"{at}.value", f"{_shown(value)} is outside of the range of {alias}", "choose one within")
+        return KernelParameter(name, kind, "scalar", values=numbers, element=element if "as" in row else None)
 
     def _buffer(self, at: str, row: dict[str, object], kind: str) -> KernelParameter:
         self.only(at, row, _DATA | {"kind", "buffer"})

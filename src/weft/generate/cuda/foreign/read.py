@@ -88,9 +88,7 @@ def read(
     placed = place(wrapped.shared, sizes)
     shared = placed.static_bytes + manifest.dynamic_shared_bytes
     if shared > 227 << 10:
-        return Declined(
-            f"{one.unit.where(1).partition(':')[0]}: {shared} bytes of shared memory; a block has up to {227 << 10}"
-        )
+        return Declined(f"{one.unit.source}: {shared} bytes of shared memory; a block has up to {227 << 10}")
     role = DeviceRole(
         threads=-(-manifest.threads // 32) * 32,
         body=_body(manifest, name, shared),
@@ -130,7 +128,7 @@ def explained(one: Cut, log: str, arch: str) -> str:
         line, what = int(found[1] or found[3]), found[2] or found[4]
         missing = f"; headers taken as empty: {', '.join(one.unit.empty[:6])}" if one.unit.empty else ""
         return f"{one.unit.where(line)}: the compiler refuses it ({arch}): {_plain(what)}{missing}"
-    file = one.unit.where(1).partition(":")[0]
+    file = one.unit.source
     if found := _OTHER.search(log):
         return f"{file}: the compiler refuses it ({arch}): {_plain(found[1])}"
     return f"{file}: {_plain(log.strip().splitlines()[-1] if log.strip() else 'the compiler refuses it')}"

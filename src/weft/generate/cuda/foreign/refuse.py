@@ -268,7 +268,7 @@ def judge_ptx(cut: Cut, ptx: str) -> Sizes | Declined:
         lines.append((line, text.partition("//")[0]))
     for line, text in lines:
         if (bad := _bad(text)) is not None:
-            place = f"{cut.unit.where(line)}: " if line else f"{cut.unit.where(1).partition(':')[0]}: "
+            place = f"{cut.unit.where(line)}: " if line else f"{cut.unit.source}: "
             return Declined(f"{place}in the PTX of the kernel: {bad}")
     return Sizes(sizes, alignment)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.generate.cuda.foreign.condition import Conditions
+from weft.generate.cuda.foreign.implied import SYSTEM, VERSIONS, implied
 from weft.generate.cuda.foreign.manifest import Manifest
 from weft.ir.declined import Declined
 
@@ -19,7 +20,7 @@ MOST_FILE_BYTES = 4 << 20
 MOST_BYTES = 8 << 20
 """Of a source with all that it includes."""
 MOST_DEPTH = 32
-MOST_LINE = 1 << 16
+MOST_LINE = 1 << 20
 _TOKEN = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)"""
     r"""|(?P<raw>\b(?:u8|[uUL])?R"(?=[^()\\\s]{0,16}\())"""
@@ -34,48 +35,24 @@ _CONDITIONAL = frozenset({"if", "ifdef", "ifndef", "elif", "else", "endif"})
 _KEPT = frozenset({"define", "undef", "error", None})
 """Directives that stay as they are; None: a lone `#`."""
 _PRAGMAS = re.compile(r"[ \t]*#[ \t]*pragma[ \t]+(?:unroll|nounroll)\b")
-_HOST_PRAGMAS = re.compile(r"[ \t]*#[ \t]*pragma[ \t]+(?:omp|message|warning|comment|region|endregion|GCC|clang|ident"
-                           r"|nv_diag\w*|diag_\w+|hd_warning_disable|nv_exec_check_disable|ivdep|acc)\b")  # fmt: skip
+_HOST_PRAGMAS = re.compile(r"[ \t]*#[ \t]*pragma[ \t]+(?:omp|message|warning|comment|region|endregion|GCC|clang"
+                           r"|ident|nv_diag\w*|diag_\w+|hd_warning_disable|nv_exec_check_disable|ivdep|acc"
+                           r"|intrinsic)\b")  # fmt: skip
 _ONCE = re.compile(r"[ \t]*#[ \t]*pragma[ \t]+once\b")
 _HIDING = re.compile(r"\b(__has_include\w*|__has_embed|_Pragma|__pragma)\b")
+_ASKED = re.compile(
+    r"\bdefined\s*(?:\(\s*__has_include\s*\)|__has_include\b)|\b__has_include\s*\(\s*(?:<[^<>\n]*>|\"[^\"\n]*\")\s*\)"
+)
 _NAMED = re.compile(r"[ \t]*#[ \t]*(?:define|undef)[ \t]+([A-Za-z_]\w*)")
 OWN_MACROS = re.compile(
-    r"(?:w_(?:role|shared|kernel|Role|run|any|count|foreign\w*|type\d+|p\d+\w*|probe\w*|blocks_[yz])"
+    r"(?:w_(?:role|shared|kernel|Role|run|any|count|[fF]oreign\w*|type\d+|p\d+\w*|probe\w*|blocks_[yz])"
     r"|w_(?:hold|read_until|relu2_\w+)|W_(?:ALL|BESIDE_IN|DYNAMIC\w*|EACH|EMULATED|FN|MATH1|PATIENCE|SHARED|STV16|TABLE|TMA\w*|TO|WIDE"
     r"|WORDS)|__(?:global|device|shared|constant|host|managed|launch_bounds|forceinline|noinline|restrict|grid_constant)__"
-    r"|__(?:syncthreads|CUDA|NVCC|cplusplus|FILE|LINE|builtin|nv)\w*|threadIdx|blockIdx|blockDim|gridDim|warpSize|defined|asm|template"
+    r"|__(?:syncthreads|CUDACC|CUDA_(?:ARCH|FTZ|PREC|USE|INTERNAL)|CUDABE|CUDADEVRT|NVCC|cplusplus|builtin|nv)\w*"
+    r"|__(?:FILE|LINE|DATE|TIME|COUNTER)__|threadIdx|blockIdx|blockDim|gridDim|warpSize|defined|asm|template"
     r"|struct|namespace|typename|operator|return|const|void)"
 )
 """Names whose meaning stays: a macro of this name would change ours, or hide what is looked for."""
-
-
-def _constants(text: str) -> str:
-    """`NAME VALUE; NAME VALUE` as macros."""
-    return "".join(f"#define {x.strip()}\n" for x in text.split(";"))
-
-
-_SYSTEM = {
-    "float.h": _constants(
-        "FLT_MAX 3.402823466e+38F; FLT_MIN 1.175494351e-38F; FLT_EPSILON 1.192092896e-07F;"
-        "DBL_MAX 1.7976931348623157e+308; DBL_MIN 2.2250738585072014e-308; DBL_EPSILON 2.2204460492503131e-16"
-    ),
-    "limits.h": _constants(
-        "CHAR_BIT 8; SCHAR_MAX 127; UCHAR_MAX 255; SHRT_MAX 32767; SHRT_MIN (-32768); USHRT_MAX 65535;"
-        "INT_MAX 2147483647; INT_MIN (-INT_MAX - 1); UINT_MAX 4294967295U; LONG_MAX 9223372036854775807L;"
-        "ULONG_MAX 18446744073709551615UL; LLONG_MAX 9223372036854775807LL; LLONG_MIN (-LLONG_MAX - 1);"
-        "ULLONG_MAX 18446744073709551615ULL"
-    ),
-    "stdint.h": "typedef signed char int8_t;\ntypedef unsigned char uint8_t;\ntypedef short int16_t;\n"
-    "typedef unsigned short uint16_t;\ntypedef int int32_t;\ntypedef unsigned int uint32_t;\n"
-    "typedef long long int64_t;\ntypedef unsigned long long uint64_t;\n",
-    "math.h": _constants(
-        "M_PI 3.14159265358979323846; M_PI_2 1.57079632679489661923; M_E 2.7182818284590452354;"
-        "M_SQRT2 1.41421356237309504880; M_LN2 0.69314718055994530942; INFINITY __int_as_float(0x7f800000);"
-        "NAN __int_as_float(0x7fffffff); HUGE_VALF __int_as_float(0x7f800000)"
-    ),
-}
-"""What headers of C say to device code; other headers are taken as empty."""
-_SYSTEM |= {f"c{name.removesuffix('.h')}": text for name, text in list(_SYSTEM.items())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +66,8 @@ class Unit:
     """Name -> identifiers that its definitions mention."""
     empty: tuple[str, ...]
     """Headers that were taken as empty."""
+    source: str = ""
+    """The file's own name."""
 
     def through_macros(self, words: Iterable[str]) -> set[str]:
         """Words, and those that macros among them stand for."""
@@ -134,6 +113,7 @@ class _RefusedError(Exception):
 def unit(manifest: Manifest) -> Unit | Declined:
     """The source of a manifest, with what it includes."""
     reading = _Reading(manifest)
+    reading.conditions.known |= VERSIONS
     try:
         for name, body in manifest.define:
             _named(reading, True, name, body)
@@ -141,8 +121,14 @@ def unit(manifest: Manifest) -> Unit | Declined:
         _read(reading, manifest.source, 0)
     except _RefusedError as reason:
         return Declined(str(reason))
+    front = implied(reading.lines)
+    for text in front:
+        if named := _NAMED.match(text):
+            _named(reading, True, named[1], text[named.end() :])
     macros = {name: frozenset(body) for name, body in reading.macros.items()}
-    return Unit("\n".join(reading.lines) + "\n", tuple(reading.places), macros, tuple(reading.empty))
+    places = (*(("<headers>", 1) for _ in front), *reading.places)
+    text = "\n".join([*front, *reading.lines]) + "\n"
+    return Unit(text, places, macros, tuple(reading.empty), reading.name(manifest.source))
 
 
 def _read(reading: _Reading, path: Path, depth: int) -> None:
@@ -219,6 +205,8 @@ def _directive(reading: _Reading, line: str, path: Path, name: str, number: int,
         raise _RefusedError(f"{place}: a line of {len(line)} characters; up to {MOST_LINE} are taken")
     found = _DIRECTIVE.match(line)
     if found is not None and found[1] in _CONDITIONAL and "#" in found[0]:
+        if found[1] in ("if", "elif"):  # no header is there but those beside the source, and nobody looks for others
+            line = _ASKED.sub("0", line)
         if (hiding := _HIDING.search(line)) is not None and not reading.conditions.dead:
             raise _RefusedError(f"{place}: {hiding[0]} is not taken; write the directive itself")
         new = reading.conditions.directive(found[1], line[found.end() :])
@@ -279,10 +267,10 @@ def _include(reading: _Reading, line: str, path: Path, place: str, depth: int) -
         raise _RefusedError(f"{place}: an #include without a plain name of a file is not taken")
     wanted, system = found[1], found[2]
     if system is not None:
-        if system in _SYSTEM:
+        if system in SYSTEM:
             if system not in reading.system:
                 reading.system.add(system)
-                for text in _SYSTEM[system].splitlines():
+                for text in SYSTEM[system].splitlines():
                     if named := _NAMED.match(text):
                         _named(reading, True, named[1], text[named.end() :])
                     _line(reading, text, f"<{system}>", 1)
@@ -310,7 +298,7 @@ def _include(reading: _Reading, line: str, path: Path, place: str, depth: int) -
         raise _RefusedError(
             f'{place}: #include "{_shown(wanted)}" leaves the folder of kernel.toml; put the file beside it'
         )
-    if wanted in _SYSTEM:
+    if wanted in SYSTEM:
         _include(reading, f"#include <{wanted}>", path, place, depth)
     else:
         reading.empty[wanted] = None

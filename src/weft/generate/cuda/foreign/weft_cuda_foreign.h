@@ -62,10 +62,9 @@ template <int FORM, class Role> W_FN void w_foreign_leave(const Role& role) {
   }
 }
 // An argument that is passed by value, from the words that it was passed as.
-template <class T> W_FN T w_foreign_scalar(unsigned long long a, unsigned long long b = 0, unsigned long long c = 0,
-                                           unsigned long long d = 0) {
-  static_assert(sizeof(T) <= 32, "at most four words");
-  const unsigned long long words[4] = {a, b, c, d};
+template <class T, class... Words> W_FN T w_foreign_scalar(Words... given) {
+  static_assert(sizeof(T) <= sizeof...(Words) * 8, "all of its words");
+  const unsigned long long words[] = {given...};
   T x;
   memcpy(&x, words, sizeof x);
   return x;

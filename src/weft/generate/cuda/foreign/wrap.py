@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING
 
 from weft.generate.cuda.foreign.cut import Cut, Item, blanked, walk
 from weft.generate.cuda.foreign.diverge import form_of, meets
+from weft.generate.cuda.foreign.implied import OVERLOADED
 from weft.generate.cuda.foreign.manifest import KernelParameter, Manifest
+from weft.generate.cuda.foreign.types import KNOWN
 from weft.ir.declined import Declined
 
 if TYPE_CHECKING:
@@ -70,6 +72,8 @@ class Wrapped:
     meets: bool
     """Whether threads of a block meet at barriers at all."""
     macros: tuple[str, ...]
+    overloaded: tuple[str, ...]
+    """Functions of the language to which the source adds forms of its own."""
     original: str
     """The kernel as it lies, with what it needs."""
 
@@ -98,6 +102,7 @@ def wrap(cut: Cut, manifest: Manifest) -> Wrapped | Declined:
         form_of(cut, manifest.threads % 32 != 0),
         meets(cut),
         tuple(sorted(cut.unit.macros)),
+        tuple(sorted(OVERLOADED & {n for x in cut.plain if x.kind == "function" for n in x.names})),
         original.decode(),
     )
 
@@ -295,16 +300,17 @@ def role_text(wrapped: Wrapped, manifest: Manifest, name: str, placed: Placed | 
     # NVRTC knows no macros of these names, and does not look at the pragmas
     ours = [f'#pragma push_macro("{n}")\n#undef {n}\n' for n in names]
     ours += [f"#define {left} {right}\n" for left, right in own.items()]
-    gone = "".join(f"#undef {n}\n" for n in wrapped.macros)
+    gone = "".join(f"#undef {n}\n" for n in wrapped.macros if not n.startswith("__has_"))  # these cannot be
     line = f'#line 1 "{UNIT}"\n' if lines else ""
     behind = '#line 1 "w_role"\n' if lines else ""
+    others = "".join(f"using ::{n};\n" for n in wrapped.overloaded)
     return "".join(
         [
-            f"namespace {name} {{\n", line, _squeezed(wrapped.first, lines), behind, gone, *ours,
+            f"namespace {name} {{\n", others, line, _squeezed(wrapped.first, lines), behind, gone, *ours,
             "template <class w_Role> struct w_kernel {\n",
             "const w_Role w_role;\nunsigned char* const w_shared;\n",
-            line, _squeezed(_PLACE.sub(at, wrapped.second), lines), behind, gone,
-            run_text(wrapped, manifest), "};\n",
+            line, _squeezed(_PLACE.sub(at, wrapped.second), lines), behind,
+            _named_by_macros(manifest), gone, run_text(wrapped, manifest), "};\n",
             *(f'#undef {n}\n#pragma pop_macro("{n}")\n' for n in names), "}\n",
         ]
     )  # fmt: skip
@@ -322,23 +328,48 @@ def argument_names(parameter: KernelParameter, number: int) -> list[str]:
     return [f"w_p{number}"] if parameter.kind != "scalar" else [f"w_p{number}_{i}" for i in range(len(parameter.bits))]
 
 
+def _types(manifest: Manifest) -> dict[str, str]:
+    """Types of the manifest that the source defines -> their names in `w_run`."""
+    every = [*(p.type for p in manifest.parameters), *(c.type for c in manifest.constants)]
+    return {t: f"w_foreign_type{i}" for i, t in enumerate(dict.fromkeys(t for t in every if t not in KNOWN))}
+
+
+def _named_by_macros(manifest: Manifest) -> str:
+    """What the manifest says in the source's own words, where the source's macros still mean something."""
+    text = "".join(f"typedef {type_} {name};\n" for type_, name in _types(manifest).items())
+    if "<" not in manifest.entry:
+        return text
+    return (
+        f"{text}template <class... w_Foreign>\n"
+        f"__device__ __forceinline__ void w_foreign_call(w_Foreign... w_foreign_given) {{\n"
+        f"this->template {manifest.entry}(w_foreign_given...);\n}}\n"
+    )
+
+
 def run_text(wrapped: Wrapped, manifest: Manifest) -> str:
     """The member `w_run`: one virtual block."""
-    declared, given = [], []
+    declared, given, types = [], [], _types(manifest)
     for i, p in enumerate(manifest.parameters):
         names = argument_names(p, i)
         if p.kind == "scalar":
             declared += [f"unsigned long long {n}" for n in names]
-            given.append(f"w_foreign_scalar<{p.type}>({', '.join(names)})")
+            given.append(f"w_foreign_scalar<{types.get(p.type, p.type)}>({', '.join(names)})")
         else:
             declared.append(f"{'const ' if p.kind == 'input' else ''}void* {names[0]}")
-            given.append(f"({p.type}*){names[0]}")
-    call = f"this->{'template ' if '<' in manifest.entry else ''}{manifest.entry}({', '.join(given)});"
+            given.append(f"({types.get(p.type, p.type)}*){names[0]}")
+    call = f"this->{'w_foreign_call' if '<' in manifest.entry else manifest.entry}({', '.join(given)});"
     if manifest.threads % 32:
         call = f"if (w_role.thread() < {manifest.threads}u) {call}"
     leave = f"\nw_foreign_leave<{wrapped.form}>(w_role);" if wrapped.form else ""
     sizes = "".join(
-        f'static_assert(sizeof({d.type}) == {d.per * d.element.nbytes}, "the type of {d.name} in kernel.toml");\n'
+        f"static_assert(sizeof({types.get(d.type, d.type)}) == {d.per * d.element.nbytes}, "
+        f'"the type of {d.name} in kernel.toml");\n'
         for d in [*(p.data for p in manifest.parameters if p.data), *manifest.constants]
+    )
+    sizes += "".join(
+        f"static_assert(sizeof({types[p.type]}) == {len(p.raw)} && __is_trivially_copyable({types[p.type]}), "
+        f'"the type of {p.name} in kernel.toml");\n'
+        for p in manifest.parameters
+        if p.element is not None
     )
     return f"__device__ __forceinline__ void w_run({', '.join(declared)}) {{\n{sizes}{call}{leave}\n}}\n"
