@@ -1,33 +1,37 @@
-"""How many kernels of public suites can be fused unedited: Parboil and Rodinia at a pinned commit.
+"""How many kernels of public suites can be fused unedited: Parboil, Rodinia, PolyBench-GPU and HeCBench.
 
-    python -m benchmarks.fetch_suites --folder DIR       fetches what DIR lacks, and records every kernel
+    python -m benchmarks.fetch_suites --folder DIR                     fetches what DIR lacks, and records every kernel
+    python -m benchmarks.fetch_suites --mirror rodinia=DIR.git ...     takes a suite from a git directory instead
 
-Nothing of the suites is part of this repository. A kernel is every `__global__` function of every `.cu` file that has
-a definition of its own; its launch is assumed (128 threads, 4 blocks), as the hosts' are in their code, and templates
-get the arguments of the table below. For each kernel: does NVRTC take it at all (its source without host code, headers
-of the system empty)? If so, is it fused with a kernel of ours of 256 threads, for sm_90a, or refused, and why?
+Nothing of the suites is part of this repository; which of their files are looked at stands in `cases/public_suites.py`.
+A kernel is every `__global__` function of every `.cu` file and of what it includes; launch and arguments are assumed
+(`cases/assumed_launches.py`). For each kernel: does NVRTC take it at all (its source without host code, headers of the
+system empty)? If so, is it fused with a kernel of ours of 256 threads, for sm_90a, or refused, and why?
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import subprocess
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.cases.assumed_launches import BLOCK, GRID, described, entries, taken
+from benchmarks.cases.public_suites import SUITES, fetch, files
 from benchmarks.harness.record import Record
 from weft.device.cuda.confined import ConfinedJob, ConfinedResult, compile_confined
 from weft.device.cuda.facts import profile
 from weft.generate.cuda.foreign.cut import alone as original
 from weft.generate.cuda.foreign.cut import cut
 from weft.generate.cuda.foreign.declared import DeclaredKernel, kernels
-from weft.generate.cuda.foreign.manifest import Data, KernelParameter, Manifest
+from weft.generate.cuda.foreign.manifest import Manifest, ManifestError
+from weft.generate.cuda.foreign.manifest import read as read_manifest
 from weft.generate.cuda.foreign.read import ForeignRole, read
-from weft.generate.cuda.foreign.types import KNOWN
 from weft.generate.cuda.foreign.unit import Unit, unit
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.cuda.role.fused import fuse, shapes
@@ -36,22 +40,12 @@ from weft.ir.declined import Declined
 from weft.kernels.colocation import FusedSource
 from weft.kernels.source import Pointer, Schedule
 
-SUITES = {
-    "parboil": ("https://github.com/abduld/Parboil", "a4c63da28f45699e9a274cbc49af3e067162aa2b", "benchmarks"),
-    "rodinia": ("https://github.com/yuhc/gpu-rodinia", "9c10d3ea16ddba2ba057cc3951a9efc4c2cc18a4", "cuda"),
-}
-"""Name -> repository, commit, folder of the sources."""
-INCLUDES = ("common/include", "common")
-ENTRIES = {
-    "prescan": "prescan<true, false>",
-    "fdwt53Kernel": "fdwt53Kernel<64, 8>",
-    "rdwt53Kernel": "rdwt53Kernel<64, 8>",
-    "c_CopySrcToComponents": "c_CopySrcToComponents<int>",
-    "c_CopySrcToComponent": "c_CopySrcToComponent<int>",
-}
-"""Arguments of templates."""
 ARCH = "sm_90a"
-_ELEMENTS = 1024
+SECONDS = 120
+"""For one kernel; one that takes longer is refused."""
+_OF_CUDA = re.compile(
+    r"(?:cuda_(?!runtime)|cub/|cub$|thrust/|cooperative_groups|curand|mma|cu(?:blas|sparse|fft)|cuda/|nv/)\S*"
+)
 _BODY = """const unsigned i = role.block_x() * 256u + role.thread();
 float v = x[i];
 for (int k = 0; k < 16; ++k) v = fmaf(v, 0.75f, 1.0f);
@@ -67,72 +61,44 @@ def host() -> RoleSource:
     return RoleSource(Schedule("suite", ()), (prelude(),), (DeviceRole(256, _BODY, parameters, (132, 1, 1)),))
 
 
-def fetch(name: str, folder: Path) -> Path:
-    """The suite at its commit beneath the folder; fetched if it is not there."""
-    url, commit, _ = SUITES[name]
-    home = folder / name
-    if not home.is_dir():
-        home.mkdir(parents=True)
-        for command in (
-            ["git", "init", "-q"],
-            ["git", "fetch", "-q", "--depth", "1", url, commit],
-            ["git", "checkout", "-q", "FETCH_HEAD"],
-        ):
-            subprocess.run(command, cwd=home, check=True)
-    return home
-
-
-def found(home: Path, within: str) -> Iterator[tuple[Path, Manifest, Unit | Declined]]:
-    """Every `.cu` file with a kernel."""
-    for path in sorted((home / within).rglob("*.cu")):
-        if "__global__" in path.read_text(encoding="utf-8", errors="replace"):
-            places = [path.parent, path.parent.parent, *(home / x for x in INCLUDES)]
-            include = tuple(p.resolve() for p in places if p.is_dir())
-            manifest = Manifest(home / "kernel.toml", path.resolve(), "", (4, 1, 1), (128, 1, 1), (), include=include)
-            yield path, manifest, unit(manifest)
+def found(name: str, home: Path) -> Iterator[tuple[Path, Manifest, Unit | Declined]]:
+    """Every `.cu` file with a kernel, or with one in what it includes."""
+    for path in files(name, home):
+        places = [path.parent, path.parent.parent, *(home / x for x in SUITES[name].include)]
+        include = tuple(p.resolve() for p in places if p.is_dir())
+        manifest = Manifest(home / "kernel.toml", path.resolve(), "", GRID, BLOCK, (), include=include)
+        text = unit(manifest)
+        if isinstance(text, Declined) or "__global__" in text.text:
+            yield path, manifest, text
 
 
 def judged(manifest: Manifest, text: Unit, kernel: DeclaredKernel) -> dict[str, object]:
     """What becomes of one kernel."""
-    name = kernel.name
-    entry = ENTRIES.get(name, name) if kernel.template else name
-    base = Manifest(manifest.path, manifest.source, entry, manifest.grid, manifest.block, (), include=manifest.include)
-    plain = original(text, entry)
-    if isinstance(plain, Declined):
-        return {"state": "refused", "reason": plain.reason}
-    unknown = sorted({p.type for p in kernel.parameters if p.type not in KNOWN and p.type != "void"})
-    asked = "".join(f'asm volatile("// size {i} %0" :: "n"((int)sizeof({t})));\n' for i, t in enumerate(unknown))
-    whole_text = f'{plain}\nextern "C" __global__ void w_sizes() {{ {asked} }}\n'
-    (taken,) = compile_confined([ConfinedJob(whole_text, "compute_90a", (entry,))])
-    if isinstance(taken, Declined):
-        first = re.search(r"error: ([^\n]*)", taken.reason)
-        return {"state": "not taken by NVRTC", "reason": first[1] if first else taken.reason[:200]}
-    sizes = {unknown[int(i)]: int(n) for i, n in re.findall(rb"// size (\d+) (\d+)", taken.code)}
-    part = cut(text, entry)
+    plain, reason = {}, ""
+    for entry, _ in entries(text, kernel):
+        one = original(text, entry)
+        if isinstance(one, Declined):
+            reason = one.reason
+        else:
+            plain[entry] = one
+    if not plain:
+        return {"state": "refused", "reason": reason}
+    known = taken(text, kernel, plain)
+    if isinstance(known, Declined):
+        wanted = [h for h in text.empty if _OF_CUDA.fullmatch(h)]
+        return {"state": "not taken by NVRTC", "reason": known.reason, **({"headers": wanted} if wanted else {})}
+    part = cut(text, known.entry)
     if isinstance(part, Declined):
         return {"state": "refused", "reason": part.reason}
-    described = []
-    for p in kernel.parameters:
-        if p.pointers:
-            element = KNOWN.get(p.type, KNOWN["unsigned char"])
-            kind = "char" if p.type == "void" else p.type
-            data = Data(p.name, kind, element, sizes.get(p.type, 1), (_ELEMENTS,), "zeros")
-            described.append(KernelParameter(p.name, kind, "inout", data, p.name))
-        elif p.type in KNOWN:
-            described.append(KernelParameter(p.name, p.type, "scalar", values=(0,) * KNOWN[p.type].components))
-        else:
-            return {"state": "refused", "reason": f"{p.name}: a struct that is passed by value"}
-    state = tuple(
-        n
-        for x in part.plain
-        if x.kind == "variable" and "__device__" in x.qualifiers and not {"const", "__constant__"} & x.qualifiers
-        for n in x.names
-    )
-    whole = Manifest(
-        base.path, base.source, entry, base.grid, base.block, tuple(described), (), state, include=base.include
-    )
+    told = described(part, kernel, manifest.root, manifest, known)
+    if isinstance(told, Declined):
+        return {"state": "refused", "reason": told.reason}
+    manifest.path.write_text(told)
     began = time.perf_counter()
-    role = read(whole)
+    try:
+        role = read(read_manifest(manifest.path))
+    except ManifestError as error:
+        return {"state": "refused", "reason": str(error).splitlines()[0]}
     if isinstance(role, Declined):
         return {"state": "refused", "reason": role.reason}
     return {**fused(role), "seconds": round(time.perf_counter() - began, 2), "barriers": role.form}
@@ -151,37 +117,88 @@ def fused(role: ForeignRole) -> dict[str, object]:
         if isinstance(made, ConfinedResult):
             own = dict(made.resources)[source.entry]
             return {"state": "fused", "registers": own.registers, "spilled_bytes": own.spill_stores + own.spill_loads}
-        reason = made.reason[:300]
+        error = re.search(r"error[^:\n]*: ([^\n]*)", made.reason)
+        reason = f"the fused kernel: {error[1] if error else made.reason[:300]}"
     return {"state": "refused", "reason": reason}
+
+
+class _OverError(Exception):
+    """A kernel takes too long."""
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """Raises `_OverError` in what takes longer."""
+
+    def over(_: int, __: object) -> None:
+        raise _OverError
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def looked_at(name: str, home: Path, record: Record, only: str) -> dict[str, str]:
+    """Record every kernel of a suite; case -> state.
+
+    A kernel of a header is tried in the files that include it until NVRTC takes it.
+    """
+    states: dict[str, str] = {}
+    for path, manifest, text in found(name, home):
+        if only not in str(path.relative_to(home)):
+            continue
+        if isinstance(text, Declined):
+            if "__global__" in path.read_text(encoding="utf-8", errors="replace"):
+                case = f"{name}/{path.relative_to(home)}"
+                states[case] = "refused"
+                record.add({"record": "case", "suite": "foreign-kernels", "case": case, "state": "refused",
+                            "reason": text.reason})  # fmt: skip
+            continue
+        for kernel in kernels(text):
+            place = text.places[kernel.line - 1][0]
+            case = f"{name}/{place}:{kernel.name}"
+            if states.get(case, "not taken by NVRTC") != "not taken by NVRTC":
+                continue
+            try:
+                with within(SECONDS):
+                    row = judged(manifest, text, kernel)
+            except _OverError:
+                row = {"state": "refused", "reason": f"{place}: more than {SECONDS} s"}
+            states[case] = str(row["state"])
+            record.add({"record": "case", "suite": "foreign-kernels", "case": case, **row})
+    return states
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("suites"), help="where the suites lie, or are fetched to")
     parser.add_argument("--suite", choices=sorted(SUITES), action="append", help="one or more; all if left out")
+    parser.add_argument(
+        "--mirror", action="append", default=[], metavar="SUITE=DIR", help="a git directory to take it from"
+    )
+    parser.add_argument("--only", default="", help="files whose path holds this; no summary is recorded")
     options = parser.parse_args()
+    mirrors = dict(x.partition("=")[::2] for x in options.mirror)
+    if unknown := set(mirrors) - set(SUITES):
+        parser.error(f"--mirror: {', '.join(sorted(unknown))}: none of {', '.join(SUITES)}")
     record = Record("cpu", "foreign-kernels")
-    for name in options.suite or sorted(SUITES):
-        home = fetch(name, options.folder)
-        seen: Counter[str] = Counter()
-        for path, manifest, text in found(home, SUITES[name][2]):
-            if isinstance(text, Declined):
-                seen["refused"] += 1
-                case = f"{name}/{path.relative_to(home)}"
-                record.add({"record": "case", "suite": "foreign-kernels", "case": case, "state": "refused",
-                            "reason": text.reason})  # fmt: skip
-                continue
-            own = [k for k in kernels(text) if text.places[k.line - 1][0] == str(path.relative_to(home))]
-            for kernel in own:
-                row = judged(manifest, text, kernel)
-                seen[str(row["state"])] += 1
-                case = f"{name}/{path.relative_to(home)}:{kernel.name}"
-                record.add({"record": "case", "suite": "foreign-kernels", "case": case, **row})
-        taken = seen["fused"] + seen["refused"]
+    for name in options.suite or list(SUITES):
+        home = fetch(name, options.folder, Path(mirrors[name]) if name in mirrors else None)
+        old = {c for c in record.known() if c.startswith(f"{name}/") and options.only in c}
+        states = looked_at(name, home, record, options.only)
+        if options.only:
+            continue
+        record.forget(*(old - set(states)))
+        seen = Counter(states.values())
+        given = seen["fused"] + seen["refused"]
         record.add(
             {
-                "record": "summary", "suite": f"foreign-kernels-{name}", "commit": SUITES[name][1], **seen,
-                "of_those_that_nvrtc_takes": round(seen["fused"] / taken, 4) if taken else None,
+                "record": "summary", "suite": f"foreign-kernels-{name}", "commit": SUITES[name].commit, **seen,
+                "of_those_that_nvrtc_takes": round(seen["fused"] / given, 4) if given else None,
             }
         )  # fmt: skip
         sys.stdout.flush()
