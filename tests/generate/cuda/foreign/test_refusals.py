@@ -208,6 +208,12 @@ TAKEN: dict[str, tuple[str, str, int]] = {
         "",
         1,
     ),
+    "statements of a macro in a method": (
+        "#define STEP(a, b) a += b; b ^= a;\nstruct S { int a, b; __device__ void go() { STEP(a, b) STEP(b, a) } };\n"
+        + K % "S s{1, 2}; s.go(); x[0] = s.a;",
+        "",
+        0,
+    ),
     "forms of functions of the language": (
         "inline __device__ float2 fminf(float2 a, float2 b) { return make_float2(fminf(a.x, b.x), fminf(a.y, b.y)); }\n"
         "inline __device__ float2 make_float2(float a) { return make_float2(a, a); }\n"

@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from weft.errors import DeviceError
+from weft.generate.cuda.foreign.patience import over, tick
 from weft.generate.cuda.foreign.unit import Unit
 from weft.ir.declined import Declined
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 BUILT_IN = frozenset({"threadIdx", "blockIdx", "blockDim", "gridDim"})
 BARRIERS = frozenset({"__syncthreads", "__syncthreads_count", "__syncthreads_and", "__syncthreads_or"})
 MOST_ITEMS = 100_000
+_PIECE = 4096
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _STRING = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'')
 _MASKED = re.compile(
@@ -135,13 +137,13 @@ def alone(unit: Unit, entry: str) -> str | Declined:
 
 def _kept(unit: Unit, data: bytes, entry: str) -> tuple[list[Item], list[Item], list[Item]] | Declined:
     """All items, the kernel's definitions, and what stays."""
-    tree = _parser().parse(_for_the_parser(unit.text).encode())
-    items = list(_items(unit, data, tree.root_node))
+    root = _parsed(unit)
+    items = list(_items(unit, data, root))
     base = entry.partition("<")[0]
     named = [x for x in items if base in x.names]
     kernels = [x for x in named if x.kind == "function" and "__global__" in x.qualifiers]
     if not kernels:
-        return Declined(_no_entry(unit, items, named, base, tree.root_node))
+        return Declined(_no_entry(unit, items, named, base, root))
     return items, kernels, _closure(unit, items, kernels)
 
 
@@ -163,14 +165,23 @@ def cut(unit: Unit, entry: str) -> Cut | Declined:
 
 
 def _by_macros(unit: Unit, item: Item) -> bool:
-    """Whether it is macros of the source that a function is not understood for: `FOR_EACH(i, n) { ... }`.
+    """Whether it is macros of the source that bodies of functions are not understood for: `FOR_EACH(i, n) { ... }`.
 
-    Then the compiler alone judges its body, and its barriers are taken for divergent.
+    Then the compiler alone judges them, and their barriers are taken for divergent.
     """
-    body = item.node.child_by_field_name("body")
-    outside = [c for c in item.node.children if c != body]
-    whole = item.kind == "function" and body is not None and body.type == "compound_statement"
-    return whole and not any(c.has_error for c in outside) and not item.uses.isdisjoint(unit.macros)
+    if item.kind not in ("function", "type") or item.uses.isdisjoint(unit.macros):
+        return False
+    return all(_in_body(x, item.node) for x in _walk(item.node) if x.is_error or x.is_missing)
+
+
+def _in_body(node: Node, outer: Node) -> bool:
+    """Whether a node lies in a body within another."""
+    at = node.parent
+    while at is not None and at != outer:
+        if at.type == "compound_statement":
+            return True
+        at = at.parent
+    return False
 
 
 def items_of(unit: Unit) -> list[Item]:
@@ -179,7 +190,23 @@ def items_of(unit: Unit) -> list[Item]:
     Raises:
         DeviceError: tree-sitter is not installed [W301].
     """
-    return list(_items(unit, unit.text.encode(), _parser().parse(_for_the_parser(unit.text).encode()).root_node))
+    return list(_items(unit, unit.text.encode(), _parsed(unit)))
+
+
+def _parsed(unit: Unit) -> Node:
+    """The root of the parse tree.
+
+    Raises:
+        ImpatientError: it takes too long. The parser is handed the text in pieces, and none after that.
+    """
+    data = _for_the_parser(unit.text).encode()
+
+    def piece(at: int, _: object) -> bytes:
+        return b"" if over() else data[at : at + _PIECE]
+
+    root = _parser().parse(piece).root_node
+    tick()
+    return root
 
 
 def _for_the_parser(text: str) -> str:
@@ -354,6 +381,7 @@ def _walk(node: Node) -> Iterator[Node]:
     waiting = [node]
     while waiting:
         one = waiting.pop()
+        tick()
         yield one
         waiting += reversed(one.children)
 
@@ -401,6 +429,7 @@ def _closure(unit: Unit, items: list[Item], kernels: list[Item]) -> list[Item]:
                 kept[id(item)] = item
                 words += item.uses
         while words:
+            tick()
             word = words.pop()
             if word not in seen:
                 seen.add(word)

@@ -101,6 +101,10 @@ OVERLOADED = frozenset(
 )
 """Functions of the language to which sources add forms of their own: these must not hide the others."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_OWN = re.compile(
+    r"#[ \t]*define[ \t]+([A-Za-z_]\w*)|\b(?:using|struct|class|enum|union)\s+([A-Za-z_]\w*)|\b([A-Za-z_]\w*)\s*=(?!=)"
+)
+_LAST = re.compile(r"([A-Za-z_]\w*)\s*\Z")
 _STD = re.compile(r"\bstd\s*::\s*([A-Za-z_]\w*)")
 
 
@@ -109,7 +113,7 @@ def implied(lines: Iterable[str]) -> list[str]:
     text = "\n".join(lines)
     words = set(_WORD.findall(text))
     members = {n for n in _STD.findall(text) if n in _OF_STD}
-    wanted = {n for n in words | members if n in _OF_C and not _declared(text, n)}
+    wanted = (words & set(_OF_C)) - _declared(text)
     waiting = list(wanted)
     while waiting:  # a constant may be made of others
         more = {n for n in _WORD.findall(_OF_C[waiting.pop()]) if n in _OF_C} - wanted
@@ -126,13 +130,10 @@ def _opens_std(text: str) -> bool:
     return re.search(r"\bnamespace\s+std\s*\{", text) is not None
 
 
-def _declared(text: str, name: str) -> bool:
-    """Whether a text declares a name itself."""
-    return (
-        re.search(
-            rf"#[ \t]*define[ \t]+{name}\b|\btypedef\b[^;]*\b{name}\s*;|\b(?:using|struct|class|enum|union)\s+{name}\b"
-            rf"|\b{name}\s*=(?!=)",
-            text,
-        )
-        is not None
-    )
+def _declared(text: str) -> set[str]:
+    """Names that a text declares itself."""
+    found = {next(filter(None, m.groups())) for m in _OWN.finditer(text)}
+    for statement in text.split(";"):
+        if "typedef" in statement and (last := _LAST.search(statement[-200:])):
+            found.add(last[1])
+    return found

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from weft.device.cuda.confined import ConfinedJob, ConfinedResult, compile_confined
+from weft.generate.cuda.foreign import patience
 from weft.generate.cuda.foreign.cut import Cut, cut
 from weft.generate.cuda.foreign.manifest import Manifest
+from weft.generate.cuda.foreign.patience import ImpatientError, limited
 from weft.generate.cuda.foreign.probe import probe_text
 from weft.generate.cuda.foreign.refuse import judge_ptx, refuse
 from weft.generate.cuda.foreign.unit import unit
@@ -110,6 +112,15 @@ def read(
 
 
 def _wrapped(manifest: Manifest) -> tuple[Cut, Wrapped] | Declined:
+    try:
+        with limited():
+            return _within_time(manifest)
+    except ImpatientError:
+        return Declined(f"{manifest.source.name}: reading it took over {patience.SECONDS:g} s; kernels are taken from "
+                        "simpler files")  # fmt: skip
+
+
+def _within_time(manifest: Manifest) -> tuple[Cut, Wrapped] | Declined:
     text = unit(manifest)
     if isinstance(text, Declined):
         return text

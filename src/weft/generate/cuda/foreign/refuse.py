@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from weft.generate.cuda.foreign.cut import Cut, Item, walk
 from weft.generate.cuda.foreign.manifest import Manifest
+from weft.generate.cuda.foreign.patience import tick
 from weft.generate.cuda.foreign.unit import OWN_MACROS
 from weft.generate.cuda.foreign.wrap import UNIT
 from weft.ir.declined import Declined
@@ -80,8 +81,10 @@ def refuse(cut: Cut, manifest: Manifest) -> Declined | None:
             "(larger blocks run alone: as a persistent co-runner or in idle time)"
         )
     declared = {*(c.name for c in manifest.constants), *manifest.state}
+    own = {n for x in cut.kept for n in x.names}
+    hidden = _hidden(cut, own)
     for item in cut.kept:
-        if (found := _words(cut, item)) is not None:
+        if (found := _words(cut, item, own, hidden)) is not None:
             return found
         if (found := _mutable(cut, item, declared)) is not None:
             return found
@@ -95,30 +98,48 @@ def refuse(cut: Cut, manifest: Manifest) -> Declined | None:
     return _missing(cut, manifest)
 
 
-def _words(cut: Cut, item: Item) -> Declined | None:
+def _hidden(cut: Cut, own: set[str]) -> dict[str, tuple[str, str]]:
+    """Macros that stand for a refused name -> that name, and why."""
+    users: dict[str, list[str]] = {}
+    for macro, words in cut.unit.macros.items():
+        for word in words:
+            users.setdefault(word, []).append(macro)
+    found: dict[str, tuple[str, str]] = {}
+    for word in sorted(users):
+        tick()
+        if word in own or (reason := _reason(word, True, "<")) is None:
+            continue
+        waiting = [word]
+        while waiting:
+            for macro in users.get(waiting.pop(), ()):
+                if macro not in found:
+                    found[macro] = (word, reason)
+                    waiting.append(macro)
+    return found
+
+
+def _words(cut: Cut, item: Item, own: set[str], hidden: dict[str, tuple[str, str]]) -> Declined | None:
     """Names that say it."""
     raw = cut.data[item.start : item.end].decode("utf-8", "replace")
     text = _LITERAL.sub(lambda m: '"' + " " * (len(m[0]) - 2) + '"' if len(m[0]) > 1 else m[0], raw)
-    own = {n for x in cut.kept for n in x.names}
     first = cut.data.count(b"\n", 0, item.start) + 1
     for found in _WORD.finditer(text):
+        tick()
         word = found[0]
         if word.startswith("w_") and OWN_MACROS.fullmatch(word):
             line = first + text.count("\n", 0, found.start())
             return Declined(f"{cut.unit.where(line)}: {word} is a name of Weft; choose another")
         if word in own:
             continue
-        macros = [w for w in cut.unit.through_macros(cut.unit.macros.get(word, ())) if w not in own]
-        called = text[found.end() : found.end() + 40].lstrip().startswith(("(", "<"))
-        before = text[: found.start()].rstrip()
-        if before.endswith((".", "->")):
+        behind = text[found.end() : found.end() + 40].lstrip()
+        if text[max(0, found.start() - 40) : found.start()].rstrip().endswith((".", "->")):
             continue
-        for one, hidden in ((word, False), *((m, True) for m in macros)):
-            reason = _reason(one, called or hidden, text[found.end() :] if not hidden else "<")
-            if reason is not None:
-                line = first + text.count("\n", 0, found.start())
-                through = f" (through the macro {word})" if hidden else ""
-                return Declined(f"{cut.unit.where(line)}: {one}{through}: {reason}")
+        reason, one, through = _reason(word, behind.startswith(("(", "<")), behind), word, ""
+        if reason is None and word in hidden:
+            (one, reason), through = hidden[word], f" (through the macro {word})"
+        if reason is not None:
+            line = first + text.count("\n", 0, found.start())
+            return Declined(f"{cut.unit.where(line)}: {one}{through}: {reason}")
     return None
 
 

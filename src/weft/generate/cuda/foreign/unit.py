@@ -14,12 +14,15 @@ from pathlib import Path
 from weft.generate.cuda.foreign.condition import Conditions
 from weft.generate.cuda.foreign.implied import SYSTEM, VERSIONS, implied
 from weft.generate.cuda.foreign.manifest import Manifest
+from weft.generate.cuda.foreign.patience import tick
 from weft.ir.declined import Declined
 
 MOST_FILE_BYTES = 4 << 20
 MOST_BYTES = 8 << 20
 """Of a source with all that it includes."""
 MOST_DEPTH = 32
+MOST_FILES = 4096
+"""That are included, each as often as it is."""
 MOST_LINE = 1 << 20
 _TOKEN = re.compile(
     r"""//[^\n]*|/\*.*?(?:\*/|\Z)"""
@@ -76,6 +79,7 @@ class Unit:
         while waiting:
             word = waiting.pop()
             if word not in seen:
+                tick()
                 seen.add(word)
                 waiting += self.macros.get(word, ())
         return seen
@@ -99,6 +103,7 @@ class _Reading:
     empty: dict[str, None] = field(default_factory=dict)
     conditions: Conditions = field(default_factory=Conditions)
     bytes: int = 0
+    files: int = 0
 
     def name(self, path: Path) -> str:
         """Of a file in messages."""
@@ -137,6 +142,9 @@ def _read(reading: _Reading, path: Path, depth: int) -> None:
         raise _RefusedError(f"{name}: {depth} files include each other; give them include guards")
     if path in reading.once:
         return
+    reading.files += 1
+    if reading.files > MOST_FILES:
+        raise _RefusedError(f"{name}: over {MOST_FILES} files are included; give them include guards")
     try:
         with path.open("rb") as file:
             data = file.read(MOST_FILE_BYTES + 1)
@@ -200,6 +208,7 @@ def _plain(text: str, name: str) -> list[str]:
 
 def _directive(reading: _Reading, line: str, path: Path, name: str, number: int, depth: int) -> None:
     """One line of a file: as it is, blanked, or the file that it includes in its place."""
+    tick()
     place = f"{name}:{number}"
     if len(line) > MOST_LINE:
         raise _RefusedError(f"{place}: a line of {len(line)} characters; up to {MOST_LINE} are taken")
