@@ -142,8 +142,8 @@ def within(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def looked_at(name: str, home: Path, record: Record, only: str) -> dict[str, str]:
-    """Record every kernel of a suite; case -> state.
+def looked_at(name: str, home: Path, record: Record, only: str) -> set[str]:
+    """Record every kernel of a suite; its cases.
 
     A kernel of a header is tried in the files that include it until NVRTC takes it.
     """
@@ -170,7 +170,7 @@ def looked_at(name: str, home: Path, record: Record, only: str) -> dict[str, str
                 row = {"state": "refused", "reason": f"{place}: more than {SECONDS} s"}
             states[case] = str(row["state"])
             record.add({"record": "case", "suite": "foreign-kernels", "case": case, **row})
-    return states
+    return set(states)
 
 
 def main() -> None:
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument(
         "--mirror", action="append", default=[], metavar="SUITE=DIR", help="a git directory to take it from"
     )
-    parser.add_argument("--only", default="", help="files whose path holds this; no summary is recorded")
+    parser.add_argument("--only", default="", help="files whose path holds this; rows of others stay")
     options = parser.parse_args()
     mirrors = dict(x.partition("=")[::2] for x in options.mirror)
     if unknown := set(mirrors) - set(SUITES):
@@ -188,12 +188,11 @@ def main() -> None:
     record = Record("cpu", "foreign-kernels")
     for name in options.suite or list(SUITES):
         home = fetch(name, options.folder, Path(mirrors[name]) if name in mirrors else None)
-        old = {c for c in record.known() if c.startswith(f"{name}/") and options.only in c}
+        old = {c for c in record.known() if c.startswith(f"{name}/")}
         states = looked_at(name, home, record, options.only)
-        if options.only:
-            continue
-        record.forget(*(old - set(states)))
-        seen = Counter(states.values())
+        if not options.only:
+            record.forget(*(old - states))
+        seen = Counter(str(x["state"]) for x in record.cases if str(x["case"]).startswith(f"{name}/"))
         given = seen["fused"] + seen["refused"]
         record.add(
             {

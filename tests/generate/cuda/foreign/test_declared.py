@@ -8,8 +8,10 @@ import pytest
 from tests.generate.cuda.foreign.sources import KERNEL, manifest
 
 from weft.generate.cuda.foreign.condition import Conditions
+from weft.generate.cuda.foreign.cut import alone, cut
 from weft.generate.cuda.foreign.declared import DeclaredParameter, kernels
 from weft.generate.cuda.foreign.unit import Unit, unit
+from weft.ir.declined import Declined
 
 SOURCE = """#define DEVICE __device__
 struct Node { int a; };
@@ -50,6 +52,18 @@ def test_what_a_template_is_to_be_given(tmp_path: Path) -> None:
     assert found.arguments[:3] == (("typename", "T"), ("class", "U"), ("unsigned int", "N"))
     (plain,) = kernels(text(tmp_path, "template <>\n__global__ void k<int>(int x) { }\n"))
     assert plain.template and plain.arguments == ()
+
+
+def test_kernels_in_namespaces(tmp_path: Path) -> None:
+    source = "namespace a { int x; namespace b {\n__global__ void k(int* x) { }\n} }\n" + KERNEL % "x[0] = 1;"
+    whole = text(tmp_path, source)
+    inner, outer = kernels(whole)
+    assert (inner.name, inner.line) == ("a::b::k", 2) and inner.parameters == (DeclaredParameter("x", "int", 1),)
+    assert outer.name == "k"
+    plain = alone(whole, "a::b::k")
+    assert isinstance(plain, str) and "namespace b" in plain and "x[0] = 1" not in plain
+    refused = cut(whole, "a::b::k")
+    assert isinstance(refused, Declined) and refused.reason.startswith("k.cu:1: a::b::k stands in a namespace")
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,12 @@ def _kept(unit: Unit, data: bytes, entry: str) -> tuple[list[Item], list[Item], 
     """All items, the kernel's definitions, and what stays."""
     root = _parsed(unit)
     items = list(_items(unit, data, root))
-    base = entry.partition("<")[0]
+    spaces, _, base = entry.partition("<")[0].rpartition("::")
     named = [x for x in items if base in x.names]
-    kernels = [x for x in named if x.kind == "function" and "__global__" in x.qualifiers]
+    if spaces:  # all of the namespace
+        kernels = [x for x in named if x.node.type == "namespace_definition"]
+    else:
+        kernels = [x for x in named if x.kind == "function" and "__global__" in x.qualifiers]
     if not kernels:
         return Declined(_no_entry(unit, items, named, base, root))
     return items, kernels, _closure(unit, items, kernels)
@@ -158,6 +161,8 @@ def cut(unit: Unit, entry: str) -> Cut | Declined:
     if isinstance(found, Declined):
         return found
     items, kernels, kept = found
+    if inside := next((x for x in kernels if x.node.type == "namespace_definition"), None):
+        return Declined(_in_a_namespace(unit, inside, entry.partition("<")[0]))
     for item in kept:
         if (bad := _first_error(item.node)) is not None and not _by_macros(unit, item):
             return Declined(f"{unit.where(bad.start_point[0] + 1)}: not understood; write it in plainer CUDA C++")
@@ -178,7 +183,8 @@ def _in_body(node: Node, outer: Node) -> bool:
     """Whether a node lies in a body within another."""
     at = node.parent
     while at is not None and at != outer:
-        if at.type == "compound_statement":
+        method = at.type == "field_declaration" and any(c.type == "function_declarator" for c in at.children)
+        if at.type == "compound_statement" or method:
             return True
         at = at.parent
     return False
@@ -400,13 +406,17 @@ def _first_error(node: Node) -> Node | None:
 def _no_entry(unit: Unit, items: list[Item], named: list[Item], base: str, root: Node) -> str:
     kernels = sorted({n for x in items if x.kind == "function" and "__global__" in x.qualifiers for n in x.names})
     if inside := next((x for x in named if x.node.type == "namespace_definition"), None):
-        return f"{unit.where(inside.line)}: {base} stands in a namespace; a kernel is taken from the file's own scope"
+        return _in_a_namespace(unit, inside, base)
     if named and named[0].kind == "function":
         return f"{unit.where(named[0].line)}: {base} is no kernel (__global__ void)"
     bad = _first_error(root)
     hint = f" (the text is not understood from {unit.where(bad.start_point[0] + 1)} on)" if bad is not None else ""
     listed = ", ".join(kernels[:12]) or "none"
     return f"{unit.source}: no kernel {base}{hint}; its kernels are {listed}"
+
+
+def _in_a_namespace(unit: Unit, item: Item, name: str) -> str:
+    return f"{unit.where(item.line)}: {name} stands in a namespace; a kernel is taken from the file's own scope"
 
 
 def _closure(unit: Unit, items: list[Item], kernels: list[Item]) -> list[Item]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weft.generate.cuda.foreign.cut import items_of, name_in, walk
+from weft.generate.cuda.foreign.cut import Item, items_of, name_in, walk
 from weft.generate.cuda.foreign.unit import Unit
 
 if TYPE_CHECKING:
@@ -55,12 +56,34 @@ def kernels(unit: Unit) -> tuple[DeclaredKernel, ...]:
     """
     found = []
     for item in items_of(unit):
+        if item.node.type == "namespace_definition" and "__global__" in item.uses:
+            found += list(_inside(item))
         if item.kind == "function" and "__global__" in item.qualifiers and item.names:
-            declarator = item.node.child_by_field_name("declarator")
-            lists = [n for n in walk(declarator) if n.type == "parameter_list"] if declarator is not None else []
-            given = tuple(_parameters(lists[0])) if lists else ()
-            found.append(DeclaredKernel(min(item.names), item.line, given, item.template, tuple(_arguments(item.node))))
+            found.append(_declared(item.node, min(item.names), item.template))
     return tuple(found)
+
+
+def _declared(node: Node, name: str, template: bool) -> DeclaredKernel:
+    declarator = node.child_by_field_name("declarator")
+    lists = [n for n in walk(declarator) if n.type == "parameter_list"] if declarator is not None else []
+    given = tuple(_parameters(lists[0])) if lists else ()
+    outer = node.parent if template and node.parent is not None else node
+    return DeclaredKernel(name, outer.start_point[0] + 1, given, template, tuple(_arguments(node)))
+
+
+def _inside(item: Item) -> Iterator[DeclaredKernel]:
+    """Kernels in a namespace, by their whole names."""
+    for node in walk(item.node):
+        name = name_in(node.child_by_field_name("declarator")) if node.type == "function_definition" else None
+        if name is None or b"__global__" not in (node.text or b"").partition(b"{")[0]:
+            continue
+        names, at = [(name.text or b"").decode("utf-8", "replace")], node.parent
+        while at is not None:
+            if at.type == "namespace_definition" and (own := at.child_by_field_name("name")) is not None:
+                names.append((own.text or b"").decode("utf-8", "replace"))
+            at = at.parent
+        template = node.parent is not None and node.parent.type == "template_declaration"
+        yield _declared(node, "::".join(reversed(names)), template)
 
 
 def _arguments(node: Node) -> list[tuple[str, str]]:
