@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import re
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -192,15 +191,16 @@ def main() -> None:
         states = looked_at(name, home, record, options.only)
         if not options.only:
             record.forget(*(old - states))
+    for name, suite in SUITES.items():
         seen = Counter(str(x["state"]) for x in record.cases if str(x["case"]).startswith(f"{name}/"))
         given = seen["fused"] + seen["refused"]
-        record.add(
-            {
-                "record": "summary", "suite": f"foreign-kernels-{name}", "commit": SUITES[name].commit, **seen,
-                "of_those_that_nvrtc_takes": round(seen["fused"] / given, 4) if given else None,
-            }
-        )  # fmt: skip
-        sys.stdout.flush()
+        if seen:
+            record.add(
+                {
+                    "record": "summary", "suite": f"foreign-kernels-{name}", "commit": suite.commit, **seen,
+                    "of_those_that_nvrtc_takes": round(seen["fused"] / given, 4) if given else None,
+                }
+            )  # fmt: skip
     record.close()
 
 
