@@ -101,7 +101,7 @@ def child(arguments: Sequence[str]) -> None:
         raise SystemExit("no NVRTC")
     with Database.open(options.cache) as database, Tuner(options, facts, database, compiler=nvrtc) as tuner:
         found = search(g, facts, tuner.measure, limit=256)
-        found.parts = seconds | found.parts | tuner.seconds
+        found.stage_s = seconds | found.stage_s | tuner.seconds
     if found.best is None:
         raise SystemExit(next((o.note for o in found.outcomes if o.note), "nothing was measured"))
     place = folder.write(given.output, found)

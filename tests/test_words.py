@@ -87,6 +87,7 @@ OLD = (
         where=r"generate/cuda/shipped/"),
     Old(r"(\w+_)?places?|Placed?", "indices of an element", "coordinate", where=r"generate/(loopnest|cpp|cuda/loops)/"),
     Old(r"places?|Place", "a parameter in the buffer of all", "parameter slice", where=r"generate/cuda/training/|nn/"),
+    Old("found|Found", "what a search came to", "search result", where=r"gemm/(search|folder|plot|again)"),
     Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
     Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
 )  # fmt: skip

@@ -19,7 +19,7 @@ from weft.cli import app as cli
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.gemm import search
-from weft.gemm.search import Found, Outcome
+from weft.gemm.search import Outcome, SearchResult
 from weft.gemm.spec import Gemm
 from weft.ir.declined import Declined
 from weft.kernels.measurement import Measurement, Verdict
@@ -147,9 +147,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def against(g: Gemm, *args: object, **named: object) -> dict[str, object]:
         return {"library": {"median_us": 12.5}, "weft": {"median_us": 10.0}, "ratio": 1.25}
 
-    def alone(g: Gemm, facts: GpuFacts, *args: object, **named: object) -> Found:
+    def alone(g: Gemm, facts: GpuFacts, *args: object, **named: object) -> SearchResult:
         best = Outcome(Schedule("cublaslt", (("algorithm", 3),)), math.nan, "ok", (7.0,), 7.0)
-        return Found(g, facts.name, 1, [best], best, measured=True)
+        return SearchResult(g, facts.name, 1, [best], best, measured=True)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu, "survey", lambda options: (profile("h200"), find_nvrtc(), {}))

@@ -21,7 +21,7 @@ from weft.errors import ArtifactError
 from weft.gemm import folder
 from weft.gemm.epilogue import epilogue
 from weft.gemm.plot import plot
-from weft.gemm.search import Found, Outcome, search
+from weft.gemm.search import Outcome, SearchResult, search
 from weft.gemm.spec import Gemm, Search
 from weft.kernels.pretty import pretty
 from weft.kernels.source import CudaSource, Schedule
@@ -31,7 +31,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def found() -> SearchResult:
     g = Gemm(256, 256, 512, layout="nt", epilogue=epilogue("silu(acc + bias)"))
     return search(g, H200, Tuner().measure, limit=9)
 
@@ -40,7 +40,7 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
 
 
-def test_a_folder_holds_kernel_parameters_timings_and_plot(found: Found, tmp_path: Path) -> None:
+def test_a_folder_holds_kernel_parameters_timings_and_plot(found: SearchResult, tmp_path: Path) -> None:
     place = folder.write(tmp_path, found)
     assert place.name == "M=256_N=256_K=512_nt_f16_bias_silu"
     assert {p.name for p in place.iterdir()} == FILES
@@ -58,7 +58,7 @@ def test_a_folder_holds_kernel_parameters_timings_and_plot(found: Found, tmp_pat
     assert (place / "cuda.cu").read_text() == pretty(found.kernel.text)
 
 
-def test_a_folder_is_read_back_and_its_text_counts(found: Found, tmp_path: Path) -> None:
+def test_a_folder_is_read_back_and_its_text_counts(found: SearchResult, tmp_path: Path) -> None:
     place = folder.write(tmp_path, found)
     g, source = folder.read(place)
     assert g == found.gemm
@@ -70,7 +70,7 @@ def test_a_folder_is_read_back_and_its_text_counts(found: Found, tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["cuda.cu", "kernel.json", "parameters.json"])
 @pytest.mark.parametrize("text", [None, "", "{}", "[1]", '{"gemm": 3}', "\x00"])
-def test_a_broken_folder_is_refused_in_words(name: str, text: str | None, found: Found, tmp_path: Path) -> None:
+def test_a_broken_folder_is_refused_in_words(name: str, text: str | None, found: SearchResult, tmp_path: Path) -> None:
     place = folder.write(tmp_path, found)
     if text is None:
         (place / name).unlink()
@@ -82,22 +82,24 @@ def test_a_broken_folder_is_refused_in_words(name: str, text: str | None, found:
         folder.read(place)
 
 
-def test_writing_again_leaves_nothing_of_the_search_before(found: Found, tmp_path: Path) -> None:
+def test_writing_again_leaves_nothing_of_the_search_before(found: SearchResult, tmp_path: Path) -> None:
     folder.write(tmp_path, found)
     algorithm = Outcome(Schedule("cublaslt", (("algorithm", 0),)), math.nan, "ok", (7.0,), 7.0)
-    alone = Found(replace(found.gemm, search=Search.LIBRARY), "NVIDIA H200", 1, [algorithm], algorithm, measured=True)
+    alone = SearchResult(
+        replace(found.gemm, search=Search.LIBRARY), "NVIDIA H200", 1, [algorithm], algorithm, measured=True
+    )
     place = folder.write(tmp_path, alone)
     assert {p.name for p in place.iterdir()} == FILES - {"cuda.cu", "kernel.json", "script.py"}
     assert strict((place / "timings.jsonl").read_text())["modelled_us"] is None
 
 
-def test_a_place_that_cannot_be_written_is_an_error_of_ours(found: Found, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_an_error_of_ours(found: SearchResult, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArtifactError, match=r"it cannot be written: .*\[W401\]"):
         folder.write(tmp_path / "file", found)
 
 
-def test_the_script_runs_alone_and_without_a_gpu_it_says_so(found: Found, tmp_path: Path) -> None:
+def test_the_script_runs_alone_and_without_a_gpu_it_says_so(found: SearchResult, tmp_path: Path) -> None:
     place = folder.write(tmp_path, found)
     environment = {**os.environ, "PYTHONPATH": str(Path(weft.__file__).parent.parent), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
@@ -112,7 +114,7 @@ def test_the_script_runs_alone_and_without_a_gpu_it_says_so(found: Found, tmp_pa
 # -- the plot
 
 
-def test_the_plot_has_a_mark_for_every_configuration(found: Found) -> None:
+def test_the_plot_has_a_mark_for_every_configuration(found: SearchResult) -> None:
     root = ET.fromstring(plot(found))
     assert root.get("role") == "img"
     assert found.gemm.name in str(root.get("aria-label"))
@@ -131,8 +133,8 @@ def test_the_plot_has_a_mark_for_every_configuration(found: Found) -> None:
 
 def test_the_plot_takes_what_was_not_measured_and_what_is_hostile() -> None:
     strange = Outcome(Schedule("cuda", (("template", "<b>&\"'"),)), 3.0)
-    root = ET.fromstring(plot(Found(Gemm(), "<script>", 1, [strange])))
+    root = ET.fromstring(plot(SearchResult(Gemm(), "<script>", 1, [strange])))
     assert not list(root.iter(f"{SVG}circle"))
-    ET.fromstring(plot(Found(Gemm(), "nothing", 0, [])))
+    ET.fromstring(plot(SearchResult(Gemm(), "nothing", 0, [])))
     same = [Outcome(Schedule("cuda", (("n", i),)), 2.0, "ok", (2.0,), 2.0) for i in range(3)]
-    ET.fromstring(plot(Found(Gemm(), "all alike", 3, same, same[0], measured=True)))
+    ET.fromstring(plot(SearchResult(Gemm(), "all alike", 3, same, same[0], measured=True)))

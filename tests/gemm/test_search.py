@@ -14,7 +14,7 @@ from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.errors import DeviceError, NoTemplateError
 from weft.gemm.epilogue import epilogue
-from weft.gemm.search import KEEP, Found, chosen, dry_run, feasible, refusal, rejected, search
+from weft.gemm.search import KEEP, SearchResult, chosen, dry_run, feasible, refusal, rejected, search
 from weft.gemm.spec import LAYOUTS, Gemm, Search, thirteen, typed
 from weft.generate.cuda import templates
 from weft.generate.cuda.space import pruned, space
@@ -209,7 +209,7 @@ def test_the_few_hold_every_pair() -> None:
 
 def test_found_is_told_by_its_schedule() -> None:
     found = search(Gemm(64, 64, 64), H200, Tuner().measure, limit=9)
-    assert isinstance(found, Found)
+    assert isinstance(found, SearchResult)
     assert {o.template for o in found.outcomes} <= {"tma", "wgmma", "mma", "gemv"}
 
 

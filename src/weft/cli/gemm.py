@@ -22,7 +22,7 @@ from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.errors import DeviceError, OptionError, WeftError
 from weft.gemm import folder
 from weft.gemm.epilogue import epilogue
-from weft.gemm.search import Found, Measure, dry_run, rejected, search
+from weft.gemm.search import Measure, SearchResult, dry_run, rejected, search
 from weft.gemm.spec import Gemm, Search, layout_of, read_list, read_tokens, thirteen, typed
 from weft.kernels.measurement import Measurement
 from weft.options import Options
@@ -120,7 +120,7 @@ def _problems(tokens: list[str], base: Gemm) -> list[Gemm]:
     return read_list(text, base, "LIST")
 
 
-Result = tuple[Gemm, list[tuple[Found, str]] | WeftError]
+Result = tuple[Gemm, list[tuple[SearchResult, str]] | WeftError]
 
 
 def _dry(problems: list[Gemm], limit: int, options: Options) -> Iterator[Result]:
@@ -175,12 +175,14 @@ def _measured(problems: list[Gemm], limit: int, against: str, options: Options, 
                 yield g, error
                 continue
             screen.done()
-            found.parts = before | found.parts | {k: s - waited[k] for k, s in tuner.seconds.items()}
+            found.stage_s = before | found.stage_s | {k: s - waited[k] for k, s in tuner.seconds.items()}
             before = {}
             yield g, [(found, "")]
 
 
-def _one(g: Gemm, facts: GpuFacts, measure: Measure, limit: int, against: str, nvrtc: Nvrtc, options: Options) -> Found:
+def _one(
+    g: Gemm, facts: GpuFacts, measure: Measure, limit: int, against: str, nvrtc: Nvrtc, options: Options
+) -> SearchResult:
     """Search one product, and compare its best kernel where that is asked for."""
     from weft.gemm.again import against_cublas, library_alone
 
@@ -196,13 +198,13 @@ def _one(g: Gemm, facts: GpuFacts, measure: Measure, limit: int, against: str, n
     if against and found.kernel is not None:
         began = time.monotonic()
         found.against = against_cublas(g, found.kernel, facts, nvrtc, options.cache, tf32=options.allow_tf32)
-        found.parts["against"] = time.monotonic() - began
+        found.stage_s["against"] = time.monotonic() - began
         library = found.against.get("library")
         found.library_us = float(library["median_us"]) if isinstance(library, dict) else math.inf
     return found
 
 
-def _show(screen: Screen, found: Found, place: Path) -> None:
+def _show(screen: Screen, found: SearchResult, place: Path) -> None:
     """One search for people."""
     g, best = found.gemm, found.best
     facts = {
@@ -211,7 +213,7 @@ def _show(screen: Screen, found: Found, place: Path) -> None:
         "searched": f"{len(found.outcomes)} of {found.feasible} feasible configurations",
         "table": plain(found.table) or "none",
         "rejected": ", ".join(f"{n} {plain(k)}" for k, n in rejected(found)) or "none",
-        "time": f"{found.seconds:.1f} s" + "".join(f", {k} {s:.1f} s" for k, s in found.parts.items() if s >= 0.05),
+        "time": f"{found.seconds:.1f} s" + "".join(f", {k} {s:.1f} s" for k, s in found.stage_s.items() if s >= 0.05),
         "folder": plain(str(place), 400),
     }
     if found.measured and best is not None:

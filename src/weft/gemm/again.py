@@ -24,7 +24,7 @@ from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.errors import DeviceError, WeftError
 from weft.gemm.folder import read
 from weft.gemm.library import ABSENT, contenders, found_library, schedule_of
-from weft.gemm.search import Found, Outcome
+from weft.gemm.search import Outcome, SearchResult
 from weft.gemm.spec import Gemm
 from weft.gemm.worker import MODULE
 from weft.ir.declined import Declined
@@ -117,7 +117,7 @@ def against_cublas(
 
 def library_alone(
     g: Gemm, facts: GpuFacts, cache: Path | None = None, *, tf32: bool = False, transport: Transport | None = None
-) -> Found:
+) -> SearchResult:
     """The library's algorithms for a product, timed against each other.
 
     Raises:
@@ -130,7 +130,7 @@ def library_alone(
     outcomes = [_outcome(found[s]) for s, _ in calls if s in found]
     right = [o for o in outcomes if o.median_us < math.inf]
     best = min(right, key=lambda o: o.median_us, default=None)
-    made = Found(g, facts.name, len(outcomes), outcomes, best, measured=True)
+    made = SearchResult(g, facts.name, len(outcomes), outcomes, best, measured=True)
     made.seconds = time.monotonic() - start
     return made
 

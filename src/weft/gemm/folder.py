@@ -18,7 +18,7 @@ from pathlib import Path
 from weft.errors import ArtifactError
 from weft.gemm.epilogue import epilogue
 from weft.gemm.plot import plot
-from weft.gemm.search import Found, Outcome
+from weft.gemm.search import Outcome, SearchResult
 from weft.gemm.spec import Gemm, Search, layout_of, typed
 from weft.kernels.codec import kernel_from_json, kernel_to_json
 from weft.kernels.pretty import pretty
@@ -35,24 +35,24 @@ if __name__ == "__main__":
 '''
 
 
-def write(root: Path, found: Found, suffix: str = "") -> Path:
+def write(root: Path, result: SearchResult, suffix: str = "") -> Path:
     """Write the folder of a search beneath `root`; what an earlier search left there is replaced.
 
     Raises:
         ArtifactError: it cannot be written [W401].
     """
-    folder = root / (found.gemm.name + suffix)
+    folder = root / (result.gemm.name + suffix)
     files = {
-        "parameters.json": json.dumps(parameters(found), indent=2, sort_keys=True, allow_nan=False) + "\n",
+        "parameters.json": json.dumps(parameters(result), indent=2, sort_keys=True, allow_nan=False) + "\n",
         "timings.jsonl": "".join(
             json.dumps(outcome_json(o, rank), sort_keys=True, allow_nan=False) + "\n"
-            for rank, o in enumerate(found.outcomes, 1)
+            for rank, o in enumerate(result.outcomes, 1)
         ),
-        "search.svg": plot(found),
+        "search.svg": plot(result),
     }
-    if found.kernel is not None:
-        kernel = json.dumps(kernel_to_json(found.kernel), allow_nan=False) + "\n"
-        files |= {"cuda.cu": pretty(found.kernel.text), "kernel.json": kernel, "script.py": SCRIPT}
+    if result.kernel is not None:
+        kernel = json.dumps(kernel_to_json(result.kernel), allow_nan=False) + "\n"
+        files |= {"cuda.cu": pretty(result.kernel.text), "kernel.json": kernel, "script.py": SCRIPT}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -66,28 +66,28 @@ def write(root: Path, found: Found, suffix: str = "") -> Path:
     return folder
 
 
-def parameters(found: Found) -> dict[str, object]:
+def parameters(result: SearchResult) -> dict[str, object]:
     """What was asked and what was found, as JSON."""
-    g, best = found.gemm, found.best
+    g, best = result.gemm, result.best
     return {
         "gemm": {
             "m": g.m, "n": g.n, "k": g.k, "layout": g.layout, "dtype": g.types, "epilogue": g.epilogue.text,
             **({"fast": g.fast} if g.dtype.is_float8 else {}), "constant": g.constant, "t": g.most,
             "O": g.search.value, "search": g.search.name.lower(),
         },
-        "device": found.device,
-        "feasible": found.feasible,
-        "tried": len(found.outcomes),
-        "table": found.table or None,
-        "measured": found.measured,
-        "seconds": {"search": round(found.seconds, 3), **{k: round(s, 3) for k, s in found.parts.items()}},
-        "best": outcome_json(best, found.outcomes.index(best) + 1) if best is not None else None,
+        "device": result.device,
+        "feasible": result.feasible,
+        "tried": len(result.outcomes),
+        "table": result.table or None,
+        "measured": result.measured,
+        "seconds": {"search": round(result.seconds, 3), **{k: round(s, 3) for k, s in result.stage_s.items()}},
+        "best": outcome_json(best, result.outcomes.index(best) + 1) if best is not None else None,
         "launches": [
             {"grid": x.grid, "block": x.block, "shared_bytes": x.shared_bytes, "cluster": x.cluster}
-            for x in (found.kernel.launches if found.kernel is not None else ())
+            for x in (result.kernel.launches if result.kernel is not None else ())
         ],
-        "tflops": round(found.tflops, 2),
-        "against": found.against or None,
+        "tflops": round(result.tflops, 2),
+        "against": result.against or None,
     }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from html import escape
 
-from weft.gemm.search import Found, Outcome
+from weft.gemm.search import Outcome, SearchResult
 
 WIDTH, HEIGHT = 760, 380
 LEFT, RIGHT, TOP, BOTTOM = 70, 24, 46, 52
@@ -14,9 +14,9 @@ MEASURED, MODELLED, BEST, LIBRARY, REFUSED = "#0072b2", "#999999", "#000000", "#
 """Okabe and Ito's colours; each mark has a shape of its own too."""
 
 
-def plot(found: Found) -> str:
+def plot(result: SearchResult) -> str:
     """One SVG document that needs nothing else."""
-    own, library = found.outcomes, found.library_us
+    own, library = result.outcomes, result.library_us
     times = [x for x in (library, *(y for o in own for y in (o.modelled_us, o.median_us))) if 0 < x < math.inf]
     low, high = (min(times) / 1.1, max(times) * 1.1) if times else (1.0, 10.0)
 
@@ -26,10 +26,10 @@ def plot(found: Found) -> str:
     def y(us: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(us / low) / math.log(high / low)
 
-    head = f"{found.gemm.name} on {found.device}"
-    told = f"{len(own)} of {found.feasible} configurations" + (
-        f", best {found.best.median_us:.2f} µs, {found.tflops:.0f} TFLOP/s"
-        if found.best is not None and found.measured
+    head = f"{result.gemm.name} on {result.device}"
+    told = f"{len(own)} of {result.feasible} configurations" + (
+        f", best {result.best.median_us:.2f} µs, {result.tflops:.0f} TFLOP/s"
+        if result.best is not None and result.measured
         else ""
     )
     start = (
@@ -52,7 +52,7 @@ def plot(found: Found) -> str:
     parts += _steps(own, x, y)
     for i, o in enumerate(own):
         parts.append(_mark(o, x(i), _place(y, o.modelled_us), _place(y, o.median_us)))
-    parts += _legend(found, library < math.inf)
+    parts += _legend(result, library < math.inf)
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -90,9 +90,9 @@ def _steps(own: Sequence[Outcome], x: Callable[[int], float], y: Callable[[float
     return [f'<polyline points="{" ".join(points)}" fill="none" stroke="{BEST}" stroke-width="1.5"/>']
 
 
-def _legend(found: Found, library: bool) -> list[str]:
+def _legend(result: SearchResult, library: bool) -> list[str]:
     parts = [("estimate", MODELLED)]
-    if found.measured:
+    if result.measured:
         parts += [("measured", MEASURED), ("best so far", BEST)]
     parts += [("rejected", REFUSED)] + ([("library", LIBRARY)] if library else [])
     return [

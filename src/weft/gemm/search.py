@@ -61,7 +61,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Found:
+class SearchResult:
     """The outcome of a search."""
 
     gemm: Gemm
@@ -74,7 +74,7 @@ class Found:
     kernel: CudaSource | None = None
     """Of the best outcome."""
     seconds: float = 0.0
-    parts: dict[str, float] = field(default_factory=dict)
+    stage_s: dict[str, float] = field(default_factory=dict)
     """Seconds of what it took, in order; see `search`, `weft.tune.tuner.Tuner.seconds` and the command."""
     table: str = ""
     """What is known of this GPU from measurements that came with the package, or why nothing is."""
@@ -111,10 +111,10 @@ def chosen(g: Gemm, problem: Problem, facts: GpuFacts, ranked: Ranked, limit: in
     return pruned(problem, facts, ranked, min(g.most, KEEP))
 
 
-def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int) -> Found:
+def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int) -> SearchResult:
     """Build, verify and time configurations of the templates.
 
-    `parts` of the result: `rank` all configurations and choose the few, `emit` their texts, `measure` them.
+    `stage_s` of the result: `rank` all configurations and choose the few, `emit` their texts, `measure` them.
 
     Args:
         g: the product.
@@ -146,12 +146,12 @@ def search(g: Gemm, facts: GpuFacts, measure: Measure, *, limit: int) -> Found:
         outcome.state, outcome.note = m.verdict.value, m.error
         outcome.samples_us, outcome.median_us = m.samples_us, m.median_us
     best = winner(measurements, None)
-    found = Found(g, facts.name, len(ranked), list(outcomes.values()), table=table_of(facts), measured=True)
+    found = SearchResult(g, facts.name, len(ranked), list(outcomes.values()), table=table_of(facts), measured=True)
     if best is not None:
         found.best, found.kernel = outcomes[best.schedule], kernels[best.schedule]
     end = time.monotonic()
     found.seconds = end - start
-    found.parts = {"rank": ranked_at - start, "emit": emitted_at - ranked_at, "measure": end - emitted_at}
+    found.stage_s = {"rank": ranked_at - start, "emit": emitted_at - ranked_at, "measure": end - emitted_at}
     return found
 
 
@@ -170,7 +170,7 @@ def _trials(problem: Problem, kernels: Mapping[Schedule, CudaSource]) -> Iterato
         yield ProblemTrial(problem, [(s, kernel, None) for s, kernel in own[at : at + CHUNK]])
 
 
-def dry_run(g: Gemm, nvrtc: Nvrtc | Declined, *, limit: int, tf32: bool = False) -> dict[str, Found]:
+def dry_run(g: Gemm, nvrtc: Nvrtc | Declined, *, limit: int, tf32: bool = False) -> dict[str, SearchResult]:
     """What would be measured, per architecture, the best few compiled and gated; no GPU is needed.
 
     Raises:
@@ -187,15 +187,15 @@ def dry_run(g: Gemm, nvrtc: Nvrtc | Declined, *, limit: int, tf32: bool = False)
         ranked = feasible(g, problem, facts)
         outcomes = [Outcome(s, us) for us, s in chosen(g, problem, facts, ranked, limit)]
         device = f"{facts.name} ({arch}), not measured"
-        made = found[arch] = Found(g, device, len(ranked), outcomes, table=table_of(facts))
+        made = found[arch] = SearchResult(g, device, len(ranked), outcomes, table=table_of(facts))
         ranked_at = time.monotonic()
         _compile(made, problem, facts, nvrtc)
         end = time.monotonic()
-        made.seconds, made.parts = end - start, {"rank": ranked_at - start, "compile": end - ranked_at}
+        made.seconds, made.stage_s = end - start, {"rank": ranked_at - start, "compile": end - ranked_at}
     return found
 
 
-def _compile(found: Found, problem: Problem, facts: GpuFacts, nvrtc: Nvrtc) -> None:
+def _compile(found: SearchResult, problem: Problem, facts: GpuFacts, nvrtc: Nvrtc) -> None:
     """Compile configurations until `COMPILED` of them pass the gate; the first that does is the best."""
     passed = 0
     for outcome in found.outcomes:
@@ -228,7 +228,7 @@ def refusal(made: object, source: CudaSource, facts: GpuFacts) -> str:
     return ""
 
 
-def rejected(found: Found) -> list[tuple[str, int]]:
+def rejected(result: SearchResult) -> list[tuple[str, int]]:
     """How many configurations came to each end other than a time."""
-    states = [o.state for o in found.outcomes if o.state not in (Verdict.OK.value, "compiled", "not tried")]
+    states = [o.state for o in result.outcomes if o.state not in (Verdict.OK.value, "compiled", "not tried")]
     return sorted(((s, states.count(s)) for s in set(states)), key=lambda x: (-x[1], x[0]))
