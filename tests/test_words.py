@@ -88,6 +88,9 @@ OLD = (
     Old(r"(\w+_)?places?|Placed?", "indices of an element", "coordinate", where=r"generate/(loopnest|cpp|cuda/loops)/"),
     Old(r"places?|Place", "a parameter in the buffer of all", "parameter slice", where=r"generate/cuda/training/|nn/"),
     Old("found|Found", "what a search came to", "search result", where=r"gemm/(search|folder|plot|again)"),
+    Old("parts|Parts", "statistics that a product leaves of its rows", "partial statistics",
+        where=r"generate/cuda/gemm/common/(normed|product)\.py"),
+    Old("sums?", "the type of an accumulator", "accumulator type", where=r"generate/cuda/gemm/common/(product|pack)\.py"),
     Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
     Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
 )  # fmt: skip

@@ -47,7 +47,7 @@ def schedules(problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Decline
 
 def _promoted(p: Product, ranked: Ranked, facts: GpuFacts) -> list[Schedule]:
     """With the one in front that was fastest where the GPU was measured; tables know no norms."""
-    plain = p.norm is None and p.parts is None
+    plain = p.norm is None and p.partial_stats is None
     bucket = product_bucket(p, cost.sizes_of(p)) if plain else None
     return promoted(bucket, [s for _, s in ranked], facts.name, {s: cycles for cycles, s in ranked})
 

@@ -59,7 +59,7 @@ PRODUCT = ProductPattern()
 
 def features(p: Product) -> frozenset[Feature]:
     """What a product has beyond a plain one."""
-    if p.norm is not None or p.parts is not None:
+    if p.norm is not None or p.partial_stats is not None:
         return frozenset({Feature.NORM})
     if p.bytes is not None:
         return frozenset({Feature.BYTES})

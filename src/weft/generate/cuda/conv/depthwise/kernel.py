@@ -142,7 +142,7 @@ def cycles(p: Product, s: DepthwiseConfig, facts: GpuFacts) -> float:
         + fit.weight_slots * taps
         + fit.thread_slots
     )
-    stored = sum((p.sum if slot < 0 else c.body[slot].dtype).itemsize for slot, _ in c.outputs)
+    stored = sum((p.sum_dtype if slot < 0 else c.body[slot].dtype).itemsize for slot, _ in c.outputs)
     moved = p.n * pixels * (stored + p.dtype.itemsize * math.prod(c.strides))
     turned = c.a_layout.channel != 1 and c.outputs[0][1].channel == 1
     shares = (

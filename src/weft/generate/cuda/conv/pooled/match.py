@@ -115,7 +115,7 @@ def _between(g: Graph, window: NodeId) -> NodeId:
 def _refuse(p: Pooled) -> Declined | None:
     if p.window.groups > 1:
         return Declined("a convolution in groups in front of a window")
-    if p.between not in (DType.F16, DType.BF16, DType.F32) or not p.second.sum.is_float:
+    if p.between not in (DType.F16, DType.BF16, DType.F32) or not p.second.sum_dtype.is_float:
         return Declined(f"a window over {p.between.value}")
     if p.first.c.a.kind != "input" or p.first.c.w.kind != "input":
         return Declined("operands that are constants of the text")

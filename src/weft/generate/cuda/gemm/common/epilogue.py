@@ -42,7 +42,7 @@ def plan(p: Product, most: int = 0) -> Epilogue:
     layouts = [w for _, w in p.c.outputs]
     if p.n > 1 and layouts[0].channel != 1:
         return Epilogue(1, True)
-    sizes = [_dtype(p.c, slot, p.sum).itemsize for slot, _ in p.c.outputs]
+    sizes = [_dtype(p.c, slot, p.sum_dtype).itemsize for slot, _ in p.c.outputs]
     for width in (8, 4, 2):
         fits = all(
             w.channel == 1 and _aligned(p, w, min(width, 16 // size)) for w, size in zip(layouts, sizes, strict=True)
@@ -50,7 +50,7 @@ def plan(p: Product, most: int = 0) -> Epilogue:
         if (
             p.n % width == 0
             and fits
-            and width <= (8 if p.float8 else most if most and p.integers else 16 // p.sum.itemsize)
+            and width <= (8 if p.float8 else most if most and p.integers else 16 // p.sum_dtype.itemsize)
         ):
             return Epilogue(width, False)
     return Epilogue(1, False)
@@ -111,7 +111,9 @@ def arguments(p: Product, packed: bool, work: bool, state: bool) -> Arguments:
         parameters.append(Parameter("pk", Pointer("packed", 0)))
     places = [p.positions[k] if p.positions else k for k in range(len(c.outputs))]
     parameters += [Parameter(f"out{k}", Pointer("out", at), WRITTEN) for k, at in enumerate(places)]
-    further = [("means", p.parts.mean), ("spreads", p.parts.spread)] if p.parts is not None else []
+    further = (
+        [("means", p.partial_stats.mean), ("spreads", p.partial_stats.spread)] if p.partial_stats is not None else []
+    )
     further += [("normed", p.norm.stored)] if p.norm is not None and p.norm.stored >= 0 else []
     parameters += [Parameter(name, Pointer("out", at), WRITTEN) for name, at in further]
     if p.column_sums:
@@ -398,7 +400,7 @@ def body(
         found: list[Value] = []
         args = c.body[shifted[slot]].args if slot in shifted else step.args
         for i in range(width):
-            operands = [Value(_sum(p, acc, i), p.sum) if s < 0 else values[s][i] for s in args]
+            operands = [Value(_sum(p, acc, i), p.sum_dtype) if s < 0 else values[s][i] for s in args]
             if slot in shifted:
                 text = f"w_rough_one_plus_erf({operands[0].name})"
             elif slot in shares:
@@ -413,7 +415,7 @@ def body(
             found.append(value)
         values[slot] = found
     for k, (slot, layout) in enumerate(c.outputs):
-        dtype = _dtype(c, slot, p.sum)
+        dtype = _dtype(c, slot, p.sum_dtype)
         kind = storage(dtype)
         to = f"({sink.address})" if isinstance(sink, ToShared) else behind(f"out{k}", _place(p, layout))
         lines.append(f"{kind}* const {prefix}y{k} = ({kind}*){to};")
@@ -424,6 +426,6 @@ def body(
             lines += wide_store(names_of, dtype, f"{prefix}y{k}")
         if p.column_sums and k == 0:
             lines += [f"total[{i}] += {name};" for i, name in enumerate(names_of)]
-        if p.parts is not None and k == 0:
+        if p.partial_stats is not None and k == 0:
             lines += parts_text(dtype, names_of, p.n, prefix, later)
     return lines

@@ -3,7 +3,7 @@
     A'[m, k] = f(A[m, k], values of row m, vectors along k), rounded to the type in which it would be stored
 
 Values of a row are computed from the operand's own row, or from what a kernel before has left of it: means, or partial
-sums of pieces of a row. `Parts` is the other end of that: a product that also leaves those of its result.
+sums of pieces of a row. `PartialStats` is the other end of that: a product that also leaves those of its result.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class PartialStats:
     """What a product leaves of each `PIECE` neighbouring results of a row: outputs of these positions."""
 
     mean: int
@@ -104,7 +104,7 @@ class Stripped:
     positions: tuple[int, ...]
     """Of the outputs that are left, among those of the whole."""
     norm: Norm | None = None
-    parts: Parts | None = None
+    partial_stats: PartialStats | None = None
 
 
 def applies(graph: Graph) -> bool:
@@ -350,7 +350,7 @@ def _row_program(norm: Norm) -> Declined | None:
 # ---- partial sums behind
 
 
-def _parts(graph: Graph) -> Parts | Declined | None:
+def _parts(graph: Graph) -> PartialStats | Declined | None:
     """Partial sums of the one other output, as `partial_sums` writes them."""
     product = next((i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL), -1)
     behind = _behind(graph, product)
@@ -362,7 +362,7 @@ def _parts(graph: Graph) -> Parts | Declined | None:
     (x,) = (o for o in graph.outputs if o not in outs)
     for mean, spread in (outs, outs[::-1]):
         if _is_mean(graph, mean, x) and _is_spread(graph, spread, x, mean):
-            return Parts(graph.outputs.index(mean), graph.outputs.index(spread))
+            return PartialStats(graph.outputs.index(mean), graph.outputs.index(spread))
     return Declined("sums over columns of a product other than means and spreads of pieces of a row")
 
 
@@ -426,7 +426,7 @@ def _is_spread(graph: Graph, node: NodeId, x: NodeId, mean: NodeId) -> bool:
 
 
 def partial_sums(b: GraphBuilder, x: NodeId) -> tuple[NodeId, NodeId]:
-    """(mean, sum of squared distances from it) of each `PIECE` neighbours of a row: what `Parts` matches."""
+    """(mean, sum of squared distances from it) of each `PIECE` neighbours of a row: what `PartialStats` matches."""
     shape = b.type_of(x).shape
     pieces = b.reshape(b.cast(x, DType.F32), (math.prod(shape[:-1]), shape[-1] // PIECE, PIECE))
     mean = b.apply(Prim.MUL, b.reduce(Prim.REDUCE_SUM, pieces, (2,)), 1.0 / PIECE)

@@ -15,7 +15,7 @@ from typing import Literal, cast
 
 from weft.generate.contraction.match import Contraction, StridedLayout, match
 from weft.generate.cuda.gemm.common.narrow import Narrow, narrow, narrow_floats
-from weft.generate.cuda.gemm.common.normed import HALVES, PIECE, Norm, Parts, applies, stripped
+from weft.generate.cuda.gemm.common.normed import HALVES, PIECE, Norm, PartialStats, applies, stripped
 from weft.generate.expr.integer import Int, summed
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -66,7 +66,7 @@ class Product:
     """The first output is summed over rows, too: a further output has a row of sums for each warp of a tile."""
     norm: Norm | None = None
     """What is done to the left operand on its way."""
-    parts: Parts | None = None
+    partial_stats: PartialStats | None = None
     """Means and spreads of pieces of the first output's rows, which are outputs, too."""
     positions: tuple[int, ...] = ()
     """Of the outputs of `c` among those of the problem; (): all of them in order."""
@@ -116,7 +116,7 @@ class Product:
         return "tf32" if self.tf32 else self.dtype.value
 
     @property
-    def sum(self) -> DType:
+    def sum_dtype(self) -> DType:
         """Type of a sum as the problem has it."""
         return self.dtype.accumulator if self.float8 else DType.I32 if self.integers else self.dtype
 
@@ -166,7 +166,7 @@ class Product:
     @property
     def by_fours(self) -> bool:
         """True where a thread has two pieces of four results: f32, and integers with results of 4 bytes."""
-        stored = ((self.sum if slot < 0 else self.c.body[slot].dtype).itemsize for slot, _ in self.c.outputs)
+        stored = ((self.sum_dtype if slot < 0 else self.c.body[slot].dtype).itemsize for slot, _ in self.c.outputs)
         return self.words == 2 or (self.integers and all(size == 4 for size in stored))
 
 
@@ -197,7 +197,7 @@ def _normed(problem: Problem) -> Product | Declined:
     p = _product(c)
     if isinstance(p, Declined):
         return p
-    norm, parts = taken.norm, taken.parts
+    norm, stats = taken.norm, taken.partial_stats
     if p.z != 1 or c.kernel != (1, 1) or c.a.kind != "input":
         return Declined("a norm around several products")
     if norm is not None:
@@ -207,12 +207,12 @@ def _normed(problem: Problem) -> Product | Declined:
             return Declined("a normalised operand that is no matrix in memory, or vectors that are no weights")
         if norm.stored >= 0 and problem.graph.type_of(norm.value).size != p.m * p.k:
             return Declined("a normalised operand of other rows")
-    if parts is not None:
+    if stats is not None:
         slot, layout = c.outputs[0]
-        half = (p.sum if slot < 0 else c.body[slot].dtype) in HALVES
+        half = (p.sum_dtype if slot < 0 else c.body[slot].dtype) in HALVES
         if len(c.outputs) > 1 or not half or layout.channel != 1 or not _dense(c, layout, p.rows, p.n) or p.n % PIECE:
             return Declined("partial statistics of a result that is no 16-bit matrix in whole fragments")
-    return replace(p, norm=norm, parts=parts, positions=taken.positions)
+    return replace(p, norm=norm, partial_stats=stats, positions=taken.positions)
 
 
 def _dense(c: Contraction, layout: StridedLayout, rows: Sequence[int], columns: int) -> bool:

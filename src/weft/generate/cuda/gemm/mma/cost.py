@@ -17,7 +17,7 @@ def sizes_of(p: Product) -> Sizes:
     """What the model knows of a product with its epilogue."""
     body = p.c.body
     prims = [s.prim for s in body]
-    stored = sum((p.sum if slot < 0 else body[slot].dtype).itemsize for slot, _ in p.c.outputs)
+    stored = sum((p.sum_dtype if slot < 0 else body[slot].dtype).itemsize for slot, _ in p.c.outputs)
     return Sizes(
         p.dtype,
         p.m,

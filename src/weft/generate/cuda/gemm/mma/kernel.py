@@ -129,7 +129,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         return Declined("wgmma of integers is in the tma template")
     if s.group and p.dtype is DType.F32:
         return Declined("wgmma of f32: nothing rounds to TF32 on the way to shared memory")
-    if p.parts is not None and not whole_pieces(s, end.width):
+    if p.partial_stats is not None and not whole_pieces(s, end.width):
         return Declined("partial statistics of fragments that neighbouring lanes do not hold")
     tensor = p.tensor
     packed = p.w_load == "packed"
@@ -196,7 +196,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     lines += finish(p, Sums(s.bm, s.bn, s.wk, s.split, s.cluster, s.threads, p.integers), end, mt * nt)
     own = wgmma.instruction(p.dtype, s.wn) if s.group else tf32.FUNCTIONS if p.tf32 else ""
     own += narrow.functions(p.multiplied) + narrow.SUMS if p.integers else ""
-    own += FEW if p.parts is not None else ""
+    own += FEW if p.partial_stats is not None else ""
     own += STORE_IF if p.norm is not None and p.norm.stored >= 0 else ""
     own += float8.functions(p) + (float8.mma(p.multiplied) if p.float8 else "")
     packings = (pack_tiles(p, s.bn, s.bk),) if packed else ()

@@ -21,7 +21,7 @@ def shapes(p: Product, facts: GpuFacts) -> list[tuple[float, MmaConfig]]:
     width = epilogue.plan(p).width
     found = []
     for cycles, s in choose.shapes(p, facts, LOOKED_AT):
-        if p.parts is not None and not whole_pieces(s, width):
+        if p.partial_stats is not None and not whole_pieces(s, width):
             continue
         if p.norm is not None and p.norm.own and p.norm.length > SHORT and s.bm > ROWS_AT_ONCE and not s.group:
             continue

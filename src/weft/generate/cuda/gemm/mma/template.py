@@ -34,7 +34,7 @@ class Mma(Declared):
 
     def configurations(self, m: Product, facts: GpuFacts) -> Ranked:
         """One of each kind at least."""
-        if m.norm is not None or m.parts is not None:
+        if m.norm is not None or m.partial_stats is not None:
             return [(cycles, s.schedule(_name(m, s))) for cycles, s in normed.shapes(m, facts)]
         ranked = [(cycles, s.schedule(_name(m, s))) for cycles, s in choose.shapes(m, facts)]
         if m.tf32:  # where the library does not round, neither may a kernel
@@ -51,7 +51,7 @@ class Mma(Declared):
 
     def cost(self, m: Product, schedule: Schedule, facts: GpuFacts) -> float:
         """By the model of blocks, and what a norm adds."""
-        if m.norm is not None or m.parts is not None:
+        if m.norm is not None or m.partial_stats is not None:
             return normed.cycles(m, MmaConfig.of(schedule), facts)
         return cost.cycles(cost.sizes_of(m), MmaConfig.of(schedule), facts)
 

@@ -89,7 +89,7 @@ def applies(p: Product) -> Declined | None:
     """Why the template does not take a product; None where it does."""
     if p.dtype not in (DType.F16, DType.BF16):
         return Declined("swap-AB takes 16-bit types")
-    if p.c.kernel != (1, 1) or p.column_sums or p.norm is not None or p.parts is not None:
+    if p.c.kernel != (1, 1) or p.column_sums or p.norm is not None or p.partial_stats is not None:
         return Declined("swap-AB takes neither convolutions with windows, nor column sums, nor norms")
     if p.a_load != "rows" or p.w_load not in ("packed", "nk", "kn"):
         return Declined("operands that are not loaded in 16-byte vectors along rows")

@@ -151,7 +151,7 @@ def case_of(p: Product, facts: GpuFacts) -> Case | None:
     residuals = [size for w, size in read if any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1)]
     sizes = replace(cost.sizes_of(p), k=p.in_words(p.k), width=epilogue.plan(p, p.vector).width)
     packed = p.w_load == "packed"
-    stored = tuple((p.sum if slot < 0 else p.c.body[slot].dtype).itemsize for slot, _ in p.c.outputs)
+    stored = tuple((p.sum_dtype if slot < 0 else p.c.body[slot].dtype).itemsize for slot, _ in p.c.outputs)
     exact = epilogue.exact(p.c)
     columns = p.a_load == "columns"
     within = _within(p, rows, columns)

@@ -72,7 +72,7 @@ def finish(
         piece = f"[{e // 4}]" if len(pieces) > 1 else ""
         given = {slot: f"(const {kinds[slot]}*)&ahead{slot}[o % {ring}]{piece}" for slot in residuals}
         given |= {slot: f"(const {kinds[slot]}*)&column{slot}[j]{piece}" for slot in columns}
-        later = "o" if p.parts is not None and s.split == 1 else ""
+        later = "o" if p.partial_stats is not None and s.split == 1 else ""
         acc = f"(v + {e})" if e else "v"
         body = "\n".join(epilogue.body(p, names, width, acc, given=given, later=later, sink=sink))
         parts.append(f"{{ const int n = {Int('n8') + _column(p, w, e)}; {inside}{{ {body} }} }}")
@@ -143,7 +143,7 @@ def finish(
         f"if (o + {ring} < {count}) ask(o + {ring});" if residuals else "",
         "}",
     ]
-    if p.parts is not None:
+    if p.partial_stats is not None:
         within = "".join(f"{x} && " for x in guard)
         after = [
             f"float mean_[{count}], spread_[{count}];\n#pragma unroll",
@@ -158,9 +158,9 @@ def finish(
 
 def _rounds_early(p: Product, w: Operand, width: int) -> bool:
     """Whether nothing follows the sum, so that halves are rounded before lanes exchange them: a word is two of them."""
-    plain = not p.c.body and not p.column_sums and p.parts is None and len(p.c.outputs) == 1
+    plain = not p.c.body and not p.column_sums and p.partial_stats is None and len(p.c.outputs) == 1
     exchanged = w.map is not None and not w.interleaved
-    return plain and exchanged and width == 8 and p.sum is p.dtype and p.dtype in (DType.F16, DType.BF16)
+    return plain and exchanged and width == 8 and p.sum_dtype is p.dtype and p.dtype in (DType.F16, DType.BF16)
 
 
 def _words(p: Product, s: TmaConfig, *, boxes: bool) -> list[str]:

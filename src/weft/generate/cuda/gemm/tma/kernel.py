@@ -186,7 +186,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         + (narrow.SUMS if p.integers else "")
         + (COLUMN_SUMS if p.column_sums else "")
     )
-    functions += FEW if p.parts is not None else ""
+    functions += FEW if p.partial_stats is not None else ""
     if p.norm is not None:
         functions += fixed.instruction(p.multiplied, s.bn, mn_major_b=w.mn_major)
     else:
@@ -265,7 +265,7 @@ def _no_stream_k(p: Product, rows: Rows, s: TmaConfig) -> Declined | None:
         )
     e = stream_k_of(p, rows, s, _k_tiles(p, s))
     if s.coop_fixup and (
-        s.bn % 32 or not 2 <= e.sharers <= s.rows // 64 * s.bn // 32 or s.store or p.parts or p.column_sums
+        s.bn % 32 or not 2 <= e.sharers <= s.rows // 64 * s.bn // 32 or s.store or p.partial_stats or p.column_sums
     ):
         return Declined("a cooperative fix-up needs equal shares of every tile, each of whole fragments of 64x32")
     if e.units > MOST_SHARES * e.shared:

@@ -42,12 +42,12 @@ def header() -> str:
 
 def stored(p: Product, rows: Rows, s: TmaConfig) -> Stored | Declined:
     """The map of the result; Declined where it is no matrix of halves whose rows are multiples of 16 bytes."""
-    if s.store not in (32, 64) or s.bn % s.store or s.split > 1 or p.column_sums or p.parts is not None:
+    if s.store not in (32, 64) or s.bn % s.store or s.split > 1 or p.column_sums or p.partial_stats is not None:
         return Declined("TMA stores are in boxes of 32 or 64 columns, without split-K and stream-K")
     if not rows.linear or len(p.c.outputs) != 1 or p.positions or epilogue.plan(p).width != 8:
         return Declined("TMA stores need a matrix whose rows are whole 16-byte vectors")
     slot, layout = p.c.outputs[0]
-    kind = p.sum if slot < 0 else p.c.body[slot].dtype
+    kind = p.sum_dtype if slot < 0 else p.c.body[slot].dtype
     if kind is not p.dtype or kind not in (DType.F16, DType.BF16):
         return Declined("a result of another type than the operands' 16 bits")
     found = joined(layout, p.c.dims, p.rows)

@@ -28,7 +28,7 @@ class Tma(Declared):
 
     def configurations(self, m: Product, facts: GpuFacts) -> Ranked:
         """Also with results stored by TMA, where that was seen to gain."""
-        if m.norm is not None or m.parts is not None:
+        if m.norm is not None or m.partial_stats is not None:
             return as_ranked(normed_choose.shapes(m, facts))
         found = choose.shapes(m, facts, _KEPT if m.bytes is None else _OF_BYTES)
         found += store.offered(m, found, facts)
@@ -43,7 +43,7 @@ class Tma(Declared):
     def cost(self, m: Product, schedule: Schedule, facts: GpuFacts) -> float | None:
         """None for products that it does not take."""
         s = TmaConfig.of(schedule)
-        if m.norm is not None or m.parts is not None:
+        if m.norm is not None or m.partial_stats is not None:
             return normed_choose.cycles(m, s, facts)
         case = choose.case_for(m, facts)
         return None if case is None else (costs_of(facts).tma.stored if s.store else 1.0) * cost.cycles(case, s, facts)
