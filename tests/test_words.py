@@ -90,7 +90,8 @@ OLD = (
     Old("found|Found", "what a search came to", "search result", where=r"gemm/(search|folder|plot|again)"),
     Old("parts|Parts", "statistics that a product leaves of its rows", "partial statistics",
         where=r"generate/cuda/gemm/common/(normed|product)\.py"),
-    Old("sums?", "the type of an accumulator", "accumulator type", where=r"generate/cuda/gemm/common/(product|pack)\.py"),
+    Old("sums?", "the type of an accumulator", "accumulator type",
+        where=r"generate/cuda/gemm/common/(product|pack)\.py"),
     Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
     Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
 )  # fmt: skip

@@ -48,7 +48,7 @@ class Field(nn.Module):
 class Columns(Field):
     """The same, of one tensor."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         a, b = torch.split(x, [15, 9], dim=-1)
         return super().forward(a, b)
 

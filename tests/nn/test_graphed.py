@@ -190,7 +190,7 @@ def test_a_state_that_was_replaced_is_an_error(graphs: list[recording.Graph]) ->
     net = network()
     optimizer = optimizer_of(net)
     step = recorded(net, optimizer)
-    state = optimizer.state[net[2].bias]
+    state = optimizer.state[net.get_parameter("2.bias")]
     state["momentum_buffer"] = state["momentum_buffer"].clone()
     unchanged(net, step, "the optimizer's state was replaced")
     step = recorded(net, optimizer)
@@ -282,7 +282,7 @@ def test_an_average_that_replays_make_is_read(monkeypatch: pytest.MonkeyPatch) -
 
     def loss(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            average.module[0].weight.lerp_(net[0].weight, 0.5)
+            average.module.get_parameter("0.weight").lerp_(net[0].weight, 0.5)
         return loss_of(net)(x, wanted)
 
     step = GraphedStep(loss, optimizer_of(net, 0.5), warmup=1)
@@ -292,7 +292,7 @@ def test_an_average_that_replays_make_is_read(monkeypatch: pytest.MonkeyPatch) -
         with torch.no_grad():
             found, modules = average(x), nn.Sequential(*copy.deepcopy(average.module))(x)
         torch.testing.assert_close(found, modules, rtol=5e-3, atol=2e-3)
-        seen.append(average.module[0].weight.clone())
+        seen.append(average.module.get_parameter("0.weight").clone())
     assert step.recorded and all(not torch.equal(a, b) for a, b in itertools.pairwise(seen))
     assert average.module.why_not(batches(1)[0][0].half()) is None
 

@@ -45,8 +45,8 @@ def prims(found: Alternatives) -> list[str]:
 def run(found: Alternatives, priced: Any, chosen: Any) -> list[np.ndarray]:
     """Execute a plan on the reference, problem by problem."""
     graph = found.graph
-    memory = dict(zip(graph.inputs, random_inputs(graph), strict=True))
-    memory = {(v, Format.ROW): x.astype(np.float64) for v, x in memory.items()}
+    given = zip(graph.inputs, random_inputs(graph), strict=True)
+    memory: dict[tuple[int, Format], np.ndarray] = {(v, Format.ROW): x.astype(np.float64) for v, x in given}
     for k in chosen:
         p = priced[k]
         e = extract(graph, p.candidate, p.input_formats, p.output_formats, found)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -25,13 +25,15 @@ from weft.options import Options
 from weft.pipeline import finish, untuned
 from weft.pipeline.refit import refitted
 
+M = TypeVar("M", bound=nn.Module)
+
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+def _seeded(make: Callable[[], M], seed: int) -> M:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = make().eval()
@@ -42,13 +44,13 @@ def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
         return module
 
 
-def _images() -> nn.Module:
+def _images() -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(3, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(), nn.Flatten(), nn.Linear(24 * 36, 20)
     )
 
 
-def _rows() -> nn.Module:
+def _rows() -> nn.Sequential:
     return nn.Sequential(nn.Linear(24, 40), nn.LayerNorm(40), nn.GELU(), nn.Linear(40, 30))
 
 

@@ -69,7 +69,7 @@ def in_place(model: nn.Sequential) -> None:
 
 def in_place_of_one_element(model: nn.Sequential) -> None:
     with torch.no_grad():
-        model[0].weight[3, 1, 1, 1] += 5
+        model.get_parameter("0.weight")[3, 1, 1, 1] += 5
 
 
 def detached(model: nn.Sequential) -> None:

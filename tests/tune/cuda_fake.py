@@ -370,7 +370,7 @@ class _Uncapturable:
                 raise CaptureError("operation not permitted when stream is capturing")
             return original(calls, evict=evict)
 
-        gpu.record = record
+        vars(gpu)["record"] = record
         return binding
 
 

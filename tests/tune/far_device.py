@@ -26,7 +26,7 @@ class FarGenerator(torch.Generator):
         return made
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]  # as torch.Generator itself has it
         return self.where
 
 
@@ -49,14 +49,14 @@ class Far(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch's own is untyped
         return dispatch(func, args, kwargs or {})
 
 
 class FarMode(TorchDispatchMode):
     """Inside of it tensors can be made on the device."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch's own is untyped
         return dispatch(func, args, kwargs or {})
 
 
