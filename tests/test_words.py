@@ -92,6 +92,7 @@ OLD = (
         where=r"generate/cuda/gemm/common/(normed|product)\.py"),
     Old("sums?", "the type of an accumulator", "accumulator type",
         where=r"generate/cuda/gemm/common/(product|pack)\.py"),
+    Old("sums", "gradients of all parameters", "gradient buffer", where=r"nn/"),
     Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
     Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
 )  # fmt: skip

@@ -573,20 +573,20 @@ class _Run:
             call.pack(addresses, handle)
             self._blocks_of = self._stamp, addresses
         dx = torch.empty_like(x) if inputs else None
-        sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
+        grads = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
         scratch = self._room(call.scratch_bytes, x.device)
         call.run(
             x.data_ptr(),
             dy.data_ptr(),
             0 if dx is None else dx.data_ptr(),
-            0 if sums is None else sums.data_ptr(),
+            0 if grads is None else grads.data_ptr(),
             scratch.data_ptr(),
             handle,
         )
-        if sums is not None and facts.alike and False not in needs[1:]:
-            part = sums.as_strided
+        if grads is not None and facts.alike and False not in needs[1:]:
+            part = grads.as_strided
             return [dx, *[part(*view) for view in self.kernels.views]]
-        return self._parts(dx, sums, parameters, needs)
+        return self._parts(dx, grads, parameters, needs)
 
     def _room(self, size: int, device: torch.device) -> torch.Tensor:
         """What kernels of a backward pass leave for each other; little of it is kept for the next one.
@@ -639,10 +639,10 @@ class _Run:
 
         def run(dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None] | Declined:
             dx = of_rows(x) if inputs else None
-            sums = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
+            grads = torch.empty(self.kernels.elements, dtype=kind, device=x.device) if wanted else None
             memory = self._memory_of_layers
-            refused = layers.backward(dy, x, kept, addresses, memory, self._stamp, dx, sums, DTYPES[kind])
-            return (dx, sums) if refused is None else refused
+            refused = layers.backward(dy, x, kept, addresses, memory, self._stamp, dx, grads, DTYPES[kind])
+            return (dx, grads) if refused is None else refused
 
         return run
 
@@ -786,29 +786,29 @@ class _Run:
         if isinstance(forward, Declined):
             return forward
         dx = torch.zeros_like(x) if inputs else None
-        sums = torch.empty(self.kernels.elements, dtype=kind, device=device) if wanted else None
-        refused = layers.backward(dy, x, forward[1], addresses, memory, 1, dx, sums, DTYPES[kind])
+        grads = torch.empty(self.kernels.elements, dtype=kind, device=device) if wanted else None
+        refused = layers.backward(dy, x, forward[1], addresses, memory, 1, dx, grads, DTYPES[kind])
         if refused is not None:
             return refused
         parts = net.parts or ((0, net.columns),)
         found = [forward[0][:few]]
         found += [] if dx is None else [dx[:few, start : start + width] for start, width in parts]
-        return found if sums is None else [*found, *(sums.as_strided(*view) for view in self.kernels.views)]
+        return found if grads is None else [*found, *(grads.as_strided(*view) for view in self.kernels.views)]
 
     def _parts(
         self,
         dx: torch.Tensor | None,
-        sums: torch.Tensor | None,
+        grads: torch.Tensor | None,
         parameters: Sequence[torch.Tensor],
         needs: Sequence[bool],
     ) -> list[torch.Tensor | None]:
         """The gradient of x and those of the parameters, as far as they are needed."""
         found: list[torch.Tensor | None] = [dx]
-        if sums is None:
+        if grads is None:
             return [dx, *[None] * len(parameters)]
-        kind = sums.dtype
+        kind = grads.dtype
         for (shape, steps, offset), p, need in zip(self.kernels.views, parameters, needs[1:], strict=True):
-            part = sums.as_strided(shape, steps, offset) if need else None
+            part = grads.as_strided(shape, steps, offset) if need else None
             found.append(part if part is None or p.dtype is kind else part.to(p.dtype))
         return found
 

@@ -380,13 +380,13 @@ class ByLayers:
         memory: Memory,
         stamp: int,
         dx: torch.Tensor | None,
-        sums: torch.Tensor | None,
+        grads: torch.Tensor | None,
         dtype: DType,
     ) -> Declined | None:
-        """Dense dy and x; dx and the parameters' gradients `sums`, in `dtype`, are written where they are given."""
+        """Dense dy and x; dx and the parameters' gradients `grads`, in `dtype`, are written where they are given."""
         net, rows = self.net, len(x)
         beside = self.beside(dtype)
-        inner, outer = dx is not None, sums is not None
+        inner, outer = dx is not None, grads is not None
         products = self._planned(
             (rows, inner, outer, dtype),
             lambda: text.backward(net, rows, inputs=inner, parameters=outer, dtype=dtype),
@@ -411,21 +411,21 @@ class ByLayers:
         for product, kernel in products:
             layer, state = product.layer, memory.state(kernel)
             if product.role == "weights":
-                assert sums is not None
+                assert grads is not None
                 dz = held[Ref("dz", (layer,))]
                 if net.biases[layer]:
                     place = partial.data_ptr() + 4 * shares * plan.partial[layer]
                     summed = totals.pop(layer, None)
                     given, kind = (dz, 0) if summed is None else (summed, 1)
                     beside.launch(plan.columns, shares, given.data_ptr(), place, len(given), dz.shape[1], kind)
-                self._weights(kernel, state, layer, dz, held[text.operand(net, net.reads(layer))], sums)
+                self._weights(kernel, state, layer, dz, held[text.operand(net, net.reads(layer))], grads)
             else:
                 transposed = image + plan.image.transposed[layer] + 2 * product.row * padded(net.widths[layer + 1])
                 held |= self._values(product, kernel, state, held, transposed, totals, dx)
             for ref in product.spent:
                 held.pop(ref, None)
-        if sums is not None and any(net.biases):
-            beside.launch(plan.total, plan.total.blocks, partial.data_ptr(), sums.data_ptr(), shares)
+        if grads is not None and any(net.biases):
+            beside.launch(plan.total, plan.total.blocks, partial.data_ptr(), grads.data_ptr(), shares)
         return None
 
     def _values(
@@ -478,18 +478,18 @@ class ByLayers:
         return dz
 
     def _weights(
-        self, kernel: Chosen, state: int, layer: int, dz: torch.Tensor, h: torch.Tensor, sums: torch.Tensor
+        self, kernel: Chosen, state: int, layer: int, dz: torch.Tensor, h: torch.Tensor, grads: torch.Tensor
     ) -> None:
         """The gradient of a layer's weights at its place, directly where nothing is padded."""
         place, _ = self.net.slices_of(layer)
         n, k = place.shape
         ins = [dz.data_ptr(), h.data_ptr()]
         if (n, k) == (dz.shape[1], h.shape[1]):
-            kernel.run(ins, [sums.data_ptr() + place.offset * sums.element_size()], state)
+            kernel.run(ins, [grads.data_ptr() + place.offset * grads.element_size()], state)
             return
-        found = torch.empty(dz.shape[1], h.shape[1], dtype=sums.dtype, device=sums.device)
+        found = torch.empty(dz.shape[1], h.shape[1], dtype=grads.dtype, device=grads.device)
         kernel.run(ins, [found.data_ptr()], state)
-        to = sums[place.offset : place.offset + place.size].view(n, k)
+        to = grads[place.offset : place.offset + place.size].view(n, k)
         for value, at, column in text.segments(self.net, layer):
             width = self.net.of(value)
             to[:, column : column + width].copy_(found[:n, at : at + width])

@@ -85,8 +85,8 @@ class _Layer:
     act: Activation = field(default_factory=Activation)
     added: Any = None
     before: bool = False
-    stage: str = "sums"
-    """Then "added" where a value came to the sums, "result" behind the activation, "done" where one came to that."""
+    stage: str = "linear"
+    """Then "added" where a value came to its product, "result" behind the activation, "done" where one came to that."""
 
 
 class _RefusedError(Exception):
@@ -273,7 +273,7 @@ class _Reader:
         if not isinstance(value, int):
             raise _RefusedError(f"{node.target} that is not behind a Linear")
         layer = self.layers[value]
-        if layer.stage not in ("sums", "added"):
+        if layer.stage not in ("linear", "added"):
             raise _RefusedError(f"{node.target} behind another activation")
         self._alone(node.args[0])
         layer.act, layer.stage = act, "result"
@@ -329,10 +329,10 @@ class _Reader:
         layer = self.layers[at]
         if value == at or self._width(value) != self._width(at):
             raise _RefusedError("a sum of different columns, or of a value and itself")
-        if layer.stage not in ("sums", "result"):
+        if layer.stage not in ("linear", "result"):
             raise _RefusedError("a layer to which two values are added")
         self._alone(node)
-        layer.added, layer.before = value, layer.stage == "sums"
+        layer.added, layer.before = value, layer.stage == "linear"
         layer.stage = "added" if layer.before else "done"
         return at
 
