@@ -44,8 +44,8 @@ from weft.device.cuda.nvrtc import find_nvrtc
 from weft.errors import WeftError
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.loops.forms import Form
-from weft.generate.cuda.loops.parts import long_reductions
 from weft.generate.cuda.loops.scatter import scatter
+from weft.generate.cuda.loops.split import long_reductions
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Schedule

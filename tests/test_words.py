@@ -93,6 +93,9 @@ OLD = (
     Old("sums?", "the type of an accumulator", "accumulator type",
         where=r"generate/cuda/gemm/common/(product|pack)\.py"),
     Old("sums", "gradients of all parameters", "gradient buffer", where=r"nn/"),
+    Old("in_parts|possible_parts", "reductions of which CTAs share a row", "split reduction",
+        where=r"generate/cuda/loops/"),
+    Old("pieces|Piece|pieces_of", "the loops of an elementwise kernel", "loop profile", where=r"generate/cuda/loops/"),
     Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
     Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
 )  # fmt: skip

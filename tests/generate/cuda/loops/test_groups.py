@@ -13,7 +13,7 @@ from tests.ir.random_graphs import random_inputs
 
 from weft.generate.cuda.intrinsics.approx import may_approximate
 from weft.generate.cuda.loops.forms import Form
-from weft.generate.cuda.loops.parts import in_parts
+from weft.generate.cuda.loops.split import split_rows
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -241,15 +241,15 @@ def test_what_may_not_be_rough() -> None:
 
 def test_only_whole_parts_and_known_chains_are_cut() -> None:
     graph = LONG["parts"][0].graph
-    assert in_parts(graph, 10) is not None
-    assert in_parts(graph, 3) is None  # 4100 elements
-    assert in_parts(graph, 1) is None
-    assert in_parts(NAMED["softmax(33, 100)/1"]().graph, 4) is None  # the sum needs the whole row's maximum
+    assert split_rows(graph, 10) is not None
+    assert split_rows(graph, 3) is None  # 4100 elements
+    assert split_rows(graph, 1) is None
+    assert split_rows(NAMED["softmax(33, 100)/1"]().graph, 4) is None  # the sum needs the whole row's maximum
     b = GraphBuilder()
     x = b.input(f32(2, 64))
     total = b.reduce(Prim.REDUCE_SUM, x, [1])
     d = b.apply(Prim.SUB, x, b.apply(Prim.MUL, total, 1 / 32))  # not the mean
-    assert in_parts(b.build([b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, d, d), [1])]), 4) is None
+    assert split_rows(b.build([b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, d, d), [1])]), 4) is None
 
 
 def test_one_read_of_the_input() -> None:

@@ -11,8 +11,8 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.generator import CudaGenerator
 from weft.generate.cuda.loops import choose
 from weft.generate.cuda.loops.forms import Form
-from weft.generate.cuda.loops.pieces import pieces_of
 from weft.generate.cuda.loops.pointwise import Work, cycles, work_of
+from weft.generate.cuda.loops.profile import profiles_of
 from weft.generate.cuda.predict import predicted_us
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
@@ -50,9 +50,9 @@ def test_what_a_problem_asks_for() -> None:
 
 
 def test_what_its_loops_are() -> None:
-    (piece,) = SMALL.flat
-    assert piece.size == piece.along == 196 * 256 and piece.near == 4 and not piece.apart and not piece.tiles
-    assert [piece.lanes(v) for v in (2, 8, 16)] == [1, 4, 8]
+    (profile,) = SMALL.flat
+    assert profile.size == profile.along == 196 * 256 and profile.near == 4 and not profile.apart and not profile.tiles
+    assert [profile.lanes(v) for v in (2, 8, 16)] == [1, 4, 8]
     assert SMALL.tiled == SMALL.flat and not SMALL.turns  # nothing to turn
     few = turned((1, 196, 256))
     assert few.turns and [p.apart for p in few.flat] == [1] and few.flat[0].sectors == 32
@@ -66,8 +66,8 @@ def test_loops_are_those_of_the_kernel() -> None:
         for form in (Form(threads=128, tile=tile), Form(threads=64, vector=8, tile=tile)):
             source = CudaGenerator().emit(problem, form.schedule())
             assert isinstance(source, CudaSource)
-            pieces = pieces_of(problem, tile=tile)
-            blocks = sum(p.tiles or -(-p.size // (p.lanes(form.vector) * form.threads)) for p in pieces)
+            profiles = profiles_of(problem, tile=tile)
+            blocks = sum(p.tiles or -(-p.size // (p.lanes(form.vector) * form.threads)) for p in profiles)
             assert source.launches[0].grid[0] == blocks
 
 

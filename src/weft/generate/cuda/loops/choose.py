@@ -11,9 +11,9 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.loops import pointwise
 from weft.generate.cuda.loops.cross_cta import balanced, cross_cta_forms, stashed
 from weft.generate.cuda.loops.forms import LEAST_CTAS, Form
-from weft.generate.cuda.loops.parts import centred, in_parts, long_reductions, possible_parts
 from weft.generate.cuda.loops.rows import MAX_CARRIED
 from weft.generate.cuda.loops.scatter import scatter
+from weft.generate.cuda.loops.split import centred, long_reductions, possible_splits, split_rows
 from weft.generate.cuda.loops.stages import MAX_ROW
 from weft.generate.loopnest.plan import REDUCTIONS, live_nodes, reduced_axes
 from weft.ir import attrs as a
@@ -125,7 +125,7 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
         if blocks * 16 < facts.sms:  # a handful of blocks is hopeless
             found = [Form(threads=512, fuse=False, spread=2 * facts.sms)]
         feeds = dependent or any(graph.type_of(n).size >= operand.size for n in graph.outputs)
-        divided = _in_parts(problem, facts, beside=beside) if feeds else []
+        divided = _split(problem, facts, beside=beside) if feeds else []
         if is_pair(graph):
             norms = _norms(problem, facts, operand.nbytes, divided, beside=beside)
             norms = _outward(problem, facts, norms, beside=beside)
@@ -141,7 +141,7 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
         else:
             found = [*alone, *divided[::-1], *clusters, *spread[: 3 - len(divided)], *found]
     elif is_pair(graph) and length > MOST_HELD:
-        divided = _in_parts(problem, facts, beside=beside) if beside else []
+        divided = _split(problem, facts, beside=beside) if beside else []
         found = [*divided, *_once(problem, facts, beside=beside), *found, Form(threads=256, fuse=False)]
     elif dependent and length > MOST_HELD and not beside:
         found = [*clusters, *found]
@@ -149,7 +149,7 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
         found = [Form(threads=256, columns=k, fuse=False, spread=8 * facts.sms) for k in (16, 8)] + found
     elif dependent and (beside or length > 4096):
         once = _once(problem, facts, beside=beside) if is_pair(graph) and length >= 512 else []
-        divided = _in_parts(problem, facts, beside=beside) if beside and length >= 512 else []
+        divided = _split(problem, facts, beside=beside) if beside and length >= 512 else []
         found = [*divided, *once[:1], *found]
         found.append(Form(threads=256, fuse=False))
     found.append(Form(threads=256, keep=False))
@@ -163,7 +163,7 @@ def _norms(problem: Problem, facts: GpuFacts, size: int, divided: list[Form], *,
     and meet slowly. From where the L2 cache no longer holds what is read twice, an elementwise kernel of its own is
     worth a third, and where nothing of it is held, blocks that meet lose more by their short runs than by waiting.
     """
-    once = _in_parts(problem, facts, beside=beside, single_pass=True)
+    once = _split(problem, facts, beside=beside, single_pass=True)
     clusters = _once(problem, facts, beside=beside)
     cross_cta_offers = _meeting(problem, facts, beside=beside)
     c = costs_of(facts).reductions
@@ -237,7 +237,7 @@ def _meeting(problem: Problem, facts: GpuFacts, *, beside: bool) -> list[Form]:
     return cross_cta_forms(facts, rows, operand.size * item, access=access, lanes=lanes, beside=beside or run > 0)
 
 
-def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool, single_pass: bool = False) -> list[Form]:
+def _split(problem: Problem, facts: GpuFacts, *, beside: bool, single_pass: bool = False) -> list[Form]:
     """Long rows in parts, each of which a block keeps in registers: enough of them for all multiprocessors, and few.
 
     With `single_pass` it goes through them in one pass and need not keep them. What follows repeats the sums over parts
@@ -262,7 +262,7 @@ def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool, single_pass: b
         groups = max(1, rows * run * operand.dtype.itemsize // 256)  # read as 16 bits: lines of 128 bytes
         per_turn = max(1, THREADS * rows * run // (groups * 64))
     most = per_turn * max(1, MAX_CARRIED // (lanes * max(1, len(large)))) * (MOST_STREAMED if single_pass else 1)
-    sizes = {p: operand.size // rows // p for p in possible_parts(graph, long[0], last=last) if p > 1}
+    sizes = {p: operand.size // rows // p for p in possible_splits(graph, long[0], last=last) if p > 1}
     able = [p for p, size in sizes.items() if per_turn // 2 <= size <= most]
     c = costs_of(facts).reductions
     enough = sum(t.nbytes for t in large) / facts.sms / c.block_bytes
@@ -270,7 +270,7 @@ def _in_parts(problem: Problem, facts: GpuFacts, *, beside: bool, single_pass: b
     found = []
     for wanted in (blocks / groups, 2 * blocks / groups):
         parts = min(able, key=lambda p: abs(math.log(p / wanted)), default=1)
-        if in_parts(graph, parts, last=last) is not None:
+        if split_rows(graph, parts, last=last) is not None:
             spread = max(2, round(blocks / facts.sms)) * facts.sms
             per_row = 0 if beside or run else THREADS
             across = columns if beside else 0

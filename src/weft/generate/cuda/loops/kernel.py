@@ -16,10 +16,10 @@ from weft.generate.cuda.loops.forms import LEAST_CTAS, Form
 from weft.generate.cuda.loops.lanes import Oversized, Scene
 from weft.generate.cuda.loops.launch import Draft
 from weft.generate.cuda.loops.moments import Moments, meet_header, moments_header
-from weft.generate.cuda.loops.parts import in_parts
 from weft.generate.cuda.loops.point import emit_parts, parts_of
 from weft.generate.cuda.loops.rows import Rows
 from weft.generate.cuda.loops.scatter import Scatter, scatter, scatter_header
+from weft.generate.cuda.loops.split import split_rows
 from weft.generate.cuda.loops.stages import Part, Segment, build_segments, choose_roots, is_heavy
 from weft.generate.cuda.loops.tile import Tiled
 from weft.generate.cuda.loops.wait import WAIT, with_wait
@@ -65,7 +65,7 @@ class CudaText:
         self.graph: Graph = separate_windows(graph, live_nodes(graph))
         if form.parts > 1:
             last = Format.LAST in problem.input_formats
-            self.graph = in_parts(self.graph, form.parts, last=last) or self.graph
+            self.graph = split_rows(self.graph, form.parts, last=last) or self.graph
         if form.cross_cta >= LEAST_CTAS:
             self.graph = factors_together(self.graph)
         cut: set[NodeId] = set()

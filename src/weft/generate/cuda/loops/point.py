@@ -32,12 +32,12 @@ MOST_WHOLE = 16
 """Elements of an innermost loop that a thread takes all of."""
 MOST_UNROLLED = 32
 """Elements of such a thread."""
-MAX_PIECES = 12
-"""Ranges of blocks into which the edges of joins cut a stage."""
+MAX_RANGES = 12
+"""Ranges of CTAs into which the edges of joins cut a stage."""
 
 
 def parts_of(scene: Scene, stage: Stage, form: Form, prefix: str) -> list[Part | Tiled]:
-    """Pieces of one elementwise stage; none if it has no element."""
+    """Parts of one elementwise stage; none if it has no element."""
     sizes = scene.layout.sizes
     variables = [Var(f"{prefix}{k}", sizes[key]) for k, key in enumerate(stage.free)]
     if any(v.size == 0 for v in variables):
@@ -56,7 +56,7 @@ def _pieces(
         return [whole]
     for var in variables:
         points = cuts(var, seen.joints)
-        if not 0 < len(points) <= MAX_PIECES:
+        if not 0 < len(points) <= MAX_RANGES:
             continue
         found: list[Part | Tiled] = []
         for number, (first, end) in enumerate(zip([0, *points], [*points, var.size], strict=True)):

@@ -2,7 +2,7 @@
 
 A multiprocessor starts its blocks one after another, computes in issue slots, moves bytes, and waits for a thread's own
 results. The largest of these hides the others only as far as many blocks follow each other: blocks that all start at
-once load, compute and store in step. What a thread does follows from its loops (`pieces`). The constants are those of
+once load, compute and store in step. What a thread does follows from its loops (`profiles`). The constants are those of
 the device's profile; see docs/performance-model.md.
 """
 
@@ -19,7 +19,7 @@ from weft.costmodel.roofline import gap_us, memory_us
 from weft.costmodel.tiles import crowded
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.loops.forms import Form
-from weft.generate.cuda.loops.pieces import Piece, pieces_of
+from weft.generate.cuda.loops.profile import LoopProfile, profiles_of
 from weft.generate.loopnest.plan import live_nodes
 from weft.ir import attrs as a
 from weft.ir.graph import Graph
@@ -40,13 +40,13 @@ class Work:
     special: int
     gathers: int
     taps: float
-    """Elements that windows look at for one result of a piece."""
+    """Elements that windows look at for one result of a loop."""
     read: int
     """Bytes."""
     written: int
-    flat: tuple[Piece, ...]
+    flat: tuple[LoopProfile, ...]
     """Its loops."""
-    tiled: tuple[Piece, ...]
+    tiled: tuple[LoopProfile, ...]
     """Its loops where what strides may go through tiles."""
 
     @property
@@ -70,7 +70,7 @@ def work_of(problem: Problem) -> Work:
         taps += math.prod(node.attrs.kernel) if isinstance(node.attrs, a.WindowAttrs) else 0
         steps[i] = special, gathers
     ends = [steps.get(o, (0, 0)) for o in graph.outputs]
-    flat = pieces_of(problem)
+    flat = profiles_of(problem)
     return Work(
         special=max(x[0] for x in ends),
         gathers=max(x[1] for x in ends),
@@ -78,7 +78,7 @@ def work_of(problem: Problem) -> Work:
         read=_touched(graph),
         written=sum(graph.type_of(o).nbytes for o in graph.outputs),
         flat=flat,
-        tiled=pieces_of(problem, tile=True) if any(p.apart for p in flat) else flat,
+        tiled=profiles_of(problem, tile=True) if any(p.apart for p in flat) else flat,
     )
 
 
@@ -94,7 +94,7 @@ def _touched(graph: Graph) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """One piece with a form; cycles of all multiprocessors together, except where it says otherwise."""
+    """One loop profile with a form; cycles of all multiprocessors together, except where it says otherwise."""
 
     blocks: int
     issued: float
@@ -140,7 +140,7 @@ def cycles(w: Work, form: Form, facts: GpuFacts) -> float:
 
 
 def _costs(w: Work, form: Form, fit: Pointwise) -> Iterator[_Cost]:
-    """Of each piece."""
+    """Of each profile."""
     for p in w.tiled if form.tile else w.flat:
         lanes = p.lanes(form.vector)
         results = p.edge * p.edge / form.threads if p.tiles else lanes * form.items

@@ -27,7 +27,7 @@ SECTOR = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LoopProfile:
     """A range of blocks with loops of its own; counts are those of one result."""
 
     size: int
@@ -69,14 +69,14 @@ class _Loops(CudaText):
     """The loops of a kernel, found as for its text."""
 
     def __init__(self, problem: Problem, form: Form) -> None:
-        self.pieces: list[Piece] = []
+        self.profiles: list[LoopProfile] = []
         self._number = 0
         super().__init__(problem, form, "k")
 
     def _emit(self, live: Sequence[NodeId]) -> None:
         if self.accesses.frozen:
             return
-        self.pieces.clear()
+        self.profiles.clear()
         self._number = 0
         super()._emit(live)
 
@@ -85,20 +85,20 @@ class _Loops(CudaText):
             return
         for segment in segments:
             for part in parts_of(scene, segment.stages[0], self.form, "i"):
-                self.pieces.append(_piece(scene, part, self._number))
+                self.profiles.append(_profile(scene, part, self._number))
         self._number += 1
 
 
 @lru_cache(maxsize=64)
-def pieces_of(problem: Problem, *, tile: bool = False) -> tuple[Piece, ...]:
-    """The pieces of a problem without reductions, with the widest vectors; none where there are too many values."""
+def profiles_of(problem: Problem, *, tile: bool = False) -> tuple[LoopProfile, ...]:
+    """The profiles of a problem without reductions, with the widest vectors; none where there are too many values."""
     try:
-        return tuple(_Loops(problem, Form(tile=tile)).pieces)
+        return tuple(_Loops(problem, Form(tile=tile)).profiles)
     except Oversized:
         return ()
 
 
-def _piece(scene: Scene, part: Part | Tiled, launch: int) -> Piece:
+def _profile(scene: Scene, part: Part | Tiled, launch: int) -> LoopProfile:
     seen = probe(scene, [part.stage], [part.at])
     if isinstance(part, Tiled):
         lane, variables = part.along, (*part.outer, part.across, part.along)
@@ -108,7 +108,7 @@ def _piece(scene: Scene, part: Part | Tiled, launch: int) -> Piece:
     steps = [(inner_coefficient(x.address, lane) if lane.size > 1 else 1, x) for x in seen.accesses]
     sides = [x.itemsize for c, x in steps if c == 1]
     far = [(c, x) for c, x in steps if c not in (0, 1)]
-    return Piece(
+    return LoopProfile(
         size=size,
         along=lane.size,
         narrowest=min(sides, default=0),

@@ -1,4 +1,4 @@
-"""Long rows in parts: a graph-to-graph step before planning that makes two reductions of one.
+"""Split reductions: long rows in parts, by a graph-to-graph step before planning that makes two reductions of one.
 
 Few long rows do not fill a GPU. Each of their parts is reduced by itself, and the parts' results after that: sums,
 products and extrema by associativity, squares about the mean by their sums about the mean of a part: with S_b, m_b the
@@ -42,7 +42,7 @@ class Cut:
     """Parts of a row."""
 
 
-def in_parts(graph: Graph, parts: int, *, last: bool = False) -> Graph | None:
+def split_rows(graph: Graph, parts: int, *, last: bool = False) -> Graph | None:
     """The graph with every reduction of rows as long as the longest made of `parts` parts; None where that cannot be.
 
     `last`: images lie channels-last, so that parts are ranges of positions rather than of channels.
@@ -90,7 +90,7 @@ def long_reductions(graph: Graph) -> list[NodeId]:
     return found if good else []
 
 
-def possible_parts(graph: Graph, node: NodeId, *, last: bool = False) -> list[int]:
+def possible_splits(graph: Graph, node: NodeId, *, last: bool = False) -> list[int]:
     """Numbers of parts into which `cut` can divide the rows of a reduction, ascending."""
     whole, found = 1, {1}
     for axis in _slowest_first(graph, node, last=last):
