@@ -96,6 +96,10 @@ OLD = (
     Old("in_parts|possible_parts", "reductions of which CTAs share a row", "split reduction",
         where=r"generate/cuda/loops/"),
     Old("pieces|Piece|pieces_of", "the loops of an elementwise kernel", "loop profile", where=r"generate/cuda/loops/"),
+    Old("words|in_words", "units of 16 bits in an element", "halves",
+        where=r"generate/cuda/(gemm/common/product|conv/halo/kernel)\.py"),
+    Old("chunks?", "elements of a load of 16 bytes", "per load",
+        where=r"generate/cuda/(gemm/common/product|conv/halo/kernel)\.py"),
     Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
     Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
 )  # fmt: skip

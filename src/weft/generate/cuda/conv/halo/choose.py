@@ -113,7 +113,7 @@ def _depths(w: Window) -> list[int]:
     """Channels of a block."""
     if w.ic <= FEW:
         return [FEW]
-    sixteens = -(-w.ic * w.words // 16)
+    sixteens = -(-w.ic * w.halves // 16)
     found = {-(-sixteens // k) * 16 for k in range(1, sixteens + 1)}
     return sorted(x for x in found if x <= 128 and (x >= 32 or sixteens < 3 or math.prod(w.kernel) > 16))
 
@@ -141,7 +141,9 @@ def _blocks(base: Geometry, cluster: bool, facts: GpuFacts) -> Iterable[HaloConf
             continue
         deepest = -(-base.blocks // split)
         stages = min(deepest, (facts.shared_per_block - w.tables - 2048) // (base.a_bytes + base.w_bytes), 6)
-        if stages < (min(deepest, 2) if w.chunks else deepest):  # elements are not copied while others are multiplied
+        if stages < (
+            min(deepest, 2) if w.vectorized else deepest
+        ):  # elements are not copied while others are multiplied
             continue
         for wm in (16, 32, 64):
             for wn in (16, 32, 64):
@@ -182,7 +184,7 @@ def cycles(g: Geometry, facts: GpuFacts, end: End) -> float:
     inside = waves * (
         _body(g, active, c) + _end(g, active, end, c) + (c.alone if 2 * shared > facts.shared_per_sm else 0.0)
     )
-    weights = g.columns * g.taps * w.ic * w.groups * 2 * w.words
+    weights = g.columns * g.taps * w.ic * w.groups * 2 * w.halves
     outside = weights / (facts.bandwidth_at(max(weights, 1)) / facts.clock_ghz)
     return gap_us(facts) * facts.clock_ghz * 1e3 + c.launch + c.block * busiest + max(inside, outside)
 
@@ -195,13 +197,13 @@ def _body(g: Geometry, active: int, c: Halo) -> float:
     warps, steps = g.threads // 32, g.steps // s.wk
     mi, ni = s.wm // 16, s.wn // 16
     # one block of channels
-    issue = (pieces * (c.chunk if w.chunks else c.element) + g.w_bytes / 16 * c.weight) / 128
+    issue = (pieces * (c.chunk if w.vectorized else c.element) + g.w_bytes / 16 * c.weight) / 128
     arrival = (pieces * 16.0 + c.shared_weights * g.w_bytes) / c.port
     together = active * warps
     used = min(1.0, together / 4) * (c.lone if together <= 4 else c.several if together < 8 else 1.0)
     tensor = work(g)[1] / g.deepest * c.tensor / used
     fragments = warps * steps * (mi + ni) * 512.0 / c.fragments
-    rounded = warps * steps * mi * 4 * c.round if w.words == 2 else 0.0
+    rounded = warps * steps * mi * 4 * c.round if w.halves == 2 else 0.0
     compute = max(active * tensor, active * fragments, steps * max(c.step, mi * ni * 2 * c.product)) + active * rounded
     load = active * max(issue, arrival)
     if g.deepest == 1:
@@ -215,7 +217,7 @@ def _end(g: Geometry, active: int, end: End, c: Halo) -> float:
     """Cycles from the last step to the last result of so many blocks that share a multiprocessor."""
     w, s = g.w, g.s
     tile, finished = g.bm * s.bn, s.th * s.tw * min(s.bn, w.oc)
-    stores = tile * s.wk * 8 / 128 + finished * 2.0 * w.words * (1 + end.operands) / c.stored
+    stores = tile * s.wk * 8 / 128 + finished * 2.0 * w.halves * (1 + end.operands) / c.stored
     stores += finished * c.single if end.single else 0.0
     slots = c.result_slots + c.plain_slots * end.plain + c.special_slots * end.special + c.clipped_slots * end.clipped
     each = c.result + c.plain * end.plain + c.special * end.special + c.clipped * end.clipped

@@ -45,7 +45,7 @@ class HaloConfig(Parameters):
     tw: int
     bn: int
     bc: int
-    """Channels of a block: 4 (images of at most four) or a multiple of 16, counted in words of 16 bits."""
+    """Channels of a block: 4 (images of at most four) or a multiple of 16, counted in halves."""
     wm: int
     wn: int
     wk: int
@@ -75,12 +75,12 @@ class Window:
     kernel: tuple[int, int]
     strides: tuple[int, int]
     dilations: tuple[int, int]
-    chunks: bool
+    vectorized: bool
     """Eight neighbouring channels are 16 aligned bytes."""
     tables: int
     """Bytes of shared memory for tables of rows and columns."""
-    words: int = 1
-    """Words of 16 bits in an element."""
+    halves: int = 1
+    """Halves (16 bits) in an element."""
     outside: bool = False
     """Tiles may begin in front of the first row or column."""
 
@@ -96,7 +96,7 @@ def window(p: Product) -> Window | Declined:
         return Declined("many channels that 16-byte vectors do not fit")
     return Window(
         c.dims[1], c.dims[2], c.dims[0], c.groups, c.ic, c.oc, c.kernel, c.strides, c.dilations,
-        p.a_load == "taps", mma.table_bytes(p), p.words,
+        p.a_load == "taps", mma.table_bytes(p), p.halves,
     )  # fmt: skip
 
 
@@ -134,15 +134,15 @@ class Geometry:
 
     @property
     def steps(self) -> int:
-        """Steps of 16 words of the sum per block of channels."""
+        """Steps of 16 halves of K per block of channels."""
         if self.few:
-            return -(-self.taps // (4 * self.s.wk)) * self.s.wk * self.w.words
+            return -(-self.taps // (4 * self.s.wk)) * self.s.wk * self.w.halves
         return self.taps * (self.s.bc // 16)
 
     @property
     def blocks(self) -> int:
         """Blocks of channels."""
-        return -(-self.w.ic * (1 if self.few else self.w.words) // self.s.bc)
+        return -(-self.w.ic * (1 if self.few else self.w.halves) // self.s.bc)
 
     @property
     def field(self) -> tuple[int, int]:
@@ -159,7 +159,7 @@ class Geometry:
     @property
     def pitch(self) -> int:
         """Bytes from pixel to pixel: eight neighbours lie in different banks."""
-        return 8 * self.w.words if self.few else self.s.bc * 2 + 16
+        return 8 * self.w.halves if self.few else self.s.bc * 2 + 16
 
     @property
     def row_bytes(self) -> int:
@@ -201,7 +201,7 @@ class Geometry:
     def shared(self) -> int:
         """Dynamic shared memory of a block: stages or sums, tables, places of taps, a flag."""
         return (
-            self.stages_end + -(-self.w.tables // 16) * 16 + (self.steps // self.w.words * 16 if self.few else 0) + 16
+            self.stages_end + -(-self.w.tables // 16) * 16 + (self.steps // self.w.halves * 16 if self.few else 0) + 16
         )
 
     def tap(self, ky: int, kx: int) -> int:
@@ -368,7 +368,7 @@ def tap_table(g: Geometry) -> tuple[str, str]:
     if not g.few:
         return "", ""
     kw = g.w.kernel[1]
-    places = [g.tap(i // kw, i % kw) if i < g.taps else 0 for i in range(4 * g.steps // g.w.words)]
+    places = [g.tap(i // kw, i % kw) if i < g.taps else 0 for i in range(4 * g.steps // g.w.halves)]
     table = f"__device__ const int w_taps[] = {{{','.join(map(str, places))}}};\n"
     fill = f"for (int i = t; i < {len(places)}; i += {g.threads}) ((int*)(sm + TAPS))[i] = w_taps[i];"
     return fill, table
@@ -388,8 +388,8 @@ def _fill_a(p: Product, g: Geometry) -> str:
     rounds = -(-count // g.threads)
     sw = w.strides[1]
     x, pix, ix = Int("x"), Int("pix"), Int("ix")
-    chunk = x % per if w.chunks else x / (high * broad)
-    pixel = x / per if w.chunks else x % (high * broad)
+    chunk = x % per if w.vectorized else x / (high * broad)
+    pixel = x / per if w.vectorized else x % (high * broad)
     column = ix if sw == 1 else ix % sw * g.half + ix / sw
     at_ = summed(Int("iy") * g.row_bytes, column * g.pitch, Int(chunk.tight) * 16)
     place = f"const int pix = {pixel}, iy = {pix / broad}, ix = {pix % broad}; {{at}} = {at_}; {_source(p, g)}"
@@ -404,9 +404,9 @@ def _fill_a(p: Product, g: Geometry) -> str:
         ao, at = "ao", "at"
     channel = Int("0")
     if g.blocks > 1 or per > 1:
-        channel = Int("cb") * (s.bc // w.words) + Int(chunk.tight) * (8 // w.words)
-    if w.chunks:
-        full = w.ic * w.words % s.bc == 0
+        channel = Int("cb") * (s.bc // w.halves) + Int(chunk.tight) * (8 // w.halves)
+    if w.vectorized:
+        full = w.ic * w.halves % s.bc == 0
         ok = f"{ao} >= 0" + ("" if full else f" && ch < {w.ic}")
         body = (
             f"{find} const int ch = {channel}; const bool ok = {ok};"
@@ -419,7 +419,7 @@ def _fill_a(p: Product, g: Geometry) -> str:
 def _gather(p: Product, g: Geometry, count: int, find: str, channel: Int) -> str:
     """Statements: the field in pieces of fewer than 16 bytes, the loads of several pieces before their stores."""
     ic, layout = g.w.ic, p.c.a_layout
-    width, unit = FEW if g.few else p.chunk, _unit(p, g)
+    width, unit = FEW if g.few else p.per_load, _unit(p, g)
     rounds = -(-count // g.threads)
     together = min(rounds, 8 if g.few else 4)
     vector = "uint2" if g.few and not p.tf32 else "uint4"
@@ -433,7 +433,7 @@ def _gather(p: Product, g: Geometry, count: int, find: str, channel: Int) -> str
     else:
         words = [f"v[j][{k // 2}].{'xy'[k % 2]}" for k in range(width // 2)]
     ao, at = ("ao", "at") if find else ("ao[i]", "at[i]")
-    whole = g.blocks * g.s.bc == ic * (1 if g.few else p.words)
+    whole = g.blocks * g.s.bc == ic * (1 if g.few else p.halves)
     element = "ch" + Int("e") * unit
     value = "ok" if whole else f"{element} < {ic} && ok"
     read = (
@@ -564,9 +564,9 @@ def _fetch(g: Geometry, u: int) -> list[str]:
     mi, ni = s.wm // 16, s.wn // 16
     to, wk = u % 2, Int("wk")
     if g.few:
-        words = g.w.words
-        four, part = u // words, u % words
-        lines = [f"{{ const int off = taps[{four * 4 * s.wk}]{f' + {part * 8}' if words > 1 else ''};"]
+        halves = g.w.halves
+        four, part = u // halves, u % halves
+        lines = [f"{{ const int off = taps[{four * 4 * s.wk}]{f' + {part * 8}' if halves > 1 else ''};"]
         lines += [
             f"{{ const uint2 lo = *(const uint2*)(sm + a + from[{i}][0] + off),"
             f" hi = *(const uint2*)(sm + a + from[{i}][1] + off);"
@@ -577,7 +577,7 @@ def _fetch(g: Geometry, u: int) -> list[str]:
             zero = " ".join(f"fa{to}[{i}][{e}] = 0;" for i in range(mi) for e in range(4))
             lines.append(f"if ({four * 4 * s.wk + Int('wk') * 4 + '(lane & 3)'} >= {g.taps}) {{ {zero} }}")
         lines.append("}")
-        step = (four * s.wk + wk) * words + part
+        step = (four * s.wk + wk) * halves + part
     else:
         per = s.bc // 16 // s.wk
         ky, kx = divmod(u // per, 1 if s.wide else g.w.kernel[1])

@@ -101,7 +101,7 @@ def _widths(columns: int) -> list[int]:
 def _depths(w: halo.Window) -> list[int]:
     if w.ic <= FEW:
         return [FEW]
-    sixteens = -(-w.ic * w.words // 16)
+    sixteens = -(-w.ic * w.halves // 16)
     found = {-(-sixteens // k) * 16 for k in range(1, sixteens + 1)}
     return sorted(x for x in found if x <= 128 and (x >= 32 or sixteens < 3 or math.prod(w.kernel) > 16))
 
@@ -123,7 +123,7 @@ def _blocks(p: Pooled, s: PooledConfig, facts: GpuFacts) -> Iterable[PooledConfi
     if base.blocks % s.split and base.blocks < 3 * s.split:
         return
     stages = min(base.deepest, (facts.shared_per_block - w.tables - 2048) // (base.a_bytes + base.w_bytes), 6)
-    if stages < (min(base.deepest, 2) if w.chunks else base.deepest):  # elements are not copied beside products
+    if stages < (min(base.deepest, 2) if w.vectorized else base.deepest):  # elements are not copied beside products
         return
     for wm in (16, 32, 64):
         for wn in (16, 32, 64):

@@ -286,7 +286,7 @@ def _second(p: Separable, w: halo.Window, s: StackedConfig, facts: GpuFacts) -> 
                 continue
             for ring in sorted({g.parts, min(g.parts, _RING)}):
                 for deep in sorted({stages, min(stages, 2)}):
-                    if deep >= (min(g.deepest, 2) if w.chunks else g.deepest):
+                    if deep >= (min(g.deepest, 2) if w.vectorized else g.deepest):
                         found = StackedConfig(s.th, s.tw, s.bc, s.wm, s.wn, deep, s.bn, vm, vn, ring)
                         fits = Geometry.of(p, w, found)
                         if fits.shared <= facts.shared_per_block and refuse(p, fits) is None:

@@ -82,10 +82,10 @@ def _tail(p: Product, tile: Tile) -> str:
     """Bytes of the chunk at k that exist."""
     if p.k % tile.bk == 0:
         return "16"
-    if p.k % p.chunk == 0:
+    if p.k % p.per_load == 0:
         return f"(k < {p.k} ? 16u : 0u)"
     size = p.dtype.itemsize
-    return f"(k + {p.chunk} <= {p.k} ? 16u : k < {p.k} ? (u32)({p.k} - k) * {size}u : 0u)"
+    return f"(k + {p.per_load} <= {p.k} ? 16u : k < {p.k} ? (u32)({p.k} - k) * {size}u : 0u)"
 
 
 def load_a(p: Product, tile: Tile) -> Loader:
@@ -94,7 +94,7 @@ def load_a(p: Product, tile: Tile) -> Loader:
 
 
 def _rows(p: Product, tile: Tile) -> Loader:
-    chunks = tile.bk // p.chunk
+    chunks = tile.bk // p.per_load
     count = tile.bm * chunks
     rounds = -(-count // tile.threads)
     full = p.m % tile.bm == 0
@@ -114,7 +114,7 @@ def _rows(p: Product, tile: Tile) -> Loader:
         size = "n16" if full else f"(ao[i] >= 0 ? {'n16' if bytes_ != '16' else '16u'} : 0u)"
     else:
         size = "16"
-    head = f"const int k = {_KB * tile.bk + _T % chunks * p.chunk};"
+    head = f"const int k = {_KB * tile.bk + _T % chunks * p.per_load};"
     if bytes_ != "16":
         head += f" const u32 n16 = {bytes_};"
     to = _chunk(chunks)
@@ -129,14 +129,14 @@ def _pixel(p: Product) -> str:
 
 def _taps(p: Product, tile: Tile) -> Loader:
     c = p.c
-    chunks = tile.bk // p.chunk
+    chunks = tile.bk // p.per_load
     count = tile.bm * chunks
     rounds = -(-count // tile.threads)
     kw, (ky, kx, py, px) = c.kernel[1], map(Int, ("ky", "kx", "py", "px"))
     step_y, step_x = c.dilations
     to = _chunk(chunks)
     head = (
-        f"const int k = {_KB * tile.bk + _T % chunks * p.chunk}, tap = {_K / c.ic}, ch = {_K % c.ic},"
+        f"const int k = {_KB * tile.bk + _T % chunks * p.per_load}, tap = {_K / c.ic}, ch = {_K % c.ic},"
         f" ky = {Int('tap') / kw}, kx = {Int('tap') % kw};"
     )
     tail = "" if p.k % tile.bk == 0 else f" && k < {p.k}"
@@ -203,11 +203,11 @@ def tables(p: Product, threads: int) -> tuple[str, str, int]:
 
 def _columns(p: Product, tile: Tile) -> Loader:
     layout = p.c.a_layout
-    chunks = tile.bm // p.chunk
+    chunks = tile.bm // p.per_load
     count = tile.bk * chunks
     full = p.m % tile.bm == 0
     setup = (
-        f"const int am = {'m0' + _T % chunks * p.chunk};\nint ao; {{ const int m = am; ao = {_rows_of(p, 'm')}; }}\n"
+        f"const int am = {'m0' + _T % chunks * p.per_load};\nint ao; {{ const int m = am; ao = {_rows_of(p, 'm')}; }}\n"
     )
     ok = ([] if full else [f"am < {p.m}"]) + ([] if p.k % tile.bk == 0 else [f"k < {p.k}"])
     to = _chunk(chunks)
@@ -266,7 +266,7 @@ def _runs(p: Product, tile: Tile, rows: int, name: str, setup: str, place: str, 
 
     `place`: where the row of `x / CHUNKS` begins; `valid`: whether there is one; `size`: elements of the operand.
     """
-    chunks = tile.bk // p.chunk
+    chunks = tile.bk // p.per_load
     count = rows * chunks
     to = _chunk(chunks)
     operand, register = ("A", "ra") if name == "a" else ("W", "rw")
@@ -274,7 +274,7 @@ def _runs(p: Product, tile: Tile, rows: int, name: str, setup: str, place: str, 
         f"const int at = {place} + k; {register}[i] = {valid}"
         f" ? w_read8_{name}({operand} + at, {p.k} - k, at + 8 < {size}) : make_uint4(0, 0, 0, 0);"
     )
-    head = f"const int k = {_KB * tile.bk + _T % chunks * p.chunk};"
+    head = f"const int k = {_KB * tile.bk + _T % chunks * p.per_load};"
     return Loader(
         globals=_words(name),
         setup=setup + f"uint4 {register}[{-(-count // tile.threads)}];\n",
@@ -355,13 +355,13 @@ def _elements(p: Product, tile: Tile) -> Loader:
         place = str("A" + _rows_of(p, "at") + _K * c.a_layout.channel)
         return _across(tile.bm, tile.bk, tile.threads, "ra", place, f"at < {p.m} && k < {p.k}", "m0")
     if c.pack is None and c.kernel == (1, 1) and c.a_layout.channel == 1 and _in_words(p, c.a):
-        chunks = tile.bk // p.chunk
+        chunks = tile.bk // p.per_load
         state = f"const int m = m0 + {_X / chunks}; ao[i] = m < {p.m} ? {_rows_of(p, 'm')} : -1;"
         rounds = -(-tile.bm * chunks // tile.threads)
         setup = f"int ao[{rounds}];\n" + each(tile.bm * chunks, tile.threads, state)
         return _runs(p, tile, tile.bm, "a", setup, "ao[i]", "ao[i] >= 0", _size(p, c.a))
     kind = storage(p.dtype)
-    chunks = tile.bk // p.chunk
+    chunks = tile.bk // p.per_load
     count = tile.bm * chunks
     rounds = -(-count // tile.threads)
     to = f"to + {chunk_at(_X % tile.bm, _X / tile.bm, chunks)}"
@@ -405,7 +405,7 @@ def _elements(p: Product, tile: Tile) -> Loader:
     )
     tail = "" if p.k % tile.bk == 0 else f"if (k < {p.k}) "
     value = f"const int k = k0 + e; v[e] = 0; {tail}{{ {fetch} if ({test}) v[e] = A[{place}]; }}"
-    body = f"const int k0 = {_KB * tile.bk + _X / tile.bm * p.chunk}; " + _gather(kind, p.chunk, "ra", value)
+    body = f"const int k0 = {_KB * tile.bk + _X / tile.bm * p.per_load}; " + _gather(kind, p.per_load, "ra", value)
     return Loader(text + more, before, setup, each(count, tile.threads, body), end, size)
 
 
@@ -435,7 +435,7 @@ def load_w(p: Product, tile: Tile) -> Loader:
     """The loader of the right operand; `W` points at its first element (`packed`: at the block's tiles)."""
     c = p.c
     layout = c.w_layout
-    chunks = tile.bk // p.chunk
+    chunks = tile.bk // p.per_load
     if p.w_load == "packed":
         count = tile.bn * chunks
         step = tile.bn * tile.bk
@@ -450,7 +450,7 @@ def load_w(p: Product, tile: Tile) -> Loader:
         count = tile.bn * chunks
         to = _chunk(chunks)
         bytes_ = _tail(p, tile)
-        head = f"const int k = {_KB * tile.bk + _T % chunks * p.chunk};"
+        head = f"const int k = {_KB * tile.bk + _T % chunks * p.per_load};"
         if bytes_ != "16":
             head += f" const u32 n16 = {bytes_};"
         place = str(base + _N * layout.channel + "k")
@@ -463,11 +463,11 @@ def load_w(p: Product, tile: Tile) -> Loader:
             body += f"const bool ok = {' && '.join(ok)}; " + _copy(to, f"(ok ? {place} : W)", f"(ok ? {size} : 0u)")
         return Loader(begin=head + each(count, tile.threads, body))
     if p.w_load == "kn":
-        chunks = tile.bn // p.chunk
+        chunks = tile.bn // p.per_load
         count = tile.bk * chunks
         to = _chunk(chunks)
         place = str(base + "n" + _K * c.w_k)
-        body = f"const int k = {_KB * tile.bk + _X / chunks}, n = {'n0' + _T % chunks * p.chunk}; "
+        body = f"const int k = {_KB * tile.bk + _X / chunks}, n = {'n0' + _T % chunks * p.per_load}; "
         ok = ([] if full_n else [f"n < {p.n}"]) + ([] if p.k % tile.bk == 0 else [f"k < {p.k}"])
         if ok:
             body += f"const bool ok = {' && '.join(ok)}; " + _copy(to, f"(ok ? {place} : W)", "(ok ? 16u : 0u)")
@@ -489,8 +489,8 @@ def load_w(p: Product, tile: Tile) -> Loader:
     to = f"to + {chunk_at(_X % tile.bn, _X / tile.bn, chunks)}"
     at = offset + _N * layout.channel + _K * c.w_k
     value = f"const int k = k0 + e; v[e] = n < {p.n} && k < {p.k} ? W[{at}] : 0;"
-    body = f"const int k0 = {_KB * tile.bk + _X / tile.bn * p.chunk}, n = n0 + {_X % tile.bn}; " + _gather(
-        kind, p.chunk, "rw", value
+    body = f"const int k0 = {_KB * tile.bk + _X / tile.bn * p.per_load}, n = n0 + {_X % tile.bn}; " + _gather(
+        kind, p.per_load, "rw", value
     )
     return Loader(
         setup=f"uint4 rw[{rounds}];\n",

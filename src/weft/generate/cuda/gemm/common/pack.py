@@ -38,7 +38,7 @@ def pack_body(p: Product, weight: str, bn: int, bk: int) -> str:
     """Statements that fill [group][column tile][k tile][column][swizzled k]; one thread per element."""
     c, kind = p.c, storage(p.dtype)
     total = packed_elements(p, bn, bk)
-    chunks = bk // p.chunk
+    chunks = bk // p.per_load
     taps = c.kernel[1]
     w = c.w_layout
     kts, nts = -(-p.k // bk), -(-p.n // bn)
@@ -48,10 +48,10 @@ def pack_body(p: Product, weight: str, bn: int, bk: int) -> str:
     return f"""  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= {total}u) return;
   // which element of which swizzled tile this thread fills
-  const int e = i % {p.chunk}, place = {i / p.chunk % chunks}, row = {i / bk % bn};
+  const int e = i % {p.per_load}, place = {i / p.per_load % chunks}, row = {i / bk % bn};
   const int tile = i / {bk * bn}, kt = {tile % kts}, nt = {tile / kts % nts};
   const int g = {tile / (kts * nts)};
-  const int k = kt * {bk} + {swizzle("row", "place", chunks)} * {p.chunk} + e, n = {Int("nt") * bn + "row"};
+  const int k = kt * {bk} + {swizzle("row", "place", chunks)} * {p.per_load} + e, n = {Int("nt") * bn + "row"};
   const int c = {Int("k") % c.ic}, tap = {Int("k") / c.ic}, kh = {tap / taps}, kw = {tap % taps};
   {kind} v = 0;
   if (k < {p.k} && n < {p.n})
@@ -98,7 +98,7 @@ class FragmentOrder:
     columns: int
     bn: int
     bc: int
-    """In words of 16 bits. 4: a step is four taps of up to four channels; else a step is 16 words of a tap."""
+    """In halves. 4: a step is four taps of up to four channels; else a step is 16 halves of a tap."""
     blocks: int
     taps: int
     steps: int
@@ -113,7 +113,7 @@ def pack_fragments(p: Product, order: FragmentOrder, name: str = "pack") -> Pack
     side. In TF32 four taps of four channels take two steps.
     """
     c, kind, o = p.c, storage(p.dtype), order
-    tiles, v = -(-o.columns // o.bn), p.chunk
+    tiles, v = -(-o.columns // o.bn), p.per_load
     row = 2 * v * o.bn
     total = c.groups * tiles * o.blocks * o.steps * row
     per = o.bc // 16

@@ -121,17 +121,17 @@ class Product:
         return self.dtype.accumulator if self.float8 else DType.I32 if self.integers else self.dtype
 
     @property
-    def words(self) -> int:
-        """Words of 16 bits in an element, at least 1: tensor cores take 16 of a row at a time, whatever the type."""
+    def halves(self) -> int:
+        """Halves (16 bits) in an element, at least 1: tensor cores take 16 of a row at a time, whatever the type."""
         return max(1, self.dtype.itemsize // 2)
 
-    def in_words(self, elements: int) -> int:
-        """Words of 16 bits that so many elements fill."""
+    def in_halves(self, elements: int) -> int:
+        """Halves that so many elements fill."""
         return -(-elements * self.dtype.itemsize // 2)
 
-    def in_elements(self, words: int) -> int:
-        """Elements that lie in so many words of 16 bits."""
-        return words * 2 // self.dtype.itemsize
+    def in_elements(self, halves: int) -> int:
+        """Elements that lie in so many halves."""
+        return halves * 2 // self.dtype.itemsize
 
     @property
     def m(self) -> int:
@@ -154,20 +154,20 @@ class Product:
         return self.c.groups * math.prod(self.c.dims[i] for i in self.batch)
 
     @property
-    def chunk(self) -> int:
-        """Elements of 16 bytes."""
+    def per_load(self) -> int:
+        """Elements of a load of 16 bytes."""
         return 16 // self.dtype.itemsize
 
     @property
     def vector(self) -> int:
         """Neighbouring results that a thread finishes where memory allows: of numbers of 8 bits as of halves."""
-        return 4 if self.by_fours else 8 if self.bytes else self.chunk
+        return 4 if self.by_fours else 8 if self.bytes else self.per_load
 
     @property
     def by_fours(self) -> bool:
         """True where a thread has two pieces of four results: f32, and integers with results of 4 bytes."""
         stored = ((self.sum_dtype if slot < 0 else self.c.body[slot].dtype).itemsize for slot, _ in self.c.outputs)
-        return self.words == 2 or (self.integers and all(size == 4 for size in stored))
+        return self.halves == 2 or (self.integers and all(size == 4 for size in stored))
 
 
 def product(problem: Problem, *, tf32: bool = False) -> Product | Declined:
@@ -264,7 +264,7 @@ def in_columns(p: Product) -> Product:
     if c.groups == 1 or c.a_layout.group or w.group != c.oc * w.channel or c.kernel != (1, 1) or c.pack is not None:
         return p
     joined = replace(c, groups=1, oc=c.groups * c.oc, heads=c.oc, w_layout=replace(w, group=0))
-    return replace(p, c=joined, w_load=_w_load(joined, p.chunk))
+    return replace(p, c=joined, w_load=_w_load(joined, p.per_load))
 
 
 def is_weight(c: Contraction, index: int) -> bool:

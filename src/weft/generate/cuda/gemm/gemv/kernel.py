@@ -77,7 +77,7 @@ def applies(p: Product) -> Declined | None:
     """Why the template does not take a product; None where it does."""
     if p.m > MOST_ROWS:
         return Declined(f"{p.m} rows; the template for few takes {MOST_ROWS}")
-    if p.a_load != "rows" or p.k % p.chunk:
+    if p.a_load != "rows" or p.k % p.per_load:
         return Declined("rows that are not read in 16-byte vectors")
     if p.w_load not in ("packed", "nk"):
         return Declined("columns that are not read in 16-byte vectors")
@@ -88,7 +88,7 @@ def _in_place(p: Product) -> bool:
     """Constant weights whose columns already lie as the template reads them."""
     w = p.c.w_layout
     steps = (w.channel, w.offset, w.group if p.c.groups > 1 else 0)
-    return p.c.kernel == (1, 1) and p.c.w_k == 1 and all(x % p.chunk == 0 for x in steps)
+    return p.c.kernel == (1, 1) and p.c.w_k == 1 and all(x % p.per_load == 0 for x in steps)
 
 
 def shapes(p: Product, facts: GpuFacts, keep: int = 4) -> list[tuple[float, GemvConfig]]:
@@ -101,7 +101,7 @@ def _candidates(p: Product) -> Iterable[GemvConfig]:
     for cols, slices, warps, unroll in combinations((1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8), (2, 4, 8)):
         if not 2 <= slices * warps <= 16 or cols * unroll * (1 + p.m) > 40 or cols * p.m > 16:
             continue
-        if slices > 1 and p.k < slices * unroll * p.chunk * 32:
+        if slices > 1 and p.k < slices * unroll * p.per_load * 32:
             continue
         yield GemvConfig(cols, slices, warps, unroll)
 
@@ -123,7 +123,7 @@ def cycles(p: Product, s: GemvConfig, facts: GpuFacts) -> float:
     rate = min(fit.streamed * facts.read_bandwidth[-1][1] / facts.clock_ghz, flight / fit.flight)
     compute = -(-blocks // facts.sms) * s.warps * s.cols * p.k / 128 * (1.0 + p.m * fit.row_slots)
     compute /= _FOURS if p.integers else 1
-    rounds = -(-p.k // (32 * p.chunk * s.slices * s.unroll))
+    rounds = -(-p.k // (32 * p.per_load * s.slices * s.unroll))
     start = gap_us(facts) * facts.clock_ghz * 1e3 + fit.latency
     return start + max(total / rate, compute) + rounds * fit.round + fit.meeting * (s.slices > 1)
 
@@ -145,7 +145,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     args = epilogue.arguments(p, packed, False, False)
     kind, dot = storage(p.dtype), p.multiplied if p.bytes else p.dtype.value
     number, add = ("int", "(int)w_shfl_word((u32)acc[i][j], d)") if p.integers else ("float", "w_shfl(acc[i][j], d)")
-    chunks = p.k // p.chunk
+    chunks = p.k // p.per_load
     per_lane = -(-chunks // (32 * s.slices))
     unroll = min(s.unroll, per_lane)
     batches, y, warp = p.z // c.groups, Int("role.block_y()"), Int("(t >> 5)")

@@ -267,7 +267,7 @@ def normed_rows(p: Product, s: MmaConfig, names: Mapping[Source, str]) -> Fixed:
     """Values of rows in registers, vectors along the sum in shared memory, and the lambda `fix(kb, to)`."""
     norm = p.norm
     assert norm is not None
-    chunks, kind = s.bk // p.chunk, p.dtype.value
+    chunks, kind = s.bk // p.per_load, p.dtype.value
     count = s.bm * chunks
     rounds, padded = -(-count // s.threads), padded_length(norm, MOST_STEP)
     before = "\n".join(columns_text(norm, names, "TABLES", padded, s.threads))
@@ -358,8 +358,8 @@ def _fragments(p: Product, s: MmaConfig, tensor: bool) -> str:
 
 def _tensor_cores(p: Product, s: MmaConfig) -> str:
     mi, ni = s.wm // 16, s.wn // 16
-    chunks = s.bk // p.chunk
-    steps = s.bk // (2 * p.chunk) // s.wk
+    chunks = s.bk // p.per_load
+    steps = s.bk // (2 * p.per_load) // s.wk
     if p.a_load == "columns":
         row = "kk * 16 + (lane & 7) + ((lane >> 4) << 3)"
         chunk = "(row0 >> 3) + i * 2 + ((lane >> 3) & 1)"

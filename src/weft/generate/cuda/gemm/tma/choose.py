@@ -142,14 +142,14 @@ def case_of(p: Product, facts: GpuFacts) -> Case | None:
         return None
     stride = (1, *p.c.strides) if rows.image else (1, 1, 1)
     mn_major = p.a_load == "columns" or p.w_load == "kn"
-    panels = (STEP,) if mn_major else _panels(p.in_words(p.c.ic), p.c.kernel != (1, 1))
+    panels = (STEP,) if mn_major else _panels(p.in_halves(p.c.ic), p.c.kernel != (1, 1))
     stages = tuple((panel, stages_of_sum(p, panel)) for panel in panels)
     (kh, kw), (dh, dw) = p.c.kernel, p.c.dilations
     halo = rows.image and stride == (1, 1, 1) and kh * kw > 1
     reach = ((kh - 1) * dh, (kw - 1) * dw) if halo else (0, 0)
     read = [(step.layout, step.dtype.itemsize) for _, step in epilogue.leaves(p.c) if step.layout is not None]
     residuals = [size for w, size in read if any(s for s, n in zip(w.dims, p.c.dims, strict=True) if n > 1)]
-    sizes = replace(cost.sizes_of(p), k=p.in_words(p.k), width=epilogue.plan(p, p.vector).width)
+    sizes = replace(cost.sizes_of(p), k=p.in_halves(p.k), width=epilogue.plan(p, p.vector).width)
     packed = p.w_load == "packed"
     stored = tuple((p.sum_dtype if slot < 0 else p.c.body[slot].dtype).itemsize for slot, _ in p.c.outputs)
     exact = epilogue.exact(p.c)
@@ -167,7 +167,7 @@ def _within(p: Product, rows: Rows, columns: bool) -> tuple[bool, bool]:
         return False, False
     right = 0 if p.w_load == "packed" else p.c.w_k if p.w_load == "kn" else p.c.w_layout.channel
     left = p.c.a_layout.channel if columns else rows.steps[2]
-    return (p.in_words(left) % _SECTOR != 0, p.in_words(right) % _SECTOR != 0)
+    return (p.in_halves(left) % _SECTOR != 0, p.in_halves(right) % _SECTOR != 0)
 
 
 def _panels(channels: int, taps: bool) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ MOST_SUMS, MOST_OF_THREE = 128, 80
 
 def declined(p: Product, rows: Rows, s: TmaConfig, width: int) -> Declined | None:
     """Why a shape cannot normalise its left operand, or leave partial sums of its results."""
-    if p.partial_stats is not None and (width != 8 or p.words != 1 or not rows.linear or s.store or s.bn % PIECE):
+    if p.partial_stats is not None and (width != 8 or p.halves != 1 or not rows.linear or s.store or s.bn % PIECE):
         return Declined("partial statistics need results that threads store 8 at a time")
     if p.norm is None:
         return None

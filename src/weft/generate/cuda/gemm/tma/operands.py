@@ -138,7 +138,7 @@ def rows_of(p: Product) -> Rows | Declined:
 
 def blocks_of_channels(p: Product, panel: int) -> int:
     """Panels of one tap."""
-    return -(-p.in_words(p.c.ic) // panel)
+    return -(-p.in_halves(p.c.ic) // panel)
 
 
 def stages_of_sum(p: Product, panel: int) -> int:
@@ -371,7 +371,7 @@ def box_map(p: Product, base: Pointer, dims: list[Dim], swizzle: int) -> TensorM
     """The map, if there can be one. Source: CUDA driver API, cuTensorMapEncodeTiled."""
     size = p.dtype.itemsize
     if len(dims) < 2:
-        least = max(8, p.chunk)
+        least = max(8, p.per_load)
         dims.append(Dim(1, -(-dims[0].size // least) * least, 1, "0"))
     if len(dims) > _RANK:
         return Declined(f"an operand of {len(dims)} dimensions; tensor maps have {_RANK}")

@@ -42,10 +42,10 @@ def pack_panels(p: Product, bn: int, panel: int, *, halo: bool = False) -> Packi
         return f"""  const u32 i = role.block_x() * 256u + role.thread();
   if (i >= {total}u) return;
   // rows are columns of the weights: permuted so that a thread's fragments are neighbours, swizzled as TMA would
-  const int e = i % {p.chunk}, place = {i / p.chunk % chunks}, row = {i / row % bn};
+  const int e = i % {p.per_load}, place = {i / p.per_load % chunks}, row = {i / row % bn};
   const int q = {i / (row * bn) % (stages * per)}, tile = {i / (row * bn * stages * per)};
   const int nt = {tile % tiles}, g = {tile / tiles};
-  const int c = {block * row + integer(swizzle("row", "place", chunks)) * p.chunk + "e"}, tap = {tap_of};
+  const int c = {block * row + integer(swizzle("row", "place", chunks)) * p.per_load + "e"}, tap = {tap_of};
   const int n = nt * {bn} + row / 32 * 32 + {column} + row % 2;
   {kind} v = 0;
   if ({real} && c < {c.ic} && n < {p.n})

@@ -73,7 +73,7 @@ def offered(p: Product, ranked: Sequence[tuple[float, TmaConfig]], facts: GpuFac
     These are plain products with short sums and large results, by ping-pong consumers.
     """
     c = costs_of(facts).tma
-    if p.c.body or p.in_words(p.k) > c.stored_words or p.m * p.n * p.z * p.dtype.itemsize < c.stored_bytes:
+    if p.c.body or p.in_halves(p.k) > c.stored_words or p.m * p.n * p.z * p.dtype.itemsize < c.stored_bytes:
         return []
     rows = rows_of(p)
     for modelled, plain in ranked:
