@@ -347,6 +347,17 @@ def foreign_kernels() -> str:
     return markdown(head, rows, (0, 6)) if rows else "_not measured yet: `python -m benchmarks.fetch_suites`_"
 
 
+def fuse_seconds() -> str:
+    """How long fusing one pair takes."""
+    lines = good(records("cpu", "fuse-seconds"))
+    rows = []
+    for x in lines:
+        became = "declined" if "declined" in x else f"{x['kernels']} for {' and '.join(map(str, x['architectures']))}"
+        rows.append([str(x["case"]), f"{x['seconds']:.2f}", f"{x['core_seconds']:.2f}", became])
+    head = ["pair", "s", "of the core, s", "compiled kernels"]
+    return markdown(head, rows, (0, 3)) if rows else "_not measured yet: `python -m benchmarks.fuse_seconds`_"
+
+
 _TRUST = {
     "random-programs": "random programs: right",
     "mutants": "mutants of kernels: caught before they are timed",
@@ -437,6 +448,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-faults": gpu_faults,
     "conformance": conformance,
     "foreign-kernels": foreign_kernels,
+    "fuse-seconds": fuse_seconds,
     "trust": trust,
     "budgets": budgets,
     "library-plans": library_plans,
