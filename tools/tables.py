@@ -332,19 +332,29 @@ def conformance() -> str:
 
 def foreign_kernels() -> str:
     """Kernels of public suites: how many NVRTC takes, and how many of these are fused as they lie."""
-    lines = records("cpu", "foreign-kernels")
+    every = good(records("cpu", "foreign-kernels"))
     rows = []
-    for suite in sorted({str(x["case"]).partition("/")[0] for x in good(lines)}):
-        cases = [x for x in good(lines) if str(x["case"]).startswith(f"{suite}/")]
+    for suite in [*dict.fromkeys(str(x["case"]).partition("/")[0] for x in every), ""]:
+        cases = [x for x in every if str(x["case"]).startswith(f"{suite}/" if suite else "")]
         count = Counter(str(x["state"]) for x in cases)
         taken = count["fused"] + count["refused"]
-        why = Counter(str(x["reason"]).rpartition(": ")[2].partition(";")[0] for x in cases if x["state"] == "refused")
+        why = Counter(_why_refused(str(x["reason"])) for x in cases if x["state"] == "refused")
         spilled = sum(1 for x in cases if x.get("spilled_bytes"))
-        share = f"{count['fused'] / taken:.0%}" if taken else ""
+        headers = sum(1 for x in cases if x["state"] == "not taken by NVRTC" and "headers" in x)
+        share = f"{count['fused'] / taken:.1%}" if taken else ""
         told = ", ".join(f"{n} {reason}" for reason, n in why.most_common()) or "-"
-        rows.append([suite, str(len(cases)), str(taken), str(count["fused"]), share, str(spilled), told])
-    head = ["suite", "kernels", "NVRTC takes", "fused", "of those", "with spills", "refused"]
-    return markdown(head, rows, (0, 6)) if rows else "_not measured yet: `python -m benchmarks.fetch_suites`_"
+        last = told if suite else str(count["refused"])
+        numbers = (len(cases), headers, taken, count["fused"])
+        rows.append([suite or "all", *map(str, numbers), share, str(spilled), last])
+    head = ["suite", "kernels", "need CUDA's headers", "NVRTC takes", "fused", "of those", "with spills", "refused"]
+    return markdown(head, rows, (0, 7)) if every else "_not measured yet: `python -m benchmarks.fetch_suites`_"
+
+
+def _why_refused(reason: str) -> str:
+    """`k.cu:3: printf: its buffer ...; ...` -> `printf`; else what stands behind the last colon."""
+    _, _, told = reason.partition(": ")
+    name = told.partition(":")[0]
+    return name if name in ("printf", "assert") else told.rpartition(": ")[2].partition(";")[0].partition(" (`")[0]
 
 
 def fuse_seconds() -> str:

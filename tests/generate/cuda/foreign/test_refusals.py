@@ -155,6 +155,11 @@ REFUSED: dict[str, tuple[str, str]] = {
         '#define FOR(i) for (int i = 0; i < 3; ++i)\n#define B asm volatile("bar.sync 3, 64;");\n' + K % "FOR(i) { B }",
         r"k\.cu:4: in the PTX of the kernel: bar\.sync",
     ),
+    "shared memory of two instances": (
+        "template <int N> __device__ float f(float v) {\n  __shared__ float s[N];\n  s[threadIdx.x] = v;\n"
+        "  __syncthreads();\n  return s[N - 1 - threadIdx.x];\n}\n" + K % "x[0] = f<64>(x[1]) + f<65>(x[2]);",
+        r"k\.cu:2: shared memory of a function template with 2 instances",
+    ),
     "an unknown name": (K % "\n  x[0] = nothing;", r'k\.cu:3: the compiler refuses it .* "nothing" is undefined'),
     "a template without end": (
         "template <int N> struct F { static const int v = F<N - 1>::v + F<N + 1>::v; };\n" + K % "x[0] = F<5>::v;",

@@ -163,6 +163,20 @@ template <int N, int M> __global__ void k(DATA* x, DATA* y, NUMBER n) {
   y[i] = x[i] * N + M + n;
 }
 """
+INSTANCE = """
+template <int N> __device__ float turned(float v) {
+  __shared__ float s[N];
+  s[threadIdx.x] = v;
+  __syncthreads();
+  const float found = s[N - 1 - threadIdx.x];
+  __syncthreads();
+  return found;
+}
+__global__ void k(float* x, float* y, int n) {
+  const int i = blockIdx.x * 64 + threadIdx.x;
+  y[i] = turned<64>(x[i]) + turned<64>(x[0]) + n;
+}
+"""
 RANGE = """[[parameters]]
 name = "range"
 type = "Range"
@@ -173,6 +187,7 @@ value = [3, 200, 0, 7, 1077936128, -1]
 """
 KERNELS: dict[str, tuple[str, dict[str, object]]] = {
     "a structure by value": (STRUCTURE, {}),
+    "shared memory of a template": (INSTANCE, {}),
     "words of macros": (
         WORDS,
         {
@@ -192,7 +207,7 @@ KERNELS: dict[str, tuple[str, dict[str, object]]] = {
     "shared memory of the file": (FILE_SHARED, {"dynamic_shared_bytes": 256}),
     "macros": (MACROS, {"define.SCALE": 4}),
 }
-FORMS = {"a structure by value": 0, "words of macros": 0,
+FORMS = {"shared memory of a template": 0, "a structure by value": 0, "words of macros": 0,
          "leaves": 1, "counts": 2, "predicates": 0, "diverges": 1, "a block of 100 threads": 1, "dimensions": 1,
          "shared memory of the file": 0, "macros": 0}  # fmt: skip
 TABLE = '[[constants]]\nname = "weights"\ntype = "float"\nshape = [8]\ninit = "uniform"\n'

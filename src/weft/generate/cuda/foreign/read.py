@@ -82,7 +82,7 @@ def read(
     for arch, result in zip(JUDGED, results, strict=True):
         if isinstance(result, Declined):
             return Declined(explained(one, result.reason, arch))
-        judged = judge_ptx(one, result.code.rstrip(b"\0").decode("utf-8", "replace"))
+        judged = judge_ptx(one, result.code.rstrip(b"\0").decode("utf-8", "replace"), wrapped.single)
         if isinstance(judged, Declined):
             return judged
         for number, size in judged.bytes.items():

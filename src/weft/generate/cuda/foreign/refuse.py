@@ -8,6 +8,7 @@ whatever of these stands there, the source brought past the frame.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -256,6 +257,7 @@ _FILE = re.compile(r'\s*\.file\s+(\d+)\s+"([^"]*)"')
 _SIZE = re.compile(r"// w_size (\d+) (\d+) (\d+)")
 _SHARED = re.compile(r"\s*(?:\.\w+\s+)*\.shared\s+(?:\.align\s+\d+\s+)?\.\w+\s+([\w$]+)")
 _INSTRUCTION = re.compile(r"\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)")
+_INSTANCE = re.compile(r"([\w$]*w_foreign_mark(\d+)[\w$]*)\s*(?:\[\d+\])?\s*(?:=[^;\n]*)?;")
 PROBE_SHARED = "w_probe_shared"
 
 
@@ -267,8 +269,20 @@ class Sizes:
     alignment: dict[int, int]
 
 
-def judge_ptx(cut: Cut, ptx: str) -> Sizes | Declined:
-    """What the compiler made of a probe (see `probe.py`): sizes of shared variables, or why the kernel is no role."""
+def judge_ptx(cut: Cut, ptx: str, single: Mapping[int, int]) -> Sizes | Declined:
+    """What the compiler made of a probe (see `probe.py`): sizes of shared variables, or why the kernel is no role.
+
+    `single`: shared variables of function templates -> their lines.
+    """
+    marks: dict[int, set[str]] = {}
+    for symbol in _INSTANCE.finditer(ptx):
+        marks.setdefault(int(symbol[2]), set()).add(symbol[1])
+    for number, symbols in sorted(marks.items()):
+        if len(symbols) > 1:
+            return Declined(
+                f"{cut.unit.where(single.get(number, 0))}: shared memory of a function template with "
+                f"{len(symbols)} instances: each has its own; declare it in the kernel and pass a pointer"
+            )
     files: dict[str, str] = {}
     lines: list[tuple[int, str]] = []
     line = 0

@@ -74,6 +74,8 @@ class Wrapped:
     macros: tuple[str, ...]
     overloaded: tuple[str, ...]
     """Functions of the language to which the source adds forms of its own."""
+    single: Mapping[int, int]
+    """Shared variables of function templates -> their lines: such a template may have one instance."""
     original: str
     """The kernel as it lies, with what it needs."""
 
@@ -103,6 +105,7 @@ def wrap(cut: Cut, manifest: Manifest) -> Wrapped | Declined:
         meets(cut),
         tuple(sorted(cut.unit.macros)),
         tuple(sorted(OVERLOADED & {n for x in cut.plain if x.kind == "function" for n in x.names})),
+        made.single,
         original.decode(),
     )
 
@@ -125,6 +128,7 @@ class _Edits:
         self.edits: list[tuple[int, int, str]] = []
         self.shared: list[SharedVariable] = []
         self.of_file: dict[str, SharedVariable] = {}
+        self.single: dict[int, int] = {}
 
     def applied(self) -> str:
         """The text of these functions and all directives, each at its line."""
@@ -165,12 +169,8 @@ class _Edits:
             self.edits.append((body.start_byte, body.start_byte + 1, "{ " + " ".join(injected)))
         for inner in walk(body):
             if inner.type == "declaration" and b"__shared__" in self._front(inner):
-                if item.template and item not in self.cut.entry:
-                    return Declined(
-                        f"{self.cut.where(inner)}: shared memory of a function template: each instance has its own; "
-                        "declare it in the kernel and pass a pointer"
-                    )
-                if isinstance(found := self.declared(inner, local=True), Declined):
+                several = item.template and item not in self.cut.entry
+                if isinstance(found := self.declared(inner, local=True, several=several), Declined):
                     return found
         return None
 
@@ -189,8 +189,8 @@ class _Edits:
         end = declarators[0].start_byte if declarators else declaration.end_byte
         return self.cut.data[declaration.start_byte : end]
 
-    def declared(self, node: Node, *, local: bool) -> Declined | None:
-        """The variables of one declaration with `__shared__`."""
+    def declared(self, node: Node, *, local: bool, several: bool = False) -> Declined | None:
+        """The variables of one declaration with `__shared__`. `several`: of a function that may have instances."""
         data = self.cut.data
         declarators = node.children_by_field_name("declarator")
         front = self._front(node).decode("utf-8", "replace")
@@ -217,6 +217,9 @@ class _Edits:
             self.of_file |= {v.name: v for v in made}
             return None
         text = " ".join(self._reference(v) for v in made)
+        if several and made:
+            self.single[made[0].number] = node.start_point[0] + 1
+            text = f"@M{made[0].number}@ {text}"
         old = data[node.start_byte : node.end_byte].decode("utf-8", "replace")
         self.edits.append((node.start_byte, node.end_byte, text + "\n" * old.count("\n")))
         return None
@@ -241,6 +244,7 @@ def _name_of(node: Node) -> Node | None:
 
 
 _PLACE = re.compile(r"@(D|\d+):(w_type\d+)@")
+_MARK = re.compile(r"@M(\d+)@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +286,11 @@ def role_text(wrapped: Wrapped, manifest: Manifest, name: str, placed: Placed | 
             return f"*({kind}*)(w_shared + {offset})"
         return f"*({kind}*)(w_shared)"
 
+    def mark(found: re.Match[str]) -> str:
+        """A variable that every instance of the function has one of."""
+        name = f"w_foreign_mark{found[1]}"
+        return f'static __device__ char {name}; asm volatile("// %0" ::"l"(&{name}));' if placed is None else ""
+
     x, y, z = manifest.block
     own = {
         "threadIdx": f"(w_foreign_thread<{x}u, {y}u, {z}u>(w_role.thread()))",
@@ -309,7 +318,7 @@ def role_text(wrapped: Wrapped, manifest: Manifest, name: str, placed: Placed | 
             f"namespace {name} {{\n", others, line, _squeezed(wrapped.first, lines), behind, gone, *ours,
             "template <class w_Role> struct w_kernel {\n",
             "const w_Role w_role;\nunsigned char* const w_shared;\n",
-            line, _squeezed(_PLACE.sub(at, wrapped.second), lines), behind,
+            line, _squeezed(_PLACE.sub(at, _MARK.sub(mark, wrapped.second)), lines), behind,
             _named_by_macros(manifest), gone, run_text(wrapped, manifest), "};\n",
             *(f'#undef {n}\n#pragma pop_macro("{n}")\n' for n in names), "}\n",
         ]
