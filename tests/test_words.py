@@ -100,6 +100,9 @@ OLD = (
         where=r"generate/cuda/(gemm/common/product|conv/halo/kernel)\.py"),
     Old("chunks?", "elements of a load of 16 bytes", "per load",
         where=r"generate/cuda/(gemm/common/product|conv/halo/kernel)\.py"),
+    Old("", "K of a product", "K", r"along the sum|steps of the sum", r"generate/cuda/gemm/"),
+    Old("", "thread blocks", "CTA", r"\b(of|fits|fit) a block\b|\btwo blocks\b",
+        r"generate/cuda/(gemm|conv|attention|mlp|loops)/"),
     Old("", "the tensor memory accelerator", "TMA", r"copy engine", ALL),
     Old("w_wait|w_release|w_meet_some", "waits of dependent launches, barriers of some warps", "PDL", where=CUDA),
 )  # fmt: skip

@@ -183,8 +183,8 @@ def centred() -> Problem:
 @pytest.mark.parametrize(
     ("problem", "part"),
     [
-        (product(32, 32, 60), "chunks of 16"),
-        (convolution(1, 3, 9, 9, 16, 3), "chunks of 16"),
+        (product(32, 32, 60), "vectors of 16"),
+        (convolution(1, 3, 9, 9, 16, 3), "vectors of 16"),
         (centred(), "i32"),
     ],
 )

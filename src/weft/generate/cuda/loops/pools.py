@@ -86,7 +86,7 @@ def pools(problem: Problem) -> Pools | Declined:
     if shape[1] * t.dtype.itemsize % CHUNK or t.size == 0 or t.size * len(windows) >= MAX_ELEMENTS:
         return Declined("channels that are no whole vectors")
     if found.shared_bytes(1) > MOST_SHARED:
-        return Declined("a plane over the shared memory of a block")
+        return Declined("a plane over the shared memory of a CTA")
     return found
 
 

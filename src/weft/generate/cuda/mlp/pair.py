@@ -274,7 +274,7 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
     if isinstance(p, Declined):
         return p
     if reason := why_not(p):
-        return Declined(f"not for two blocks: {reason}")
+        return Declined(f"not for two CTAs: {reason}")
     s = MlpPairConfig.of(schedule)
     inner = MlpConfig(True, 1, 4, s.stages, 0, 1, s.persistent_ctas)
     image = halved(p, inner, Image.of(p, group=True))

@@ -32,7 +32,7 @@ def shapes(p: Pooled, facts: GpuFacts, keep: int = 6) -> list[tuple[float, Poole
     ranked = [(cycles(p, s, facts, end), s) for s in _candidates(p, tiles, facts)]
     ranked = sorted((x for x in ranked if x[0] < math.inf), key=lambda x: (x[0], x[1].wk, x[1].stages))
     if not ranked:
-        return Declined("no tile of windows fits the shared memory of a block")
+        return Declined("no tile of windows fits the shared memory of a CTA")
     seen: dict[tuple[int, ...], int] = {}
     keyed = []
     for modelled, s in ranked[:300]:

@@ -205,7 +205,7 @@ def shapes(p: Separable, facts: GpuFacts, keep: int = 4) -> list[tuple[float, St
     ranked = [(cycles(p, s, facts), s) for s in _candidates(p, w, facts)]
     ranked = sorted((x for x in ranked if x[0] < math.inf), key=lambda x: (x[0], x[1].bn, x[1].stages))
     if not ranked:
-        return Declined("no tile of all channels between the convolutions fits a block")
+        return Declined("no tile of all channels between the convolutions fits a CTA")
     seen: dict[int, int] = {}
     keyed = []
     for modelled, s in ranked[:200]:

@@ -358,12 +358,12 @@ def _parts(graph: Graph) -> PartialStats | Declined | None:
     if not outs:
         return None
     if len(outs) != 2 or len(graph.outputs) != 3:
-        return Declined("sums over columns of a product that are no pieces of its rows")
+        return Declined("sums over columns of a product that are no segments of its rows")
     (x,) = (o for o in graph.outputs if o not in outs)
     for mean, spread in (outs, outs[::-1]):
         if _is_mean(graph, mean, x) and _is_spread(graph, spread, x, mean):
             return PartialStats(graph.outputs.index(mean), graph.outputs.index(spread))
-    return Declined("sums over columns of a product other than means and spreads of pieces of a row")
+    return Declined("sums over columns of a product other than means and spreads of segments of a row")
 
 
 def _behind(graph: Graph, start: NodeId) -> set[NodeId]:

@@ -235,7 +235,7 @@ def _of_bytes(integers: Narrow) -> Product | Declined:
     p = _product(c, (integers.types[c.a.index], integers.types[c.w.index]))
     if not isinstance(p, Declined) and "elements" in (p.a_load, p.w_load):
         side = "left" if p.a_load == "elements" else "right"
-        return Declined(f"a {side} operand of 8 bits that does not lie in chunks of 16 along the sum")
+        return Declined(f"a {side} operand of 8 bits that does not lie in vectors of 16 along K")
     return p
 
 

@@ -52,7 +52,7 @@ class GroupPattern:
             found = template.configurations(m, facts)
             ranked += [] if isinstance(found, Declined) else found
         if not ranked:
-            return Declined("no block that all products of the group take")
+            return Declined("no CTA shape that all products of the group take")
         ranked = ordered(ranked)
         least, apart, what = min(cycles for cycles, _ in ranked), 0.0, "several"
         if match.is_split(m.problem):  # what is turned, others would have to turn

@@ -107,7 +107,7 @@ def aligned(p: Product) -> Aligned | Declined:
             left = Matrix(c.a.index, c.a_layout.offset, c.ic, p.m, c.a_layout.channel, size, 0)
             layout, load = replace(c.a_layout, channel=left.pitch, offset=0), "columns"
         else:
-            return Declined("a left operand whose neighbours are neither along rows nor along the sum")
+            return Declined("a left operand whose neighbours are neither along M nor along K")
         p = replace(p, c=replace(c, a_layout=layout), a_load=load)
         c = p.c
     if p.w_load == "elements":
@@ -121,7 +121,7 @@ def aligned(p: Product) -> Aligned | Declined:
             right = Matrix(c.w.index, c.w_layout.offset, c.ic, p.n, c.w_k, size, at)
             p = replace(p, c=replace(c, w_k=right.pitch, w_layout=replace(c.w_layout, offset=0)), w_load="kn")
         else:
-            return Declined("a right operand whose neighbours are neither along columns nor along the sum")
+            return Declined("a right operand whose neighbours are neither along N nor along K")
     return Aligned(p, left, right)
 
 
