@@ -351,10 +351,11 @@ def foreign_kernels() -> str:
 
 
 def _why_refused(reason: str) -> str:
-    """`k.cu:3: printf: its buffer ...; ...` -> `printf`; else what stands behind the last colon."""
-    _, _, told = reason.partition(": ")
-    name = told.partition(":")[0]
-    return name if name in ("printf", "assert") else told.rpartition(": ")[2].partition(";")[0].partition(" (`")[0]
+    """`k.cu:3: printf: its buffer ...` -> `printf`; `k.cu:3: x: a structure ...; ...` -> `a structure ...`."""
+    first, *others = reason.partition(": ")[2].partition(";")[0].split(": ")
+    if " " in first or not others or first in ("printf", "assert"):
+        return re.sub(r"^\S*::\S* ", "", first)
+    return others[0]
 
 
 def fuse_seconds() -> str:
