@@ -6,12 +6,13 @@
 LC is a kernel of a network at batch 16 (`benchmarks.cases.colocate_lc`), or C = A · Bᵀ in bf16 given as MxNxK. Several
 of its configurations are timed alone, and the peers are given the fastest. Fused kernels of several configurations and
 shapes are compiled, compared with the kernels alone (`weft.tune.cuda_pair`: nothing drawn, stopped, all drawn) and
-timed for a moment; the best two are measured: for as many launches of LC as run the whole job, medians of interleaved
-rounds of LC alone, BE alone, the peers, and the fused launches with what is left of the job behind them. Peers: one
-after the other; two streams of different priority; two parts of the GPU (green contexts), of the best of some sizes.
-The one that is kept is compared once more for several splits of the job. `ratio` is the best peer over fused: a pair
-below 1 is declined. Pairs of one LC kernel run in a process that may die: the pair's row then says so, and the next
-process goes on behind it. `--dry` compiles the fused kernels for an H200, without a GPU.
+timed for a moment, the best also in the form that draws in time. The best three are measured: for as many launches of
+LC as run the whole job, medians of interleaved rounds of LC alone, BE alone, the peers, and the fused launches with
+what is left of the job behind them. Peers: one after the other; two streams of different priority; two parts of the GPU
+(green contexts), of the best of some sizes. The one that is kept is compared once more for several splits of the job.
+`ratio` is the best peer over fused: a pair below 1 is declined. Pairs of one LC kernel run in a process that may die:
+the pair's row then says so, and the next process goes on behind it. `--dry` compiles the fused kernels for an H200,
+without a GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import numpy as np
 import torch
 
 from benchmarks.best_effort import jobs
-from benchmarks.cases.colocate_lc import drawn, hosts, lc_kernel, lc_names
+from benchmarks.cases.colocate_lc import LcKernel, drawn, hosts, lc_kernel, lc_names
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.device.cuda import streams
 from weft.device.cuda.driver import Module, encode_tensor_map, primary_context
@@ -48,6 +49,7 @@ from weft.gemm.search import feasible
 from weft.gemm.spec import Gemm
 from weft.generate.bind import Addresses, BoundCuda, CudaDriver, Prepared
 from weft.generate.bind_fused import BoundFused
+from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.foreign.read import ForeignRole
 from weft.generate.cuda.foreign.read import read as foreign
 from weft.generate.cuda.gemm.common.product import Product, product
@@ -59,6 +61,7 @@ from weft.generate.cuda.role.role import RoleSource
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.colocation import BYTES, FusedSource, FusionShape
+from weft.kernels.source import CudaSource
 from weft.tune.cuda_pair import (
     SPLITS,
     Memory,
@@ -81,8 +84,8 @@ POISON = 0xA5
 """Every byte of a result before LC runs."""
 PARTS = (64, 96, 112, 120)
 """Multiprocessors of LC in the peer of two parts."""
-FINALISTS = 2
-"""Fused kernels that are measured, of those timed for a moment."""
+FINALISTS = 3
+"""Fused kernels that are measured, of those timed for a moment; and of which a form that draws in time is tried."""
 FEW_ACCUMULATORS = 64
 """Registers of a thread for sums, beside which further warps find room."""
 LEAST_THREADS = 96
@@ -104,6 +107,8 @@ class Lc:
     """Bytes of each."""
     weights: tuple[bool, ...]
     """Of each input, whether a packing launch reads it."""
+    others: tuple[CudaSource, ...] = ()
+    """Kernels that cannot be roles, in clusters for instance: the peers may run them."""
 
 
 def lc_of(text: str, facts: GpuFacts, most: int, shared_bytes: int, *, contents: bool = True) -> Lc:
@@ -125,6 +130,7 @@ def lc_of(text: str, facts: GpuFacts, most: int, shared_bytes: int, *, contents:
             inputs,
             tuple(b.nbytes for b in kernel.outputs),
             tuple(b.is_weight for b in kernel.inputs),
+            tuple(fastest(kernel, sources)),
         )
     g = gemm_of(text)
     generator = torch.Generator().manual_seed(1)
@@ -132,6 +138,15 @@ def lc_of(text: str, facts: GpuFacts, most: int, shared_bytes: int, *, contents:
     operands = [torch.randn(s, generator=generator).bfloat16().view(torch.int16).numpy().tobytes() for s in sizes]
     configurations = mixed(list(_products(g, facts, 6 * most, shared_bytes)), most)
     return Lc(text, tuple(configurations), tuple(operands), (2 * g.m * g.n,), (False, False))
+
+
+def fastest(kernel: LcKernel, hosts: Sequence[RoleSource]) -> Iterator[CudaSource]:
+    """The fastest of the kernel's generated ones that were measured, where it is none of the hosts."""
+    best = next((t.schedule for t in kernel.timed if t.schedule.generator == "cuda"), None)
+    if best is not None and best not in [s.schedule for s in hosts]:
+        made = CudaGenerator().emit(kernel.problem, best)
+        if isinstance(made, CudaSource):
+            yield made
 
 
 def gemm_of(text: str) -> Gemm:
@@ -394,7 +409,7 @@ def contents_of(job: Job, cache: Path | None) -> dict[str, jobs.Array]:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial.npz")
-        np.savez(partial, **job.job.buffers())
+        np.savez(partial, allow_pickle=False, **job.job.buffers())
         partial.replace(path)
     with np.load(path, allow_pickle=False) as found:
         return {name: found[name] for name in found.files}
@@ -494,7 +509,7 @@ class Bench:
         self.counter, self.fresh = (held.enter_context(device_memory(BYTES)) for _ in range(2))
         given = [np.frombuffer(bytearray(x), np.uint8) for x in lc.inputs]
         self.addresses, self.memory = self.gpu.place([*given, *lc.outputs])
-        made = [solo(source, "lc") for source in lc.sources]
+        made = [*(solo(source, "lc") for source in lc.sources), *lc.others]
         self.loader.compile_all([(m.text, m.flags) for m in made])
         self.at: list[Addresses] = []
         self.alone: list[Prepared] = []
@@ -523,12 +538,13 @@ class Bench:
             stages = every[0].made.stages if every else ()
             wanted: dict[int, Wanted | str] = {}
             ready: list[tuple[float, Candidate, Pair]] = []
-            for one in every:
+
+            def attempt(one: Candidate) -> Row:
+                """Verified and timed for a moment; what is right is `ready`."""
                 told: Row = {"record": "shape", "case": case, "lc_schedule": str(self.lc.sources[one.lc].schedule),
                              "shape": asdict(one.shape)}  # fmt: skip
                 if reason := refusal(self.loader, self.lc.sources[one.lc], one, self.facts):
-                    yield {**told, "declined": reason}
-                    continue
+                    return {**told, "declined": reason}
                 fused = self._fused(one, job, at)
                 lc_side = Side((self.alone[one.lc],), self.memory)
                 pair = Pair(lc_side, side, fused, drain, self.counter, self.fresh, stages, job.exact)
@@ -539,8 +555,7 @@ class Bench:
                         wanted[one.lc] = verify_drain(self.gpu, pair, first) or first
                 want = wanted[one.lc]
                 if isinstance(want, str) or (wrong := verify(self.gpu, pair, want, ())):
-                    yield {**told, "wrong": want if isinstance(want, str) else wrong}
-                    continue
+                    return {**told, "wrong": want if isinstance(want, str) else wrong}
                 lc_us = self.times[self.best]
                 n = max(1, min(64, round(MOMENT_US / lc_us)))
                 found = rate(self.gpu, pair, n, 3)
@@ -548,9 +563,17 @@ class Bench:
                     n = max(1, n // 8)
                     found = rate(self.gpu, pair, n, 3)
                 guess = (lc_us + be_us * found.blocks / pair.total) / found.inside_us
-                yield {**told, "guess": round(guess, 4), "inside_us": round(found.inside_us, 2),
-                       "blocks": round(found.blocks, 1)}  # fmt: skip
                 ready.append((guess, one, pair))
+                return {**told, "guess": round(guess, 4), "inside_us": round(found.inside_us, 2),
+                        "blocks": round(found.blocks, 1)}  # fmt: skip
+
+            for one in every:
+                yield attempt(one)
+            ready.sort(key=lambda x: -x[0])
+            timed = [c for _, one, _ in ready[:FINALISTS] if (c := self._in_time(one, job)) is not None]
+            self.loader.compile_all([(c.made.text, c.made.flags) for c in timed])
+            for one in timed:
+                yield attempt(one)
             ready.sort(key=lambda x: -x[0])
             best: tuple[PairTimes, Candidate, Pair] | None = None
             split = self._split(side) if ready else None
@@ -617,6 +640,12 @@ class Bench:
         drain = bound.prepare([Addresses(()), *at], self.counter)
         us = statistics.median(self.gpu.samples_us([together(work)], self.rounds)[0])
         return Side(tuple(work), memory), us, drain, at, registers_of(self.loader, job)
+
+    def _in_time(self, one: Candidate, job: Job) -> Candidate | None:
+        """The same kernel, but it draws no block that would end behind LC."""
+        shape = replace(one.shape, in_time=True)
+        made = fuse(self.lc.sources[one.lc], job.sources, shape, facts=self.facts)
+        return Candidate(one.lc, shape, made) if isinstance(made, FusedSource) else None
 
     def _fused(self, one: Candidate, job: Job, at: Sequence[Addresses]) -> Prepared:
         cubin = self.loader.compiled(one.made.text, one.made.flags)

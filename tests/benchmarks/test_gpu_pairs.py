@@ -52,6 +52,7 @@ def test_a_network_s_kernel_is_an_lc_role() -> None:
     lc = lc_of("resnet50/conv3x3s2-512-14", facts, 4, 4096)
     assert [len(x) for x in lc.inputs] and any(lc.weights) and len(lc.weights) == len(lc.inputs)
     assert all(s.roles[0].shared_bytes + 4096 <= facts.shared_per_block for s in lc.sources)
+    assert [x.launches[0].cluster != (1, 1, 1) for x in lc.others] == [True], "its fastest kernel runs in clusters"
     both, numbers = united([lc, lc_of("resnet50/conv3x3s2-512-14", facts, 2, 4096, contents=False)])
     assert numbers == [[0, 1, 2, 3], [0, 1]] or len(both.sources) > 4
     with pytest.raises(ValueError, match="nor one of vgg16/"):

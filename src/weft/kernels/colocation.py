@@ -63,6 +63,8 @@ class FusionShape:
     fill_grid: bool = False
     """The grid has a CTA for every multiprocessor, those behind LC's with BE roles alone; and BE roles go on until LC
     has ended in all CTAs, not in their own. For LC grids of one wave."""
+    in_time: bool = False
+    """A BE role draws a block only if it would end before LC does, by the clocks that both took in launches before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,11 @@ class WorkCounter:
     launch a role belongs to."""
     lc_ended: int = 0
     """CTAs of such kernels whose LC role has ended."""
+    lc_clocks: int = 0
+    """Clocks from the begin of a CTA to the end of its LC role, of the CTA that ended last; 0: not known. Written by
+    kernels that draw in time."""
+    be_clocks: int = 0
+    """The same of a block of a BE role, of the longer ones."""
 
     @staticmethod
     def start(stages: Sequence[int], limit: int) -> WorkCounter:
@@ -184,7 +191,7 @@ class WorkCounter:
     def pack(self) -> bytes:
         """As it lies in device memory."""
         values = [getattr(self, name) & 0xFFFFFFFF for name in self.__slots__]
-        return struct.pack(_LAYOUT, *values[:10], self.begun, values[-1])
+        return struct.pack(_LAYOUT, *values[:10], self.begun, *values[11:])
 
     @staticmethod
     def unpack(data: bytes) -> WorkCounter:
@@ -194,6 +201,6 @@ class WorkCounter:
         return WorkCounter(*struct.unpack(_LAYOUT, data))
 
 
-_LAYOUT = "<10IQI12x"
+_LAYOUT = "<10IQ3I4x"
 BYTES = struct.calcsize(_LAYOUT)
 """Of a work counter in device memory."""

@@ -54,7 +54,7 @@ def wide_tma() -> RoleSource:
 
 
 def test_a_counter_is_read_as_it_was_written() -> None:
-    counter = WorkCounter(7, 9, 100, 50, 1, 6, 0, 128, 64, 0, 1 << 33, 12)
+    counter = WorkCounter(7, 9, 100, 50, 1, 6, 0, 128, 64, 0, 1 << 33, 12, 5, 6)
     assert len(counter.pack()) == BYTES and WorkCounter.unpack(counter.pack()) == counter
     assert WorkCounter.start([0, 5, 3], 4) == WorkCounter(limit=4, open=5, stage=1)
     for stages, limit in (([1 << 31], 0), ([-1], 0), ([1], -1)):
@@ -278,6 +278,42 @@ def test_roles_in_one_cta_compute_what_they_do_alone(name: str, seed: int, kerne
             np.testing.assert_array_equal(fusing.result(m), expected(one))
         assert all(b.intact() for b in m.buffers)
     assert counter.buffer.intact() and counter.now.finished == sum(source.stages)
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_blocks_that_are_drawn_in_time(fill: bool) -> None:
+    """A block that would end behind LC is left for later; what is not known is tried."""
+    be, facts = [fma(90)], replace(FACTS, sms=6)
+    shape = next(s for s in fused.shapes(tma_role(), be, facts) if s.fill_grid == fill and s.replicas == 1)
+    source = fused.fuse(tma_role(), be, replace(shape, in_time=True), facts=facts)
+    assert isinstance(source, FusedSource)
+    kernels = FusedKernels([source])
+    memory = fusing.of(be[0])
+
+    def launched(counter: Counter, seed: int) -> int:
+        before = counter.now.finished
+        assert (
+            kernels.run(source, {0: lc_memory(TMA_PROBLEM), 1: memory}, counter, gang=source.grid[0], seed=seed) == ""
+        )
+        return counter.now.finished - before
+
+    counter = Counter(WorkCounter.start(source.stages, 60))
+    assert launched(counter, 1) > 0 and counter.now.lc_clocks > 0 and counter.now.be_clocks > 0, "nothing was known"
+    counter.buffer.data.view(np.uint32)[13:15] = (10, 1 << 20)
+    assert launched(counter, 2) == 0, "every block would be too late"
+    assert counter.now.be_clocks == (1 << 20) - (1 << 17), "what nobody tries is forgotten by and by"
+    counter.buffer.data.view(np.uint32)[13:15] = (1 << 30, 1)
+    for seed in range(3, 60):
+        if counter.now.finished == 60:
+            break
+        counter.buffer.data.view(np.uint32)[13:15] = (1 << 30, 1)
+        launched(counter, seed)
+    counter.set("limit", 90)
+    for seed in range(60, 99):
+        counter.buffer.data.view(np.uint32)[13] = 0
+        launched(counter, seed)
+    assert counter.now.finished == 90 and all(b.intact() for b in memory.buffers)
+    np.testing.assert_array_equal(fusing.result(memory), expected(be[0]))
 
 
 RANGES: dict[str, RoleSource] = {

@@ -34,6 +34,8 @@ static bool w_exchange(unsigned long long* p, unsigned long long from, unsigned 
   return __atomic_compare_exchange_n(p, &from, to, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 static void w_settled() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
+static unsigned long long w_now() { return 0; }
+static struct { unsigned x; } blockIdx;
 static unsigned w_seen(const unsigned* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static void w_pause(unsigned) { std::this_thread::yield(); }
 HEADER

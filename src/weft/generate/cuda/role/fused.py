@@ -32,6 +32,8 @@ from weft.kernels.colocation import (
 from weft.kernels.source import MOST_PARAMETER_BYTES, TensorMap
 
 WARP, WARPGROUP = 32, 128
+PARTITIONS = 4
+"""Of a multiprocessor, each with schedulers and registers of its own."""
 BARRIERS = 16
 """Named barriers of a CTA."""
 MOST_THREADS = 1024
@@ -126,8 +128,14 @@ def lc_role(lc: RoleSource) -> DeviceRole | Declined:
 
 
 def launch_registers(threads: int, min_ctas_per_sm: int, facts: GpuFacts) -> int:
-    """Registers of a thread at launch, at most: what launch bounds leave of the register file, in steps of 8."""
-    return min(255, facts.registers_per_sm // (threads * max(1, min_ctas_per_sm)) // 8 * 8)
+    """Registers of a thread at launch, at most: what launch bounds leave of the register file, in steps of 8.
+
+    Each of the four partitions of a multiprocessor has a quarter of the file for its warps: 17 warps leave each as much
+    as 20 do.
+    """
+    warps = -(-threads // WARP) * max(1, min_ctas_per_sm)
+    of_partition = -(-warps // PARTITIONS) * WARP
+    return min(255, facts.registers_per_sm // PARTITIONS // of_partition // 8 * 8)
 
 
 def wgmma_registers(lc: RoleSource) -> int:
@@ -185,10 +193,10 @@ def ended_warps(lc: DeviceRole) -> int:
 
 
 def _end(lc: DeviceRole, shape: FusionShape, facts: GpuFacts) -> str:
-    """The type by which BE roles know that LC has ended; empty: in their own CTA."""
-    if not shape.fill_grid:
-        return ""
-    return f"w_whole_grid<{lc.grid[0]}u, {grid_of(lc, shape, facts)[0] * shape.replicas}u>"
+    """The type by which BE roles know that LC has ended, or will; empty: when it has in their own CTA."""
+    whole = f"w_whole_grid<{lc.grid[0]}u, {grid_of(lc, shape, facts)[0] * shape.replicas}u>"
+    end = whole if shape.fill_grid else "w_own_cta"
+    return f"w_in_time<{end}>" if shape.in_time else end if shape.fill_grid else ""
 
 
 def grid_of(lc: DeviceRole, shape: FusionShape, facts: GpuFacts) -> tuple[int, int, int]:
@@ -598,7 +606,7 @@ def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "",
             # in the other place: threads of this role may still look at this one
             f"if (again == W_AGAIN) {{ turn ^= 1u; if (thread == 0) drawn[turn] = {draw}; {barrier} }}",
             "const unsigned stage = drawn[turn].stage, block = drawn[turn].block;",
-            "if (stage == W_NONE) break;",
+            f"if (stage == W_NONE) {{ if (thread == 0) {end}::end(w_job, hand); break; }}",
             f"const w_ahead<w_stages, {at.warps}u, {end}> ahead(w_job, hand, {ended}, thread == 0);",
             "turn ^= 1u;",
         ]
@@ -631,6 +639,7 @@ def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "",
         # all that the block wrote is there, and its shared memory free
         barrier,
         "if (thread == 0) w_finish<w_stages>(w_job, hand);",
+        *([f"if (thread == 0) {end}::ran(hand);"] if ahead else []),
         *(["again = drawn[turn].stage;"] if ahead else []),
         "}",
         "}",
@@ -653,11 +662,13 @@ def _kernel_text(
     own = "".join(f", lc_{p.name}" for p in role.parameters)
     given = "".join(f", {x}_{p.name}" for x, _, p in named_parameters(stages))
     most = f", {shape.min_ctas_per_sm}" if shape.min_ctas_per_sm else ""
-    latency = f"w_lc::run(w_lc::frame(){own}); w_warp_ended(ended);"
+    told = [f"if (now == {ended_warps(role)}u) w_tell(&w_job->lc_ended);"] if shape.fill_grid else []
+    if shape.in_time:
+        took = "w_lc_took(&w_job->lc_clocks, (unsigned)w_now() - w_seen(ended + 1))"
+        told.append(f"if (now == {role.threads // WARP}u) {took};")
+    count = "w_warp_ended(ended);" if not told else f"const unsigned now = w_warp_ended(ended); {' '.join(told)}"
+    latency = f"w_lc::run(w_lc::frame(){own}); {count}"
     begin = "if (threadIdx.x == 0) *ended = 0u;"
-    if shape.fill_grid:
-        told = f"if (w_warp_ended(ended) == {ended_warps(role)}u) w_tell(&w_job->lc_ended);"
-        latency = f"w_lc::run(w_lc::frame(){own}); {told}"
     if surplus:
         begin = f"if (threadIdx.x == 0) *ended = blockIdx.x < {role.grid[0]}u ? 0u : {ended_warps(role)}u;"
         extra = shape.place == "extra" and shape.registers is not None
@@ -679,6 +690,7 @@ def _kernel_text(
         "W_DYNAMIC(w_whole);",
         f"unsigned* const ended = (unsigned*)(w_whole + {ended});",
         begin,
+        *(["if (threadIdx.x == 0) ended[1] = (unsigned)w_now();"] if shape.in_time else []),
         "w_all_threads();",
         *body,
         "}",

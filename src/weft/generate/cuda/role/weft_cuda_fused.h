@@ -76,6 +76,7 @@ W_FN unsigned w_warp_ended(unsigned* p) {  // in its first lane: how many there 
   __syncwarp();
   return (threadIdx.x & 31u) == 0 ? atomicAdd(p, 1u) + 1u : 0u;
 }
+W_FN void w_lc_took(unsigned* p, unsigned clocks) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(clocks) : "memory"); }
 W_FN void w_tell(unsigned* p) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory"); }
 W_FN void w_pause(unsigned ns) { __nanosleep(ns); }
 // A number that the compiler does not know: where it knows the grid, loops over tiles were seen to come out slower.
@@ -206,7 +207,7 @@ struct w_work {
   unsigned long long granted;
   unsigned limit, open, stage, finished, stop, duty, sms, ctas;
   unsigned long long begun;  // of kernels that fill their grid: BE roles so far, and CTAs whose LC role has ended
-  unsigned lc_ended, unused[3];
+  unsigned lc_ended, lc_clocks, be_clocks, unused;
 };
 struct w_drawn { unsigned stage, block; };
 enum : unsigned { W_NONE = 0xffffffffu, W_AGAIN = 0xfffffffeu };  // no block; none yet: to be drawn once more
@@ -215,19 +216,51 @@ enum : unsigned { W_NONE = 0xffffffffu, W_AGAIN = 0xfffffffeu };  // no block; n
 struct w_hand {
   unsigned end = 0, open = 0, stage = 0, begin = 0, uncounted = 0, lc_ends = 0;
   bool knows = false, drew = false, stopped = false;
+  unsigned began = 0, block_began = 0, lc_clocks = 0, be_clocks = 0, ran = 0;
 };
 // Whether BE's drawing ends when LC has ended in its own CTA, or in all LCS CTAs of a grid of ROLES BE roles.
-struct w_own_cta {
+struct w_any_time {
+  static W_FN void start(w_hand&) {}
+  static W_FN void ran(w_hand&) {}
+  static W_FN void end(w_work*, const w_hand&) {}
+  static W_FN bool late(const w_hand&, unsigned) { return false; }
+};
+struct w_own_cta : w_any_time {
   static W_FN void begin(w_work*, w_hand&) {}
   static W_FN bool over(w_work*, const w_hand&) { return true; }
 };
-template <unsigned LCS, unsigned ROLES> struct w_whole_grid {
+template <unsigned LCS, unsigned ROLES> struct w_whole_grid : w_any_time {
   static W_FN void begin(w_work* work, w_hand& h) {  // launches follow each other: roles are numbered through them
     h.lc_ends = (unsigned)(w_take(&work->begun, 1ull) / ROLES + 1ull) * LCS;
   }
   static W_FN bool over(w_work* work, const w_hand& h) { return (int)(w_peek(&work->lc_ended) - h.lc_ends) >= 0; }
 };
 enum : unsigned { W_COUNTED_TOGETHER = 8 };
+// Blocks are drawn only if they would end before LC does, by the clocks of launches before. Clocks are of one
+// multiprocessor, modulo 2^32.
+template <class END> struct w_in_time : END {
+  static W_FN void begin(w_work* work, w_hand& h) {
+    END::begin(work, h);
+    h.began = (unsigned)w_now();
+    h.lc_clocks = w_peek(&work->lc_clocks), h.be_clocks = w_peek(&work->be_clocks);
+  }
+  static W_FN void start(w_hand& h) { h.block_began = (unsigned)w_now(); }
+  static W_FN void ran(w_hand& h) {
+    const unsigned clocks = (unsigned)w_now() - h.block_began, before = h.be_clocks - h.be_clocks / 8u;
+    h.be_clocks = clocks > before ? clocks : before;
+    ++h.ran;
+  }
+  // whether so many blocks from now on would be too many
+  static W_FN bool late(const w_hand& h, unsigned blocks) {
+    const unsigned long long end = (unsigned long long)((unsigned)w_now() - h.began) + (unsigned long long)blocks * h.be_clocks;
+    return h.lc_clocks != 0 && end > h.lc_clocks;
+  }
+  // What nobody tries is forgotten by and by, lest one long block keeps all later ones out.
+  static W_FN void end(w_work* work, const w_hand& h) {
+    if (h.ran != 0) w_poke(&work->be_clocks, h.be_clocks);
+    else if (blockIdx.x == 0) w_poke(&work->be_clocks, h.be_clocks - h.be_clocks / 8u);
+  }
+};
 // Counts the blocks that have ended since the last time; the last of a stage opens the next.
 template <class JOB> W_FN void w_count_ended(w_work* work, w_hand& h) {
   const unsigned n = h.uncounted;
@@ -264,6 +297,7 @@ W_FN w_drawn w_draw(w_work* work, w_hand& h, const unsigned* ended) {
   if (JOB::total() == 0) return none;
   for (;;) {
     if (WARPS != 0 && w_seen(ended) >= WARPS && END::over(work, h)) break;
+    if (END::late(h, 1u)) break;
     const unsigned stop = w_peek(&work->stop);
     unsigned long long word = w_peek(&work->granted);
     if (stop != 0) break;
@@ -297,7 +331,9 @@ template <class JOB, unsigned WARPS, class END> struct w_ahead {
   unsigned stop = 0;
   bool asked = false;
   W_FN w_ahead(w_work* work, w_hand& h, const unsigned* ended, bool draws) {
-    if (!draws || !h.drew || h.stopped || w_seen(ended) >= WARPS) return;
+    if (!draws) return;
+    END::start(h);
+    if (!h.drew || h.stopped || w_seen(ended) >= WARPS || END::late(h, 2u)) return;
     asked = true;
     word = w_take(&work->granted, 1ull << 32);
     stop = w_peek(&work->stop);
