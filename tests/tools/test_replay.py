@@ -289,7 +289,7 @@ def test_counts_of_whole_groups_are_recorded(table: Path, monkeypatch: pytest.Mo
     assert [x["case"] for x in (candy, test_b, vgg)] == ["candy h200", "test_b", "vgg h200"]
     assert (candy["base"], candy["commit"], vgg["commit"]) == ("1234567", "abc1234", "abc1234-dirty")
     assert (candy["identical"], candy["text_only"], candy["code"], test_b["not_compiled"]) == (0, 1, 1, 1)
-    assert candy["differ"] == ["code: candy h200 | b"] and vgg["differ"] == []
+    assert candy["differ"] == ["code: candy h200 | b"] and vgg["differ"] == [] and test_b["differ"] == []
     monkeypatch.setattr(record_tables, "RESULTS", table.parents[3] / "benchmarks/results")
     lines = [[cell.strip(" *") for cell in x.split("|")[1:-1]] for x in record_tables.replay().splitlines()]
     assert lines[0] == ["kernels of", "commits", "same text", "same machine code", "other machine code", "not compiled"]
