@@ -130,6 +130,7 @@ def test_a_source_that_takes_too_long_to_read_is_refused(
 ) -> None:
     monkeypatch.setattr(patience, "SECONDS", 0.2)
     assert refused(tmp_path, SLOW[name]).startswith("k.cu: reading it took over 0.2 s")
+    monkeypatch.undo()
     assert isinstance(read(manifest(tmp_path, K % "x[0] = 1;"), compiler=bounded), ForeignRole), "the next has its time"
 
 
