@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tools import co_runner_tables, record_tables
+from tools import co_runner_tables, pair_tables, record_tables
 from tools.record_tables import ROOT, failed, failures, geometric_mean, good, markdown, records
 
 
@@ -466,6 +466,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "latency-critical": latency_critical,
     **record_tables.TABLES,
     **co_runner_tables.TABLES,
+    **pair_tables.TABLES,
 }
 
 

@@ -1,0 +1,77 @@
+"""Tables of pairs: a latency-critical kernel and a best-effort job in its CTAs, over the best of their peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tools.record_tables import GPU, failed, geometric_mean, good, markdown, records
+
+Line = Mapping[str, Any]
+
+
+def _sides(case: object) -> tuple[str, str]:
+    """The LC kernel and the BE job."""
+    lc, _, be = str(case).rpartition("/")
+    return lc, be
+
+
+def pair_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """A line per LC kernel, a column per job: the ratio that was measured, those kept in bold."""
+    found = good(lines)
+    jobs = sorted({_sides(x["case"])[1] for x in found})
+    kernels: dict[str, dict[str, Line]] = {}
+    for x in found:
+        lc, be = _sides(x["case"])
+        kernels.setdefault(lc, {})[be] = x
+    rows = [["", "", *jobs]]
+    for lc, row in kernels.items():
+        cells = []
+        for be in jobs:
+            pair = row.get(be, {"kept": False})
+            ratio = f"{pair['measured_ratio']:.2f}" if "measured_ratio" in pair else "none" if be in row else ""
+            cells.append(f"**{ratio}**" if pair["kept"] else ratio)
+        rows.append([f"`{lc}`", f"{next(iter(row.values()))['lc_us']:.1f}", *cells])
+    alone = {be: next(x["be_us"] for x in found if _sides(x["case"])[1] == be) for be in jobs}
+    rows.append(["alone, µs", "", *(f"{alone[be]:.0f}" for be in jobs)])
+    return rows
+
+
+def _note(lines: Sequence[Line]) -> str:
+    head = next(x for x in lines if x.get("record") == "environment")
+    commits = ", ".join(sorted({str(x["commit"]) for x in good(lines)}))
+    return f"\n\n{head['device']}, driver {head['driver']}, commit {commits}; `{head['command']}`"
+
+
+def pairs() -> str:
+    """The ratio of the best peer's time to that of the fused form, and what it comes to."""
+    lines = records(GPU, "colocate-pairs")
+    if not good(lines):
+        return "_not measured yet: `python -m benchmarks.gpu_pairs`_"
+    head, *rows = pair_rows(lines)
+    found = good(lines)
+    kept = [x["ratio"] for x in found if x["kept"]]
+    told = (
+        f"{len(found)} pairs, {len(kept)} kept; geometric mean with the others at 1.00:"
+        f" {geometric_mean([x['ratio'] for x in found]):.3f}; of those kept: {geometric_mean(kept):.3f};"
+        f" not right: {sum('wrong' in x for x in found)}."
+    )
+    bad = failed(lines, len(head))
+    return markdown(["LC kernel", "alone µs", *head[2:]], [*rows, *bad]) + f"\n\n{told}" + _note(lines)
+
+
+def pair_peers() -> str:
+    """Which peer was the best, and what the kept pairs cost LC."""
+    lines = records(GPU, "colocate-pairs")
+    rows = []
+    for x in sorted((x for x in good(lines) if x["kept"]), key=lambda x: -float(x["ratio"])):
+        peer = min(x["peers_us"], key=x["peers_us"].get)
+        shape = x["shape"]
+        way = f"{shape['replicas']} x {shape['threads']} {shape['place']}"
+        rows.append([f"`{x['case']}`", f"{x['ratio']:.3f}", f"{x['fraction']:.2f}", f"{x['slowdown']:.2f}",
+                     f"{x['idle_slowdown']:.2f}", peer, way])  # fmt: skip
+    head = ["pair", "ratio", "BE time f", "LC's loss s", "with nothing to draw", "best peer", "BE threads"]
+    return markdown(head, rows, (0, 5, 6)) if rows else "_not measured yet: `python -m benchmarks.gpu_pairs`_"
+
+
+TABLES: dict[str, Callable[[], str]] = {"pairs": pairs, "pair-peers": pair_peers}
