@@ -535,7 +535,6 @@ class Bench:
             side, be_us, drain, at, registers = self._job(job, held)
             every = candidates(self.lc, numbers, job, self.facts, registers)
             self.loader.compile_all([(c.made.text, c.made.flags) for c in every])
-            stages = every[0].made.stages if every else ()
             wanted: dict[int, Wanted | str] = {}
             ready: list[tuple[float, Candidate, Pair]] = []
 
@@ -545,17 +544,9 @@ class Bench:
                              "shape": asdict(one.shape)}  # fmt: skip
                 if reason := refusal(self.loader, self.lc.sources[one.lc], one, self.facts):
                     return {**told, "declined": reason}
-                fused = self._fused(one, job, at)
-                lc_side = Side((self.alone[one.lc],), self.memory)
-                pair = Pair(lc_side, side, fused, drain, self.counter, self.fresh, stages, job.exact)
-                if one.lc not in wanted:
-                    wanted[one.lc] = alone(self.gpu, pair)
-                    first = wanted[one.lc]
-                    if isinstance(first, Wanted) and len(wanted) == 1:
-                        wanted[one.lc] = verify_drain(self.gpu, pair, first) or first
-                want = wanted[one.lc]
-                if isinstance(want, str) or (wrong := verify(self.gpu, pair, want, ())):
-                    return {**told, "wrong": want if isinstance(want, str) else wrong}
+                pair = self._pair(one, job, side, drain, at)
+                if wrong := self._wrong(one, pair, wanted, ()):
+                    return {**told, "wrong": wrong}
                 lc_us = self.times[self.best]
                 n = max(1, min(64, round(MOMENT_US / lc_us)))
                 found = rate(self.gpu, pair, n, 3)
@@ -640,6 +631,33 @@ class Bench:
         drain = bound.prepare([Addresses(()), *at], self.counter)
         us = statistics.median(self.gpu.samples_us([together(work)], self.rounds)[0])
         return Side(tuple(work), memory), us, drain, at, registers_of(self.loader, job)
+
+    def wrongs(self, job: Job, numbers: Sequence[int], splits: Sequence[int]) -> Iterator[tuple[Candidate, str]]:
+        """What is wrong with each fused kernel that runs, compared at so many splits; empty: nothing."""
+        with ExitStack() as held:
+            side, _, drain, at, registers = self._job(job, held)
+            every = candidates(self.lc, numbers, job, self.facts, registers)
+            every += [timed for c in every if (timed := self._in_time(c, job)) is not None]
+            self.loader.compile_all([(c.made.text, c.made.flags) for c in every])
+            wanted: dict[int, Wanted | str] = {}
+            for one in every:
+                if not refusal(self.loader, self.lc.sources[one.lc], one, self.facts):
+                    yield one, self._wrong(one, self._pair(one, job, side, drain, at), wanted, splits)
+
+    def _pair(self, one: Candidate, job: Job, side: Side, drain: Prepared, at: Sequence[Addresses]) -> Pair:
+        fused = self._fused(one, job, at)
+        lc_side = Side((self.alone[one.lc],), self.memory)
+        return Pair(lc_side, side, fused, drain, self.counter, self.fresh, one.made.stages, job.exact)
+
+    def _wrong(self, one: Candidate, pair: Pair, wanted: dict[int, Wanted | str], splits: Sequence[int]) -> str:
+        """What is wrong with a fused kernel; `wanted`: results of the LC configurations that were run by themselves."""
+        if one.lc not in wanted:
+            wanted[one.lc] = alone(self.gpu, pair)
+            first = wanted[one.lc]
+            if isinstance(first, Wanted) and len(wanted) == 1:
+                wanted[one.lc] = verify_drain(self.gpu, pair, first) or first
+        want = wanted[one.lc]
+        return want if isinstance(want, str) else verify(self.gpu, pair, want, splits)
 
     def _in_time(self, one: Candidate, job: Job) -> Candidate | None:
         """The same kernel, but it draws no block that would end behind LC."""
