@@ -236,7 +236,7 @@ def test_products_of_bytes_lie_along_the_sum() -> None:
     repacked = replace(g, layout="nn", constant=True)
     assert feasible(repacked, repacked.problem(), H200)
     crossing = replace(g, layout="nn")
-    with pytest.raises(NoTemplateError, match="a right operand of 8 bits that does not lie in chunks of 16"):
+    with pytest.raises(NoTemplateError, match="a right operand of 8 bits that does not lie in vectors of 16"):
         feasible(crossing, crossing.problem(), H200)
 
 

@@ -90,7 +90,7 @@ def test_a_launch_that_would_wait_forever_is_refused() -> None:
 @pytest.mark.parametrize(
     ("addresses", "counter", "said"),
     [
-        (GIVEN, 0, "a work counter of 48 bytes at 0x0"),
+        (GIVEN, 0, "a work counter of 64 bytes at 0x0"),
         (GIVEN, 0x1008, "at 0x1008"),
         (GIVEN[:2], 0x1000, "no addresses of best-effort source 2"),
         ([*GIVEN[:2], Addresses([], [])], 0x1000, "reads out 0, which has no address"),
