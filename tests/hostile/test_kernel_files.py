@@ -149,7 +149,8 @@ from weft.generate.cuda.foreign.read import read
 found = read(manifest(Path(sys.argv[1])))
 print(found.reason)
 # since exec: what getrusage says holds for the process that it was forked from, too
-print(next(int(x.split()[1]) >> 10 for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM")))
+status = Path("/proc/self/status").read_text().splitlines()
+print(next(int(x.split()[1]) >> 10 for x in status if x.startswith("VmHWM")))
 """
 
 
