@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import benchmarks.best_effort
 import pytest
@@ -19,6 +20,9 @@ from weft.cli.app import app
 from weft.colocate.fuse import Pair, fuse_pair, parameters, resources, write
 from weft.errors import KernelDeclinedError, OptionError
 from weft.generate.cuda.foreign.manifest import ManifestError
+from weft.generate.cuda.role.fused import fuse as roles_fused
+from weft.generate.cuda.role.role import RoleSource
+from weft.kernels.colocation import FusionShape
 
 OURS = Path(benchmarks.best_effort.__path__[0])
 LC = """source = "lc.cu"
@@ -168,6 +172,28 @@ def test_the_program_names_errors(built: Path, tmp_path: Path) -> None:
     (tmp_path / "moved" / "lc.sm_90a.cubin").unlink()
     done = run(tmp_path / "moved")
     assert done.returncode == 2 and "lc.sm_90a.cubin: no such file" in done.stderr
+
+
+def test_a_shape_with_the_registers_that_the_job_wants_is_tried_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles whose warpgroups move registers: the job's threads get enough, at once."""
+    tried = []
+
+    def counted(lc: RoleSource, be: list[RoleSource], shape: FusionShape, **more: Any) -> Any:
+        tried.extend([shape] * bool(be))
+        return roles_fused(lc, be, shape, **more)
+
+    monkeypatch.setattr("weft.colocate.fuse.fuse", counted)
+    (tmp_path / "product.toml").write_text('product = "M=4096 N=1024 K=1024"\nlayout = "nt"\ndtype = "f16"\n')
+    made = fuse_pair(tmp_path / "product.toml", [OURS / "cp" / "kernel.toml"], small=True)
+    assert made.fused.shape == tried[-1] and len(tried) == 1 and tried[0].registers is not None
+    tried.clear()
+    made = fuse_pair(tmp_path / "product.toml", [OURS / "lbm" / "forth.toml"], small=True)
+    given = [s.registers.best_effort for s in tried if s.registers is not None]
+    assert given == sorted(set(given)) and len(tried) <= 3, "no shape with registers that were too few before"
+    found = next(x for x in made.compiled if x.file == "fused")
+    assert found.resources.spill_stores + found.resources.spill_loads <= 64
 
 
 def test_a_product_of_weft_hosts_a_kernel_with_a_table(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from weft.device.cuda.confined import ConfinedJob, ConfinedResult, compile_confi
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.cuda.resources import Resources
 from weft.errors import ArtifactError, KernelDeclinedError, OptionError
-from weft.generate.cuda.role.fused import fuse, judge, shapes
+from weft.generate.cuda.role.fused import BEST_EFFORT_SPILLS, fuse, judge, shapes
 from weft.generate.cuda.role.persistent import persistent
 from weft.ir.declined import Declined
-from weft.kernels.colocation import FusedSource
+from weft.kernels.colocation import FusedSource, FusionShape
 
 MOST_SHAPES = 6
 """Shapes that are compiled until one is taken."""
@@ -124,7 +124,12 @@ def _fitted(sides: tuple[Side, ...], ratio: float) -> Pair:
         every = shapes(sides[0].source, sources, facts)
         if not every:
             reasons.append(f"{arch}: {_why_no_shape(sides, facts)}")
-        for shape in every[:MOST_SHAPES]:
+        few = tried = 0  # registers of a best-effort thread with which its kernels spill; shapes
+        for shape in _ordered(sides, every, arch):
+            if shape.fill_grid or (shape.registers is not None and shape.registers.best_effort <= few):
+                continue
+            if (tried := tried + 1) > MOST_SHAPES:
+                break
             fused = fuse(sides[0].source, sources, shape, entry=ENTRY, facts=facts)
             rest = persistent(sources, ctas=facts.sms, entry=REST, facts=facts)
             if isinstance(fused, Declined) or isinstance(rest, Declined):
@@ -139,9 +144,20 @@ def _fitted(sides: tuple[Side, ...], ratio: float) -> Pair:
                 pair.declined = {a: lost for a in _FACTS if a not in wanted}
                 return pair
             reasons.append(f"{arch}: {reason}")
+            if shape.registers is not None and reason.endswith(BEST_EFFORT_SPILLS):
+                few = shape.registers.best_effort
     raise KernelDeclinedError(
         reason=f"{sides[0].title} and {sides[1].title} cannot share a CTA: {'; '.join(dict.fromkeys(reasons[-3:]))}"
     )
+
+
+def _ordered(sides: Sequence[Side], every: Sequence[FusionShape], arch: str) -> list[FusionShape]:
+    """Those first that give a best-effort thread the registers which its kernels have by themselves."""
+    if len({s.registers.best_effort for s in every if s.registers is not None}) < 2:
+        return list(every)
+    alone = compile_confined([ConfinedJob(s.text, arch, (s.entry,)) for s in sides[1:]])
+    needed = max((r.registers for x in alone if isinstance(x, ConfinedResult) for _, r in x.resources), default=0)
+    return sorted(every, key=lambda s: s.registers is not None and s.registers.best_effort < needed + LOOP_REGISTERS)
 
 
 def _why_no_shape(sides: Sequence[Side], facts: GpuFacts) -> str:
@@ -312,3 +328,7 @@ def _argument(whose: str, argument: object, means: Mapping[tuple[str, str, int],
     if isinstance(argument, TensorMap):
         return {"tensor_map": means[whose, argument.base.kind, argument.base.index]}
     return {"work_counter": True}
+
+
+LOOP_REGISTERS = 16
+"""That the loop of a best-effort role has besides its block's own, about."""

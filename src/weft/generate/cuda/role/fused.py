@@ -49,6 +49,8 @@ _WGMMA = re.compile(r"\bwgmma\.mma_async\.[\w.]*\.m64n(\d+)k")
 _PAST_CACHES = re.compile(r"ld\.global(\.\w+)*\.nc\b|\btex[123]D|\btex\.")
 _MEETS = re.compile(r"\b(sync|any|count|w_any|w_count|named_barrier\w*)\b")
 """What a text names whose threads meet; a name too many only keeps its blocks whole."""
+BEST_EFFORT_SPILLS = " by best-effort roles"
+"""How the reason ends where these alone spill: with more registers they may not."""
 _BEST_EFFORT_REGISTERS = (40, 56, 80, 104, 128, 152)
 
 
@@ -299,7 +301,7 @@ def judge(source: FusedSource, found: Resources, facts: GpuFacts, lc_spills: int
     if lc_spills:
         return Declined(f"the latency-critical role spills {lc_spills} bytes per thread")
     if spilled > MAX_SPILL_BYTES:
-        return Declined(f"{spilled} bytes of registers spilled per thread by best-effort roles")
+        return Declined(f"{spilled} bytes of registers spilled per thread{BEST_EFFORT_SPILLS}")
     return None
 
 
