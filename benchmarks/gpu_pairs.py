@@ -55,7 +55,7 @@ from weft.generate.cuda.foreign.read import read as foreign
 from weft.generate.cuda.gemm.common.product import Product, product
 from weft.generate.cuda.gemm.tma.kernel import roles
 from weft.generate.cuda.role.assemble import solo
-from weft.generate.cuda.role.fused import control_bytes, fuse, judge, shapes, shared_of, stages_of
+from weft.generate.cuda.role.fused import control_bytes, fuse, judge, lc_role, shapes, shared_of, stages_of
 from weft.generate.cuda.role.persistent import persistent
 from weft.generate.cuda.role.role import RoleSource
 from weft.ir.declined import Declined
@@ -71,6 +71,7 @@ from weft.tune.cuda_pair import (
     Wanted,
     alone,
     launches_for,
+    many,
     measure,
     rate,
     verify,
@@ -193,11 +194,9 @@ def _products(g: Gemm, facts: GpuFacts, most: int, shared_bytes: int) -> Iterato
         if p.get("template") != "tma" or kind in kinds:
             continue
         source = roles(found, schedule)
-        if isinstance(source, Declined) or len(source.roles) != 1 or source.pack:
+        if isinstance(source, Declined) or isinstance(role := lc_role(source), Declined) or source.pack:
             continue
-        role = source.roles[0]
-        fits = role.shared_bytes + shared_bytes <= facts.shared_per_block
-        if fits and role.cluster == (1, 1, 1) and _one_wave(source, facts):
+        if role.shared_bytes + shared_bytes <= facts.shared_per_block and _one_wave(source, facts):
             kinds.add(kind)
             yield source
 
@@ -288,12 +287,7 @@ class Gpu:
 
 def _forked(sides: Sequence[tuple[Stream, Sequence[Prepared]]], stream: int) -> None:
     for side, work in sides:
-
-        def put(handle: int, work: Sequence[Prepared] = work) -> None:
-            for one in work:
-                one(handle)
-
-        side.fork(put, stream)
+        side.fork(many(work), stream)
     for side, _ in sides:
         side.join(stream)
 
@@ -469,16 +463,6 @@ def registers_of(loader: Loader, job: Job) -> int:
     return max(loader.compiled(m.text, m.flags).of(m.launches[0].entry).registers for m in made)
 
 
-def together(work: Sequence[Prepared]) -> Prepared:
-    """One after the other on a stream."""
-
-    def put(stream: int) -> None:
-        for one in work:
-            one(stream)
-
-    return put
-
-
 def refusal(loader: Loader, lc: RoleSource, one: Candidate, facts: GpuFacts) -> str:
     """Why a fused kernel does not run, from its compilation and that of LC alone in its bounds; empty: it may."""
     try:
@@ -524,7 +508,7 @@ class Bench:
             self.gpu.run([lambda stream, b=bound, w=weights, p=packed: b.pack(w, p, stream)])  # type: ignore[misc]
             self.at.append(Addresses(inputs, outputs, packed, work, state))
             self.alone.append(bound.prepare(self.at[-1]))
-        samples = self.gpu.samples_us([together([p] * 8) for p in self.alone], rounds)
+        samples = self.gpu.samples_us([many([p], 8) for p in self.alone], rounds)
         self.times = [statistics.median(x) / 8 for x in samples]
         self.best = min(range(len(self.times)), key=self.times.__getitem__)
 
@@ -629,7 +613,7 @@ class Bench:
         self.loader.fill(cubin, ("w_be{}",), job.stages)
         bound = BoundFused(co_runner, cubin.path, driver=self.loader.driver)
         drain = bound.prepare([Addresses(()), *at], self.counter)
-        us = statistics.median(self.gpu.samples_us([together(work)], self.rounds)[0])
+        us = statistics.median(self.gpu.samples_us([many(work)], self.rounds)[0])
         return Side(tuple(work), memory), us, drain, at, registers_of(self.loader, job)
 
     def wrongs(self, job: Job, numbers: Sequence[int], splits: Sequence[int]) -> Iterator[tuple[Candidate, str]]:

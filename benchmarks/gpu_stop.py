@@ -28,7 +28,7 @@ from typing import final
 import torch
 
 from benchmarks.co_runner.beside import AHEAD_QUERIES, Served
-from benchmarks.co_runner.machine import GRID, LIMIT_S, MOST_BLOCKS, STOP_OFFSET, CoRunner, Gpu, timed
+from benchmarks.co_runner.machine import GRID, LIMIT_S, MOST_BLOCKS, CoRunner, Gpu, timed
 from benchmarks.co_runner.plans import BUDGET, LANES, compiled, posed, recorded
 from benchmarks.co_runner.rows import BATCHES, MODELS, lost_or_doubled, quantile, wanted
 from benchmarks.co_runner.units import USUAL, co_runner, unit_of
@@ -122,7 +122,7 @@ class Stopper:
         held.callback(module.unload)
         function = module.function("raise_stop")
         prefer_shared(function)
-        self._stop = gpu.counter.data_ptr() + STOP_OFFSET
+        self._stop = gpu.counter.data_ptr() + WorkCounter.offset("stop")
         kernel: Bound = function.bind((1, 1, 1), (1, 1, 1), [self._stop])
         graphs = Stream(self._raiser.cuda_stream)
         held.callback(graphs.close)

@@ -34,8 +34,6 @@ from weft.sm_budget import SmBudget
 MOST_BLOCKS = (1 << 31) - 1
 GRID = 1 << 30
 """Blocks of the one stage: as in the manifests."""
-STOP_OFFSET = 24
-"""Of `stop` in a work counter."""
 LIMIT_S = 5.0
 """Of anything that is waited for."""
 SETTLE_S = 0.002
@@ -217,7 +215,7 @@ class Gpu:
         """Raise `stop`, in the order of a stream, without an SM."""
         api = driver_api()
         on = api.CUstream((stream or self.copies).cuda_stream)
-        call(api.cuStreamWriteValue32, on, self.counter.data_ptr() + STOP_OFFSET, 1, 0)
+        call(api.cuStreamWriteValue32, on, self.counter.data_ptr() + WorkCounter.offset("stop"), 1, 0)
 
     def snapshot(self, number: int, stream: torch.cuda.Stream) -> None:
         """Copy the counter to the host, in the order of a stream, by a copy engine."""

@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from benchmarks.co_runner.machine import STOP_OFFSET
 from benchmarks.co_runner.units import USUAL
 from benchmarks.gpu_stop import RAISE, Case, Trials, cases, exact, main, row_of
 
@@ -35,7 +34,7 @@ def test_the_counter_after_a_stop() -> None:
 
 def test_stop_lies_where_it_is_written() -> None:
     calm, stopped = WorkCounter().pack(), WorkCounter(stop=1).pack()
-    assert [i for i, (a, b) in enumerate(zip(calm, stopped, strict=True)) if a != b] == [STOP_OFFSET]
+    assert [i for i, (a, b) in enumerate(zip(calm, stopped, strict=True)) if a != b] == [WorkCounter.offset("stop")]
 
 
 def test_what_raises_stop_compiles() -> None:

@@ -10,7 +10,6 @@ import pytest
 from weft.generate.bind import Prepared
 from weft.kernels.colocation import BYTES, WorkCounter
 from weft.tune.cuda_pair import (
-    LIMIT_OFFSET,
     SPLITS,
     Machine,
     Memory,
@@ -153,7 +152,7 @@ def judged(m: Simulated, pair: Pair) -> str:
 
 def test_the_simulation_is_a_machine() -> None:
     machine: Machine = Simulated()
-    machine.write(COUNTER + LIMIT_OFFSET, (77).to_bytes(4, "little"))
+    machine.write(COUNTER + WorkCounter.offset("limit"), (77).to_bytes(4, "little"))
     assert WorkCounter.unpack(machine.read(COUNTER, BYTES)).limit == 77
 
 

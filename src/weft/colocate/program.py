@@ -78,7 +78,7 @@ def program(
         )
     start = WorkCounter.start(fused.stages, limit).pack()
     words = ", ".join(f"0x{int.from_bytes(start[i : i + 4], 'little'):x}u" for i in range(0, len(start), 4))
-    slots = list(WorkCounter.__slots__)
+    limit_at, finished_at = (WorkCounter.offset(name) // 4 for name in ("limit", "finished"))
     return "".join(
         [
             _TYPES,
@@ -89,7 +89,7 @@ def program(
             _array("Kernel", "originals", kernels),
             f"static const Kernel fused_kernel = {both[0]};\nstatic const Kernel rest_kernel = {both[1]};\n",
             f"static const unsigned counter_start[] = {{{words}}};\n",
-            f"enum {{ LIMIT = {slots.index('limit')}, FINISHED = {slots.index('finished')} }};\n",
+            f"enum {{ LIMIT = {limit_at}, FINISHED = {finished_at} }};\n",
             f"static const unsigned fused_limit = {limit}u, total_blocks = {cycles * sum(fused.stages)}u;\n",
             f"static const int cycles = {cycles};\n",
             _behind(),

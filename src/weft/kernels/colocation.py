@@ -188,10 +188,17 @@ class WorkCounter:
         first = next((i for i, n in enumerate(stages) if n), 0)
         return WorkCounter(limit=limit, open=stages[first] if stages else 0, stage=first)
 
+    @staticmethod
+    def offset(name: str) -> int:
+        """Bytes from the counter's begin to one of its words, as it lies in device memory."""
+        before = WorkCounter.__slots__.index(name)
+        return struct.calcsize(_ORDER + _FORMATS[:before])
+
     def pack(self) -> bytes:
         """As it lies in device memory."""
-        values = [getattr(self, name) & 0xFFFFFFFF for name in self.__slots__]
-        return struct.pack(_LAYOUT, *values[:10], self.begun, *values[11:])
+        most = {"I": 0xFFFFFFFF, "Q": 0xFFFFFFFFFFFFFFFF}
+        words = zip(_FORMATS, self.__slots__, strict=True)
+        return struct.pack(_LAYOUT, *(getattr(self, name) & most[form] for form, name in words))
 
     @staticmethod
     def unpack(data: bytes) -> WorkCounter:
@@ -201,6 +208,9 @@ class WorkCounter:
         return WorkCounter(*struct.unpack(_LAYOUT, data))
 
 
-_LAYOUT = "<10IQ3I4x"
+_ORDER = "<"
+_FORMATS = "IIIIIIIIIIQIII"
+"""Of each word, in order."""
+_LAYOUT = f"{_ORDER}{_FORMATS}4x"
 BYTES = struct.calcsize(_LAYOUT)
 """Of a work counter in device memory."""

@@ -17,8 +17,6 @@ from typing import Protocol
 from weft.generate.bind import Prepared
 from weft.kernels.colocation import BYTES, WorkCounter
 
-LIMIT_OFFSET = 8
-"""Of `limit` in a work counter."""
 LEARNING = 4
 """Launches before a fused kernel is timed: kernels that draw in time take the clocks of LC and of a block."""
 SPLITS = (1, 131, 132, 133)
@@ -188,7 +186,7 @@ def _split(machine: Machine, pair: Pair, limit: int, want: Wanted) -> str:
         return f"{name}: {inside} blocks ran"
     if any(machine.differs(m, kept) >= 0 for m, kept in zip(pair.lc.memory, want.lc, strict=True)):
         return f"{name}: the latency-critical results differ"
-    machine.write(pair.counter + LIMIT_OFFSET, pair.total.to_bytes(4, "little"))
+    machine.write(pair.counter + WorkCounter.offset("limit"), pair.total.to_bytes(4, "little"))
     machine.run([pair.drain])
     return _compared(machine, pair, name, want) or _uncounted(machine, pair, name, pair.total)
 
@@ -229,7 +227,9 @@ def _restore(machine: Machine, pair: Pair, counter: WorkCounter | None = None) -
     machine.write(pair.counter, (counter or WorkCounter()).pack())
 
 
-def _many(work: Sequence[Callable[[int], None]], n: int = 1) -> Callable[[int], None]:
+def many(work: Sequence[Callable[[int], None]], n: int = 1) -> Callable[[int], None]:
+    """What puts all of it on a stream, one after the other, so many times."""
+
     def put(stream: int) -> None:
         for _ in range(n):
             for one in work:
@@ -270,7 +270,7 @@ class Rate:
 def rate(machine: Machine, pair: Pair, launches: int, rounds: int) -> Rate:
     """Fused launches in one graph, with the whole job to draw from."""
     machine.write(pair.fresh, _start(machine, pair).pack())
-    (found,) = machine.samples_us([_begun(machine, pair, _many([pair.fused], launches))], rounds)
+    (found,) = machine.samples_us([_begun(machine, pair, many([pair.fused], launches))], rounds)
     return Rate(statistics.median(found) / launches, _counter(machine, pair).finished / launches)
 
 
@@ -293,10 +293,10 @@ def measure(
     start = _start(machine, pair)
     machine.write(pair.fresh, start.pack())
     machine.write(pair.counter, WorkCounter.start(pair.stages, 0).pack())
-    lc, be, inside = _many(pair.lc.alone, launches), _many(pair.be.alone), _many([pair.fused], launches)
+    lc, be, inside = many(pair.lc.alone, launches), many(pair.be.alone), many([pair.fused], launches)
     streams: Callable[[int], None] = lambda stream: machine.beside([lc], [be], stream)  # noqa: E731
-    others = {"serial": _many([lc, be]), "streams": streams, **(peers or {})}
-    fused = _many([inside, pair.drain])
+    others = {"serial": many([lc, be]), "streams": streams, **(peers or {})}
+    fused = many([inside, pair.drain])
     (idle,) = machine.samples_us([inside], rounds)  # with a counter that lets nothing be drawn
     works = [_begun(machine, pair, inside), _begun(machine, pair, fused), lc, be, *others.values()]
     found = [statistics.median(x) for x in machine.samples_us(works, rounds)]

@@ -47,7 +47,7 @@ class Counter:
 
     def set(self, name: str, value: int) -> None:
         """One word, as the host writes it while kernels run."""
-        self.buffer.data.view(np.uint32)[WorkCounter.__slots__.index(name)] = value & 0xFFFFFFFF
+        self.buffer.data.view(np.uint32)[WorkCounter.offset(name) // 4] = value & 0xFFFFFFFF
 
 
 class FusedKernels:
