@@ -118,6 +118,7 @@ def _fitted(sides: tuple[Side, ...], ratio: float) -> Pair:
     architectures = _architectures(sides)
     sources = [s.source for s in sides[1:]]
     reasons: list[str] = []
+    known: Known = {}
     for arch in architectures:  # of the smallest GPU first: what fits there fits everywhere
         facts = profile(_FACTS[arch])
         wanted = architectures[architectures.index(arch) :]
@@ -125,7 +126,7 @@ def _fitted(sides: tuple[Side, ...], ratio: float) -> Pair:
         if not every:
             reasons.append(f"{arch}: {_why_no_shape(sides, facts)}")
         few = tried = 0  # registers of a best-effort thread with which its kernels spill; shapes
-        for shape in _ordered(sides, every, arch):
+        for shape in _ordered(sides, every, arch, known):
             if shape.fill_grid or (shape.registers is not None and shape.registers.best_effort <= few):
                 continue
             if (tried := tried + 1) > MOST_SHAPES:
@@ -138,7 +139,7 @@ def _fitted(sides: tuple[Side, ...], ratio: float) -> Pair:
             total = sum(fused.stages)
             limit = max(1, round(ratio * total))
             pair = Pair(sides, fused, rest, ratio, limit, max(1, math.ceil(ratio)))
-            reason = _compiled(pair, wanted)
+            reason = _compiled(pair, wanted, known)
             if reason is None:
                 lost = reasons[-1] if reasons else "a kernel of the pair uses what GPUs from sm_90a on have alone"
                 pair.declined = {a: lost for a in _FACTS if a not in wanted}
@@ -151,11 +152,23 @@ def _fitted(sides: tuple[Side, ...], ratio: float) -> Pair:
     )
 
 
-def _ordered(sides: Sequence[Side], every: Sequence[FusionShape], arch: str) -> list[FusionShape]:
+def _compile(jobs: Sequence[ConfinedJob], known: Known) -> list[ConfinedResult | Declined]:
+    missing = list(dict.fromkeys(j for j in jobs if j not in known))
+    if missing:
+        known.update(zip(missing, compile_confined(missing), strict=True))
+    return [known[j] for j in jobs]
+
+
+def _by_itself(one: Side, arch: str) -> ConfinedJob:
+    """One of the two kernels; the names that are asked of the compiler begin with its entry."""
+    return ConfinedJob(one.text, arch, (one.entry, *(f"&{c.name}" for c in one.constants)))
+
+
+def _ordered(sides: Sequence[Side], every: Sequence[FusionShape], arch: str, known: Known) -> list[FusionShape]:
     """Those first that give a best-effort thread the registers which its kernels have by themselves."""
     if len({s.registers.best_effort for s in every if s.registers is not None}) < 2:
         return list(every)
-    alone = compile_confined([ConfinedJob(s.text, arch, (s.entry,)) for s in sides[1:]])
+    alone = _compile([_by_itself(s, arch) for s in sides[1:]], known)
     needed = max((r.registers for x in alone if isinstance(x, ConfinedResult) for _, r in x.resources), default=0)
     return sorted(every, key=lambda s: s.registers is not None and s.registers.best_effort < needed + LOOP_REGISTERS)
 
@@ -175,11 +188,11 @@ def _why_no_shape(sides: Sequence[Side], facts: GpuFacts) -> str:
     )
 
 
-def _compiled(pair: Pair, architectures: Sequence[str]) -> str | None:
+def _compiled(pair: Pair, architectures: Sequence[str], known: Known) -> str | None:
     """Compile all kernels of the pair; why the fused one is not taken."""
     texts = _texts(pair)
     jobs = [(file, arch) for arch in architectures for file in texts]
-    results = compile_confined([ConfinedJob(texts[f][0], arch, texts[f][1]) for f, arch in jobs])
+    results = _compile([ConfinedJob(texts[f][0], arch, texts[f][1]) for f, arch in jobs], known)
     found: list[Compiled] = []
     for (file, arch), result in zip(jobs, results, strict=True):
         if isinstance(result, Declined):
@@ -220,7 +233,8 @@ def _texts(pair: Pair) -> dict[str, tuple[str, tuple[str, ...]]]:
         "rest": (pair.rest.text, (REST, *symbols)),
     }
     for one in pair.sides:
-        found[one.name] = (one.text, (one.entry, *(f"&{c.name}" for c in one.constants)))
+        job = _by_itself(one, "")
+        found[one.name] = (job.text, job.names)
     return found
 
 
@@ -332,3 +346,5 @@ def _argument(whose: str, argument: object, means: Mapping[tuple[str, str, int],
 
 LOOP_REGISTERS = 16
 """That the loop of a best-effort role has besides its block's own, about."""
+Known = dict[ConfinedJob, ConfinedResult | Declined]
+"""What was compiled: of one pair several shapes may be, and most of their texts are the same."""
