@@ -89,7 +89,6 @@ inline unsigned w_warp_ended(unsigned* p) {
   ++w_progress;
   return w_self->lane == 0 ? ++*p : 0u;
 }
-inline void w_lc_took(unsigned* p, unsigned clocks) { w_maybe(); *p = clocks; ++w_progress; }
 inline void w_tell(unsigned* p) { w_maybe(); ++*p; ++w_progress; }
 static u64 w_clock_ns = 0;
 inline u64 w_now() { return w_clock_ns += 100; }

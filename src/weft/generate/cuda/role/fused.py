@@ -666,7 +666,7 @@ def _kernel_text(
     most = f", {shape.min_ctas_per_sm}" if shape.min_ctas_per_sm else ""
     told = [f"if (now == {ended_warps(role)}u) w_tell(&w_job->lc_ended);"] if shape.fill_grid else []
     if shape.in_time:
-        took = "w_lc_took(&w_job->lc_clocks, (unsigned)w_now() - w_seen(ended + 1))"
+        took = "w_poke(&w_job->lc_clocks, (unsigned)w_now() - w_seen(ended + 1))"
         told.append(f"if (now == {role.threads // WARP}u) {took};")
     count = "w_warp_ended(ended);" if not told else f"const unsigned now = w_warp_ended(ended); {' '.join(told)}"
     latency = f"w_lc::run(w_lc::frame(){own}); {count}"

@@ -76,7 +76,6 @@ W_FN unsigned w_warp_ended(unsigned* p) {  // in its first lane: how many there 
   __syncwarp();
   return (threadIdx.x & 31u) == 0 ? atomicAdd(p, 1u) + 1u : 0u;
 }
-W_FN void w_lc_took(unsigned* p, unsigned clocks) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(clocks) : "memory"); }
 W_FN void w_tell(unsigned* p) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory"); }
 W_FN void w_pause(unsigned ns) { __nanosleep(ns); }
 // A number that the compiler does not know: where it knows the grid, loops over tiles were seen to come out slower.
