@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tools.record_tables import GPU, failed, good, markdown, records
+from tools.record_tables import GPU, failed, good, markdown, note, records
 
 Line = Mapping[str, Any]
 TURNS = 1.0
@@ -72,19 +72,26 @@ HEAD = [
 ]  # fmt: skip
 
 
-def _note(lines: Sequence[Line]) -> str:
-    env = lines[0]
-    commits = ", ".join(sorted({str(x["commit"]) for x in lines if "commit" in x}))
-    return f"\n\n{env['device']}, driver {env.get('driver', '?')}, commit {commits}; `{env['command']}`"
+def _table(
+    suite: str,
+    rows_of: Callable[[Sequence[Line]], list[list[str]]],
+    head: Sequence[str],
+    command: str,
+    left: Sequence[int] = (0,),
+    *,
+    with_failed: bool = False,
+) -> str:
+    """Rows of a record with where they are from; or what makes them."""
+    lines = records(GPU, suite)
+    rows = rows_of(lines)
+    if not rows:
+        return f"_not measured yet: `python -m benchmarks.{command}`_"
+    return markdown(head, rows + (failed(lines, len(head)) if with_failed else []), left) + note(lines)
 
 
 def co_runners() -> str:
     """The chosen co-runner of each model and kind of work, and its peers in the same run."""
-    lines = records(GPU, "colocate-guests")
-    rows = co_runner_rows(lines)
-    if not rows:
-        return "_not measured yet: `python -m benchmarks.gpu_corunner`_"
-    return markdown(HEAD, rows + failed(lines, len(HEAD)), (0, 3)) + _note(lines)
+    return _table("colocate-guests", co_runner_rows, HEAD, "gpu_corunner", (0, 3), with_failed=True)
 
 
 def budget_rows(lines: Sequence[Line]) -> list[list[str]]:
@@ -104,13 +111,9 @@ def budget_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 def co_runner_budgets() -> str:
     """Plans with and without a budget, beside nothing."""
-    lines = records(GPU, "colocate-guests")
-    rows = budget_rows(lines)
-    if not rows:
-        return "_not measured yet: `python -m benchmarks.gpu_corunner`_"
     head = ["model/batch", "without a budget: p50 µs", "within: p50 µs", "ratio", "p99 over p50", "A/A of p50",
             "A/A of p99", "steps", "budget"]  # fmt: skip
-    return markdown(head, rows) + _note(lines)
+    return _table("colocate-guests", budget_rows, head, "gpu_corunner")
 
 
 def first_query_rows(lines: Sequence[Line]) -> list[list[str]]:
@@ -128,13 +131,9 @@ def first_query_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 def first_query() -> str:
     """The first query beside a co-runner."""
-    lines = records(GPU, "colocate-guests")
-    rows = first_query_rows(lines)
-    if not rows:
-        return "_not measured yet: `python -m benchmarks.gpu_corunner --first`_"
     head = ["model/batch", "beside", "steps before it", "first µs", "second µs", "usual µs", "first over usual",
             "second over usual", "first by the host's clock µs", "waited for the co-runner's end"]  # fmt: skip
-    return markdown(head, rows, (0, 1, 2)) + _note(lines)
+    return _table("colocate-guests", first_query_rows, head, "gpu_corunner --first", (0, 1, 2))
 
 
 def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
@@ -151,13 +150,9 @@ def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 def stops() -> str:
     """Stop latency of co-runners."""
-    lines = records(GPU, "colocate-stop")
-    rows = stop_rows(lines)
-    if not rows:
-        return "_not measured yet: `python -m benchmarks.gpu_stop`_"
     head = ["work/block as beside batch/threads/raised by", "block µs", "1 %", "25 %", "p50", "75 %", "p99", "99.9 %",
             "most", "by the host's clock: p50, p99", "stops", "blocks", "lost or doubled"]  # fmt: skip
-    return markdown(head, rows + failed(lines, len(head))) + _note(lines)
+    return _table("colocate-stop", stop_rows, head, "gpu_stop", with_failed=True)
 
 
 def presence_rows(lines: Sequence[Line]) -> list[list[str]]:
@@ -177,12 +172,8 @@ def presence_rows(lines: Sequence[Line]) -> list[list[str]]:
 
 def presence() -> str:
     """What of a co-runner's presence a plan feels."""
-    lines = records(GPU, "colocate-steps")
-    rows = presence_rows(lines)
-    if not rows:
-        return "_not measured yet: `python -m benchmarks.gpu_corunner --steps`_"
     head = ["model/batch", "beside", "query µs", "over alone", "without dependent launch µs", "over alone"]
-    return markdown(head, rows, (0, 1)) + _note(lines)
+    return _table("colocate-steps", presence_rows, head, "gpu_corunner --steps", (0, 1))
 
 
 TABLES: dict[str, Callable[[], str]] = {

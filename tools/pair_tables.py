@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tools.record_tables import GPU, failed, geometric_mean, good, markdown, records
+from tools.record_tables import GPU, failed, geometric_mean, good, markdown, note, records
 
 Line = Mapping[str, Any]
 
@@ -37,12 +37,6 @@ def pair_rows(lines: Sequence[Line]) -> list[list[str]]:
     return rows
 
 
-def _note(lines: Sequence[Line]) -> str:
-    head = next(x for x in lines if x.get("record") == "environment")
-    commits = ", ".join(sorted({str(x["commit"]) for x in good(lines)}))
-    return f"\n\n{head['device']}, driver {head['driver']}, commit {commits}; `{head['command']}`"
-
-
 def pairs() -> str:
     """The ratio of the best peer's time to that of the fused form, and what it comes to."""
     lines = records(GPU, "colocate-pairs")
@@ -57,7 +51,7 @@ def pairs() -> str:
         f" not right: {sum('wrong' in x for x in found)}."
     )
     bad = failed(lines, len(head))
-    return markdown(["LC kernel", "alone µs", *head[2:]], [*rows, *bad]) + f"\n\n{told}" + _note(lines)
+    return markdown(["LC kernel", "alone µs", *head[2:]], [*rows, *bad]) + f"\n\n{told}" + note(lines, found)
 
 
 def pair_peers() -> str:

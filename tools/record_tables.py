@@ -83,6 +83,13 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: Iterable[
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
+def note(lines: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """For below a table: GPU, driver and command of its record, and the commits of `rows` (without: of all lines)."""
+    env = lines[0]
+    commits = ", ".join(sorted({str(x["commit"]) for x in (lines if rows is None else rows) if "commit" in x}))
+    return f"\n\n{env['device']}, driver {env.get('driver', '?')}, commit {commits}; `{env['command']}`"
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """exp of the mean logarithm; 0 for nothing."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else 0.0
