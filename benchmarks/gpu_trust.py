@@ -16,6 +16,8 @@ afterwards. A run of models or faults alone keeps the records of the other.
 from __future__ import annotations
 
 import argparse
+import copy
+import itertools
 import json
 import os
 import queue
@@ -426,12 +428,28 @@ def broken(kind: str, number: int, call: Any) -> Any:
     """See `_broken`; where the call writes its output itself, it gives it back instead."""
     if call.out_variant:
         *others, last = call.run
-        target = last.target.replace(".out", ".Tensor" if last.target.split(".")[1] in _TENSORS else ".default")
-        call = replace(call, run=(*others, replace(last, target=target)), out_variant=False)
+        call = replace(call, run=(*others, replace(last, target=functional(last.target))), out_variant=False)
     return _broken(kind, number, call)
 
 
-_TENSORS = frozenset({"add", "sub", "mul", "div"})
+def functional(target: str) -> str:
+    """The overload that gives back what `target`, as `aten.sum.IntList_out`, writes: it takes the same but `out`.
+
+    Raises:
+        ValueError: there is none.
+    """
+
+    def taken(overload: str) -> list[tuple[str, str]]:
+        schema = getattr(packet, overload)._schema
+        return [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
+
+    _, name, writing = target.split(".")
+    packet = getattr(torch.ops.aten, name)
+    for overload in packet.overloads():
+        outputs = any(a.is_out for a in getattr(packet, overload)._schema.arguments)
+        if not outputs and taken(overload) == taken(writing):
+            return f"aten.{name}.{overload}"
+    raise ValueError(f"no overload of aten.{name} takes what {target} does and gives back its result")
 
 
 def told(case: str, done: int, count: int) -> None:
@@ -509,8 +527,13 @@ class Tally:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def plan_faults(kinds: Sequence[str], count: int, cache: Path) -> Iterator[dict[str, object]]:
-    """Faults in steps of whole plans, through what links and judges them; one record per kind."""
+def plan_faults(kinds: Sequence[str], count: int, cache: Path, device: str = "cuda") -> Iterator[dict[str, object]]:
+    """Faults in steps of whole plans, through what links and judges them; one record per kind.
+
+    A plan that is verified counts as chosen, however slow. Where its result is as right as eager's (`is_right`, against
+    float64), what was put in is no fault: a softmax does not depend on what is subtracted from its rows. These are
+    told apart (`none_at`, by the step's calls) and another is injected.
+    """
     from weft.api import compile as compile_model
     from weft.kernels.source import LibraryCall
     from weft.options import Options
@@ -520,9 +543,10 @@ def plan_faults(kinds: Sequence[str], count: int, cache: Path) -> Iterator[dict[
     from weft.pipeline.reference import working_dtype
     from weft.pipeline.setting import survey
 
+    dtype = torch.float16 if device == "cuda" else torch.float32
     model, given = made("causal", 1, 64)
-    model, inputs = model.cuda().half(), [x.cuda() for x in as_type(given, torch.float16)]
-    options = Options(device="cuda", budget_s=0.0, cache_dir=cache)
+    model, inputs = model.to(device, dtype), [x.to(device) for x in as_type(given, dtype)]
+    options = Options(device=device, budget_s=0.0, cache_dir=cache)
     compiled = compile_model(model, inputs, options=options)
     graph, plan = compiled.graph, compiled.executable.plan
     found = survey(options)
@@ -533,27 +557,50 @@ def plan_faults(kinds: Sequence[str], count: int, cache: Path) -> Iterator[dict[
         with torch.no_grad():
             return [model(*tensors)]
 
+    with torch.no_grad():
+        want = copy.deepcopy(model).double()(*[x.double() for x in inputs])
+    theirs = error(eager(*inputs)[0], want)
     places = [i for i, s in enumerate(plan.steps) if isinstance(s.kernel, LibraryCall) and len(s.outputs) == 1]
     for kind in kinds:
         chosen: Counter[str] = Counter()
-        for number in range(count):
+        bad_at: Counter[str] = Counter()
+        none_at: Counter[str] = Counter()
+        for number in itertools.count():
+            if chosen.total() == count or number == LAPS * count:
+                break
             at = places[number * 7 % len(places)]
             steps = list(plan.steps)
-            steps[at] = replace(steps[at], kernel=broken(kind, number, cast("LibraryCall", steps[at].kernel)))
+            call = cast("LibraryCall", steps[at].kernel)
+            if not call.run:
+                continue  # a view that is made beforehand
+            steps[at] = replace(steps[at], kernel=broken(kind, number, call))
             bad = replace(plan, name=f"bad-{number}", steps=tuple(steps))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that it is left out
                 contenders = linking.link_all(graph, [bad], setting, inputs, eager, [])
-                won, _ = judge.decide(
+                won, told_of = judge.decide(
                     contenders, expected, working_dtype(graph), seed=0, budget_s=0.01,
                     sample=setting.platform.sample_us, lives=lives,
                 )  # fmt: skip
-            chosen[won.name.partition("-")[0]] += 1
-            told(f"faults in plans: {kind}", number + 1, count)
+            what = " ".join(c.target for c in call.run)
+            taken = [
+                c for c in contenders if c.name == bad.name and any(r.name == c.name and r.verified for r in told_of)
+            ]
+            if taken and is_right(error(next(iter(taken[0].run())), want), theirs, dtype):
+                none_at[what] += 1
+                continue
+            chosen["bad" if taken else won.name.partition("-")[0]] += 1
+            bad_at[what] += bool(taken)
+            told(f"faults in plans: {kind}", chosen.total(), count)
         yield {
-            "record": "case", "suite": "attention-models", "case": f"faults in plans: {kind}", "injected": count,
-            "chosen": dict(chosen), "alive": lives(), "right": not chosen["bad"],
+            "record": "case", "suite": "attention-models", "case": f"faults in plans: {kind}",
+            "injected": chosen.total(), "chosen": dict(chosen), "bad_at": dict(+bad_at), "none_at": dict(none_at),
+            "alive": lives(), "right": not chosen["bad"] and chosen.total() == count,
         }  # fmt: skip
+
+
+LAPS = 3
+"""Places that are tried for each fault: at some, what is meant for one changes no result."""
 
 
 def compile_faults(cache: Path, budget_s: float) -> dict[str, object]:

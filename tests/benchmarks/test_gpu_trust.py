@@ -66,6 +66,33 @@ def test_every_fault_is_one(kind: str, number: int) -> None:
         assert found.verdict is not Verdict.OK
 
 
+@pytest.mark.parametrize(
+    ("writing", "giving"),
+    [
+        ("aten.mul.out", "aten.mul.Tensor"), ("aten.where.self_out", "aten.where.self"),
+        ("aten.sum.IntList_out", "aten.sum.dim_IntList"), ("aten.amax.out", "aten.amax.default"),
+    ],
+)  # fmt: skip
+def test_a_call_that_writes_is_broken_in_the_form_that_gives(writing: str, giving: str) -> None:
+    assert gpu_trust.functional(writing) == giving
+
+
+def test_a_call_that_only_writes_is_not_broken() -> None:
+    with pytest.raises(ValueError, match=r"what aten\.empty\.out does"):
+        gpu_trust.functional("aten.empty.out")
+
+
+def test_wrong_numbers_in_plans_are_refused_and_what_changes_no_result_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_trust, "lives", lambda: True)
+    tmp_path.chmod(0o700)
+    (found,) = gpu_trust.plan_faults(("wrong numbers",), 16, tmp_path, device="cpu")
+    assert found["right"] and found["injected"] == 16
+    assert found["none_at"] == {"aten.amax.out": 2}, "a softmax is the same whatever is taken from a row"
+    assert found["bad_at"] == {} and cast("dict[str, int]", found["chosen"]).get("bad", 0) == 0
+
+
 def test_the_summary_counts_models_and_faults_apart() -> None:
     lines = [
         {"case": "gpt2 batch 1", "alive": True, "right": True, "faster": True},
