@@ -39,8 +39,8 @@ from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import templates
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.cuda.mlp import pair as mlp_pair
+from weft.generate.cuda.mlp.prescale import CUBIC, prescale_header
 from weft.generate.cuda.mlp.shapes import MlpConfig
-from weft.generate.cuda.mlp.sums import CUBIC, sums_header
 from weft.generate.cuda.mlp.text import mlp_header
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -253,7 +253,7 @@ def exactness(nvrtc: Nvrtc, arch: str) -> None:
         ),
         "tanh": ("w_mlp_tanh_bf16(x)", torch.tanh),
     }
-    text = prelude() + mlp_header() + sums_header()
+    text = prelude() + mlp_header() + prescale_header()
     for i, (form, _) in enumerate(forms.values()):
         text += (
             f'extern "C" __global__ void f{i}(const float* in, float* out) {{'

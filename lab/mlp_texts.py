@@ -1,6 +1,6 @@
 """Other ways of a fused network's kernel, for `lab.gpu_mlp_acts`: changes of its text, layer by layer or whole.
 
-`old`: results are not stretched. `whole`: a turn is given when all its products
+`old`: results are not pre-scaled. `whole`: a turn is given when all its products
 are done. `fence`: reading the clock keeps steps in front of a product there. `first asks`: for
 panels of weights, the first warpgroup.
 Those in `WRONG` are ablations: their results are not those of the network.

@@ -100,6 +100,8 @@ OLD = (
         where=r"generate/cuda/(gemm/common/product|conv/halo/kernel)\.py"),
     Old("chunks?", "elements of a load of 16 bytes", "per load",
         where=r"generate/cuda/(gemm/common/product|conv/halo/kernel)\.py"),
+    Old("sums|(sums|stretched)_header|stretch|stretched|STRETCHED", "weights packed times a factor", "pre-scaled weights",
+        r"\bstretched\b", r"generate/cuda/mlp/"),
     Old("", "K of a product", "K", r"along the sum|steps of the sum", r"generate/cuda/gemm/"),
     Old("", "thread blocks", "CTA", r"\b(of|fits|fit) a block\b|\btwo blocks\b",
         r"generate/cuda/(gemm|conv|attention|mlp|loops)/"),

@@ -76,12 +76,12 @@ CASES: dict[str, tuple[Net, tuple[MlpConfig | mlp_pair.MlpPairConfig | mlp_wide.
     "vectors of layers alike": (Net(18, (144,) * 6, "tanh", dtype=BF16), (WARP,)),
     "one tanh": (Net(60, (32,) * 5, "silu", dtype=BF16), (WARP, GROUP, FLOW, TURNS)),
     "one tanh for erf": (Net(60, (32,) * 4, "gelu", dtype=BF16), (WARP, GROUP, FLOWS)),
-    "stretched layers alike": (Net(40, (32,) * 9, "gelu", dtype=BF16), (WARP, GROUP, TURNS)),
-    "stretched between others": (
+    "pre-scaled layers alike": (Net(40, (32,) * 9, "gelu", dtype=BF16), (WARP, GROUP, TURNS)),
+    "pre-scaled between others": (
         Net(70, (48, *(32,) * 8, 24), ("tanh", *("gelu",) * 3, "silu", *("gelu",) * 3, "none"), dtype=BF16),
         (GROUP, FLOWS),
     ),
-    "not stretched beside": (Net(40, (24,) * 6, "gelu", dtype=BF16, residual=True), (GROUP,)),
+    "not pre-scaled beside": (Net(40, (24,) * 6, "gelu", dtype=BF16, residual=True), (GROUP,)),
     "sums begin with the bias": (
         Net(140, (128, 160, 192, 136), "gelu", dtype=BF16),
         (replace(RING_TURNS, early=True), replace(PART, early=True)),

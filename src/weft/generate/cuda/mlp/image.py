@@ -88,9 +88,9 @@ class Image:
     """Of a layer's result that are one piece of the image, of whole panels; 0: all."""
     halved: frozenset[int] = frozenset()
     """Parts whose weights and vectors are stored as halves."""
-    stretched: frozenset[int] = frozenset()
-    """Parts whose result is 2 * `stretch` times what it is; the next part's vectors are `stretch` times theirs."""
-    stretch: float = 1.0
+    prescaled: frozenset[int] = frozenset()
+    """Parts whose result is 2 * `prescale` times what it is; the next part's vectors are `prescale` times theirs."""
+    prescale: float = 1.0
 
     @staticmethod
     def of(p: Chain, *, group: bool, columns: int = 0) -> Image:
@@ -176,7 +176,7 @@ def pack(image: Image, masters: DType | None = None) -> tuple[DeviceRole, tuple[
         if memory is not source.dtype and source.dtype is not DType.F32:
             kind = source.dtype.value
             value = f"w_unpack_{kind}(w_narrow2_{kind}({value}, 0.0f)).x"
-        factor = image.stretch if part - 1 in image.stretched else 0.5 if part in image.halved else 1.0
+        factor = image.prescale if part - 1 in image.prescaled else 0.5 if part in image.halved else 1.0
         value = f"(float){value}" if factor == 1.0 else f"{literal(factor, DType.F32)} * (float){value}"
         lines.append(
             f"if (i < {size}u) {{ float v = 0.0f; if ({n} < {width}) v = {value};"

@@ -17,8 +17,8 @@ from weft.generate.cuda.mlp import pair as mlp_pair
 from weft.generate.cuda.mlp import wide as mlp_wide
 from weft.generate.cuda.mlp.image import Image
 from weft.generate.cuda.mlp.match import chain, padded
+from weft.generate.cuda.mlp.prescale import prepared, prescale_header
 from weft.generate.cuda.mlp.shapes import MlpConfig, shared_bytes
-from weft.generate.cuda.mlp.sums import prepared, sums_header
 from weft.generate.cuda.mlp.text import Kernel, instruction, mlp_header
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
@@ -52,7 +52,7 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
     headers = [
         prelude(),
         mlp_header(),
-        sums_header() if image.stretched or s.keep else "",
+        prescale_header() if image.prescaled or s.keep else "",
         tma_header() if s.stages else "",
         *(instruction(p.dtype, n) for n in widths),
     ]

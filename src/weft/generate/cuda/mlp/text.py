@@ -38,7 +38,7 @@ _EARLY_WIDE = 256
 """The same of shapes that say so."""
 PAIR = "w_threads<256>()"
 """Threads of a named barrier of two ping-pong warpgroups."""
-STRETCHED = "w_mlp_gelu_stretched({})"
+PRESCALED = "w_mlp_gelu_stretched({})"
 _WORDS = {8: "uint4", 4: "uint2", 2: "u32"}
 
 
@@ -734,7 +734,7 @@ class Kernel:
         record = p.graph.nodes[node]
         if c_type(record.type.dtype) != "w_f32":
             return None
-        if part in self.image.halved | self.image.stretched and (form := self._of_half(part, node)) is not None:
+        if part in self.image.halved | self.image.prescaled and (form := self._of_half(part, node)) is not None:
             return form
         if record.prim in PERIODIC and self._ends_narrow(part):
             return PERIODIC[record.prim], record.inputs
@@ -818,13 +818,13 @@ class Kernel:
         return None
 
     def _gelu(self, part: int, text: str) -> str:
-        """GELU of a part's sums: of halves, or where those or its result are stretched."""
-        into, out = part - 1 in self.image.stretched, part in self.image.stretched
+        """GELU of a part's sums: of halves, or where those or its result are pre-scaled."""
+        into, out = part - 1 in self.image.prescaled, part in self.image.prescaled
         if not into and not out:
             return text
         if out:
-            return STRETCHED.format("{0}" if into else f"{literal(self.image.stretch, DType.F32)} * {{0}}")
-        return f"{literal(0.5 / self.image.stretch, DType.F32)} * {STRETCHED.format('{0}')}"
+            return PRESCALED.format("{0}" if into else f"{literal(self.image.prescale, DType.F32)} * {{0}}")
+        return f"{literal(0.5 / self.image.prescale, DType.F32)} * {PRESCALED.format('{0}')}"
 
     def _wide(self, node: NodeId) -> NodeId:
         """What a value is, but for its type: sums are never rounded."""

@@ -26,18 +26,18 @@ ADDED = LINEAR / CUBIC ** (1 / 3)
 
 
 @cache
-def sums_header() -> str:
-    """Text of weft_cuda_mlp_sums.h."""
-    text = Path(__file__).with_name("weft_cuda_mlp_sums.h").read_text(encoding="utf-8")
+def prescale_header() -> str:
+    """Text of weft_cuda_mlp_prescale.h."""
+    text = Path(__file__).with_name("weft_cuda_mlp_prescale.h").read_text(encoding="utf-8")
     return f"#define W_STRETCHED {literal(ADDED, DType.F32)}\n{text}"
 
 
 def prepared(p: Chain, s: MlpConfig, image: Image) -> Image:
     """The image with all that saves operations of a sum."""
-    return stretched(p, s, halved(p, s, image))
+    return prescaled(p, s, halved(p, s, image))
 
 
-def stretched(p: Chain, s: MlpConfig, image: Image) -> Image:
+def prescaled(p: Chain, s: MlpConfig, image: Image) -> Image:
     """Results of GELU that only the next layer reads, with GELU too."""
     kernel = Kernel(p, s, image)
     factors = {part: kernel.gelu_factor(part) for part in image.halved}
@@ -59,6 +59,6 @@ def stretched(p: Chain, s: MlpConfig, image: Image) -> Image:
     return replace(
         image,
         halved=image.halved - (found - into),
-        stretched=frozenset(found),
-        stretch=float(factor) * CUBIC ** (1 / 3),
+        prescaled=frozenset(found),
+        prescale=float(factor) * CUBIC ** (1 / 3),
     )
