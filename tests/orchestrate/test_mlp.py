@@ -149,7 +149,7 @@ def test_columns_of_one_input_are_read_where_they_lie() -> None:
     graph = b.build([layer(b, layer(b, h, 64), 3)])
     found = {products(graph, c): c for c in chains(graph)}
     p = matched(graph, found[4])
-    assert [(g.index, g.steps, g.offset) for g in p.given.values()] == [(0, (47, 1), 0), (0, (47, 1), 32)]
+    assert [(g.index, g.steps, g.offset) for g in p.inputs.values()] == [(0, (47, 1), 0), (0, (47, 1), 32)]
 
 
 def test_around_a_second_input_there_is_one_chain_and_there_are_two() -> None:

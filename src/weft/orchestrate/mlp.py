@@ -22,7 +22,7 @@ WIDEST_INPUT = 4096
 """Columns of what the first layer reads."""
 MAX_INPUTS = 160
 """Values that a chain reads, weights included: the kernel itself has one argument for all weights."""
-MOST_GIVEN = 4
+MOST_INPUTS = 4
 """Of these, values that are no weights."""
 MOST_RESULTS = 3
 """Values that a chain stores."""
@@ -87,7 +87,7 @@ def _with_heads(graph: Graph, stored: Stored, layers: Mask, last: NodeId) -> Ite
         return  # layers beside each other are no chain
     for taken in dict.fromkeys((members, members & ~front)):
         given = stored.inputs_of(taken) & ~_constants(graph, stored, taken)
-        if 0 < given.bit_count() <= MOST_GIVEN and _is_whole(stored, layers, last, sinks, taken):
+        if 0 < given.bit_count() <= MOST_INPUTS and _is_whole(stored, layers, last, sinks, taken):
             yield taken, tuple(bits(sinks))
 
 
@@ -181,7 +181,7 @@ def _of_several(graph: Graph, stored: Stored, layers: Mask, last: NodeId, sink: 
         given = stored.inputs_of(taken) & ~_constants(graph, stored, taken)
         front = members & ~bare if taken == members else 0
         simple = not any(_joins(graph, v) for v in bits(front))
-        if 1 < given.bit_count() <= MOST_GIVEN and simple:
+        if 1 < given.bit_count() <= MOST_INPUTS and simple:
             found.append(taken)
     return found
 

@@ -91,7 +91,7 @@ def test_a_second_input_is_read_inside() -> None:
     problem = skips(net)
     p = chain(problem)
     assert isinstance(p, Chain), p.reason
-    assert [p.given[v].width for v in p.given] == [63, 27]
+    assert [p.inputs[v].width for v in p.inputs] == [63, 27]
     assert p.layers[5].widths == (63, 64) and not p.layers[5].beside  # x is still in registers
     assert p.layers[9].widths == (64, 27) and len(p.layers[9].beside) == 1
     source = templates.emit(problem, GROUP.schedule())

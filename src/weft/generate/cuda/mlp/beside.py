@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from weft.generate.cuda.gemm.common.epilogue import wide_load
 from weft.generate.cuda.intrinsics.prelude import load, storage
 from weft.generate.cuda.mlp.image import together, together_beside
-from weft.generate.cuda.mlp.match import Chain, End, Given, Layer, padded
+from weft.generate.cuda.mlp.match import Chain, End, InputMatrix, Layer, padded
 from weft.generate.cuda.role.role import WRITTEN, Parameter
 from weft.generate.expr.ctype import c_type
 from weft.generate.expr.elementwise import Value, elementwise
@@ -34,9 +34,9 @@ def each(name: str, count: int) -> str:
 
 def parameters(p: Chain) -> tuple[Parameter, ...]:
     """What a kernel reads besides weights, the image, what it stores."""
-    given = (Parameter(f"in{i}", Pointer("in", at)) for i, at in enumerate(p.memory))
+    inputs = (Parameter(f"in{i}", Pointer("in", at)) for i, at in enumerate(p.memory))
     stored = (Parameter(f"out{i}", Pointer("out", i), WRITTEN) for i in range(len(p.graph.outputs)))
-    return (*given, Parameter("pk", Pointer("packed", 0)), *stored)
+    return (*inputs, Parameter("pk", Pointer("packed", 0)), *stored)
 
 
 def neighbours_at(p: Chain, end: End, written: int) -> int:
@@ -54,10 +54,10 @@ def place(p: Chain, end: End, plain: str) -> str:
     return str(summed(base, Int("(u64)r") * end.step, end.offset))
 
 
-def start(p: Chain, given: Given, row: str) -> Int:
+def start(p: Chain, matrix: InputMatrix, row: str) -> Int:
     """C text: where a row of a matrix in memory begins."""
-    base = f"(const {storage(given.dtype)}*)in{p.memory.index(given.index)}"
-    return summed(base, Int(f"(u64){Int(row).tight}") * given.steps[0], given.offset)
+    base = f"(const {storage(matrix.dtype)}*)in{p.memory.index(matrix.index)}"
+    return summed(base, Int(f"(u64){Int(row).tight}") * matrix.steps[0], matrix.offset)
 
 
 def row_of(p: Chain, m: str, tall: int) -> str:
@@ -70,15 +70,15 @@ def near(p: Chain, tiles: int, tall: int) -> list[str]:
     """Statements: what is read later of this tile's rows comes into the L2 cache."""
     early = set(p.layers[0].beside) | set(p.read(1))
     lines = []
-    for node, given in p.given.items():
-        size = given.dtype.itemsize
-        if node in (p.x, *early) or given.index == p.given[p.x].index or given.steps[0] == 0:
+    for node, matrix in p.inputs.items():
+        size = matrix.dtype.itemsize
+        if node in (p.x, *early) or matrix.index == p.inputs[p.x].index or matrix.steps[0] == 0:
             continue
-        span = (15 * given.steps[0] + 1 + (given.width - 1) * given.steps[1]) * size
+        span = (15 * matrix.steps[0] + 1 + (matrix.width - 1) * matrix.steps[1]) * size
         lines += [
             f"{each('m', tiles)} {{ const int near0 = row0 + m * {tall}; if (near0 + 16 <= {p.rows})",
             f"for (int i = lane; i < {-(-span // 128)}; i += 32)",
-            f"w_prefetch((const char*)({start(p, given, 'near0')}) + i * 128); }}",
+            f"w_prefetch((const char*)({start(p, matrix, 'near0')}) + i * 128); }}",
         ]
     return lines
 
@@ -108,25 +108,25 @@ def fragments(p: Chain, node: NodeId, row: str, array: str, operand: Operand, fi
     """Statements: what a value is made of from memory into the fragments of an array, from number `first` on."""
     width, dtype = p.width(node), p.dtype
     operands = {p.value(o) for s in p.before[node] for o in p.graph.nodes[s].inputs}
-    leaves = [v for v in p.given if v == node or v in operands]
+    leaves = [v for v in p.inputs if v == node or v in operands]
     v = together_beside(p, node)
     group, chunks = max(1, v // 2), padded(width) // 8
     lines = [f"{each('half', 2)} {{", f"const int r = {row}; (void)r;"]
     for leaf in leaves:
-        given = p.given[leaf]
-        lines.append(f"const {storage(given.dtype)}* const f{leaf} = {start(p, given, 'r')};")
+        matrix = p.inputs[leaf]
+        lines.append(f"const {storage(matrix.dtype)}* const f{leaf} = {start(p, matrix, 'r')};")
     lines.append(f"{each('c', chunks // group)} {{")
     at, partial = Int("c") * (8 * group) + Int("q") * (2 * group), group == 1 and width % 16 != 0
-    if leaves == [node] and p.given[node].dtype is dtype and v > 1:
+    if leaves == [node] and p.inputs[node].dtype is dtype and v > 1:
         guard = f"if ({at} < {width}) " if partial else ""
         lines.append(f"{_WORDS[v]} w{' = 0' if guard else ''}; {guard}w = *(const {_WORDS[v]}*)(f{node} + {at});")
         words = ["w"] if v == 2 else [f"w.{f}" for f in "xyzw"[:group]]
         lines += [f"{word_of(array, Int('c') * group + i, first)} = {word};" for i, word in enumerate(words)]
         return [*lines, "}\n}"]
     for leaf in leaves:
-        lines += _read(p.given[leaf], f"f{leaf}", f"v{leaf}", at, 2 * group, v, guard=partial)
+        lines += _read(p.inputs[leaf], f"f{leaf}", f"v{leaf}", at, 2 * group, v, guard=partial)
     for i in range(group):
-        known = {x: [Value(f"v{x}[{2 * i + e}]", p.given[x].dtype) for e in range(2)] for x in leaves}
+        known = {x: [Value(f"v{x}[{2 * i + e}]", p.inputs[x].dtype) for e in range(2)] for x in leaves}
         text, pair = _made(p, node, known, operand)
         j = Int("c") * group + i
         if width % 16:
@@ -135,25 +135,25 @@ def fragments(p: Chain, node: NodeId, row: str, array: str, operand: Operand, fi
     return [*lines, "}\n}"]
 
 
-def _read(given: Given, start: str, to: str, at: Int, count: int, v: int, *, guard: bool) -> list[str]:
+def _read(matrix: InputMatrix, start: str, to: str, at: Int, count: int, v: int, *, guard: bool) -> list[str]:
     """Statements: `count` neighbouring columns from `at` on as floats, zeros where there are none."""
     lines = [f"float {to}[{count}];"]
     if v == 1:
         for e in range(count):
-            inside = f"if ({at + e} < {given.width}) " if guard or given.width % 2 else ""
-            value = load(given.dtype, behind(start, (at + e) * given.steps[1]))
+            inside = f"if ({at + e} < {matrix.width}) " if guard or matrix.width % 2 else ""
+            value = load(matrix.dtype, behind(start, (at + e) * matrix.steps[1]))
             lines.append(f"{to}[{e}] = 0.0f; {inside}{to}[{e}] = {value};")
         return lines
     if guard:
-        lines += [*(f"{to}[{e}] = 0.0f;" for e in range(count)), f"if ({at} < {given.width}) {{"]
-    per = min(count, 16 // given.dtype.itemsize)
+        lines += [*(f"{to}[{e}] = 0.0f;" for e in range(count)), f"if ({at} < {matrix.width}) {{"]
+    per = min(count, 16 // matrix.dtype.itemsize)
     for i in range(0, count, per):
-        lines += ["{", *wide_load("w", given.dtype, per, summed(start, at, i), (Int(to) + i).tight), "}"]
+        lines += ["{", *wide_load("w", matrix.dtype, per, summed(start, at, i), (Int(to) + i).tight), "}"]
     return [*lines, *(["}"] if guard else [])]
 
 
 def _made(p: Chain, node: NodeId, known: dict[NodeId, list[Value]], operand: Operand) -> tuple[list[str], list[str]]:
-    """Statements for two columns of a value that is made of given ones, and the two in float."""
+    """Statements for two columns of a value that is made of inputs, and the two in float."""
     found = dict(known)
     lines: list[str] = []
     for step in p.before[node]:
@@ -179,13 +179,13 @@ def _made(p: Chain, node: NodeId, known: dict[NodeId, list[Value]], operand: Ope
 def pairs(
     p: Chain, nodes: Sequence[NodeId], row: str, column: Int, *, whole: bool
 ) -> tuple[list[str], dict[NodeId, list[Value]]]:
-    """Statements: two neighbouring columns of given values from `column` on; `whole`: all columns exist."""
+    """Statements: two neighbouring columns of inputs from `column` on; `whole`: all columns exist."""
     lines: list[str] = []
     found: dict[NodeId, list[Value]] = {}
     for node in nodes:
-        given = p.given[node]
-        v = min(2, together(given, free=True))
-        lines.append(f"const {storage(given.dtype)}* const f{node} = {start(p, given, row)};")
-        lines += _read(given, f"f{node}", f"y{node}", column, 2, v, guard=not whole)
-        found[node] = [Value(f"y{node}[{e}]", given.dtype) for e in range(2)]
+        matrix = p.inputs[node]
+        v = min(2, together(matrix, free=True))
+        lines.append(f"const {storage(matrix.dtype)}* const f{node} = {start(p, matrix, row)};")
+        lines += _read(matrix, f"f{node}", f"y{node}", column, 2, v, guard=not whole)
+        found[node] = [Value(f"y{node}[{e}]", matrix.dtype) for e in range(2)]
     return lines, found

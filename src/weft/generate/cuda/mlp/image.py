@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.generate.cuda.intrinsics.prelude import load, storage
-from weft.generate.cuda.mlp.match import Chain, Given, Layer, Source, padded
+from weft.generate.cuda.mlp.match import Chain, InputMatrix, Layer, Source, padded
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter
 from weft.generate.expr.ctype import literal
 from weft.generate.expr.integer import Int, behind, integer, summed
@@ -49,12 +49,12 @@ def neighbours_of(width: int, *, free: bool) -> int:
     return 2 if width % 2 == 0 else 1
 
 
-def together(given: Given, *, free: bool) -> int:
+def together(matrix: InputMatrix, *, free: bool) -> int:
     """The same of a matrix in memory, as far as its rows are aligned."""
-    if given.width > 1 and given.steps[1] != 1:
+    if matrix.width > 1 and matrix.steps[1] != 1:
         return 1
-    found = neighbours_of(given.width, free=free)
-    while any(at % min(found, 16 // given.dtype.itemsize) for at in (given.steps[0], given.offset)):
+    found = neighbours_of(matrix.width, free=free)
+    while any(at % min(found, 16 // matrix.dtype.itemsize) for at in (matrix.steps[0], matrix.offset)):
         found //= 2
     return found
 
@@ -63,7 +63,7 @@ def together_beside(p: Chain, node: NodeId) -> int:
     """Neighbouring columns that a lane reads of what a value that stands beside others is made of."""
     made = p.before[node]
     operands = {p.value(o) for s in made for o in p.graph.nodes[s].inputs}
-    return min(together(p.given[v], free=True) for v in p.given if v == node or v in operands)
+    return min(together(p.inputs[v], free=True) for v in p.inputs if v == node or v in operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Image:
         lefts = [v for x in p.layers[1:] for v in x.left if v not in x.beside]
         shared = any(v in operands or v in lefts or p.layers[0].left.count(v) > 1 for v in (p.x, *p.kept[0]))
         ends = {p.value(o) for s in p.steps[last] for o in p.graph.nodes[s].inputs}
-        read = together(p.given[p.x], free=not shared)
+        read = together(p.inputs[p.x], free=not shared)
         written = neighbours_of(p.layers[-1].n, free=not ends & before)
         while any(at % min(written, 16 // p.dtype.itemsize) for e in p.ends_of(last) for at in (e.step, e.offset)):
             written //= 2

@@ -4,7 +4,7 @@
 
 Every value of the chain is a matrix of `rows` rows in row-major order, whatever shape the graph gives it. A value that
 a later product or a later step reads is *kept*: it is rounded to 16 bits, as the graph says. What is read from memory
-is *given*: x by the first product, others beside a value (side by side, or in a step) where they are needed.
+is an *input*: x by the first product, others beside a value (side by side, or in a step) where they are needed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDEST = 512
 """Columns of a value of the chain."""
 WIDEST_INPUT = 4096
 """Columns of x, where the first product alone reads it."""
-MOST_GIVEN = 4
+MOST_INPUTS = 4
 """Tensors that a chain reads beside weights."""
 _LIMIT = 1 << 31
 _VECTORS = (DType.F16, DType.BF16, DType.F32)
@@ -45,7 +45,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class InputMatrix:
     """A matrix in memory: element (row, column) lies at offset + row * steps[0] + column * steps[1]."""
 
     index: int
@@ -119,10 +119,10 @@ class Chain:
     """The value that is stored behind the last product."""
     ends: tuple[End, ...]
     """All that are stored, that one first."""
-    given: Mapping[NodeId, Given]
+    inputs: Mapping[NodeId, InputMatrix]
     """x, and what else is read from memory."""
     before: Mapping[NodeId, tuple[NodeId, ...]]
-    """Values of layers' `beside` -> the elementwise nodes that make them of given ones."""
+    """Values of layers' `beside` -> the elementwise nodes that make them of inputs."""
 
     @property
     def first(self) -> NodeId:
@@ -132,7 +132,7 @@ class Chain:
     @property
     def memory(self) -> tuple[int, ...]:
         """Positions of the inputs that are read besides weights, that of x first."""
-        return tuple(dict.fromkeys((self.given[self.x].index, *(g.index for g in self.given.values()))))
+        return tuple(dict.fromkeys((self.inputs[self.x].index, *(g.index for g in self.inputs.values()))))
 
     def ends_of(self, part: int) -> tuple[End, ...]:
         """What a part stores."""
@@ -144,12 +144,12 @@ class Chain:
         return sum(self.graph.type_of(e.node).nbytes for e in self.ends)
 
     def read(self, part: int) -> tuple[NodeId, ...]:
-        """Given values that the steps of a part read from memory."""
+        """Inputs that the steps of a part read from memory."""
         if part == 0:
             return ()
         operands = {self.value(o) for s in self.steps[part] for o in self.graph.nodes[s].inputs}
         kept = {v for kept in self.kept[:part] for v in kept}
-        return tuple(v for v in self.given if v in operands and v not in kept)
+        return tuple(v for v in self.inputs if v in operands and v not in kept)
 
     def value(self, node: NodeId) -> NodeId:
         """The value that a node is under another shape."""
@@ -206,7 +206,7 @@ class _Matcher:
         """Of values of the chain: 0 for those in front of the first product, else 1 + the product they stand behind."""
         self.vectors: dict[NodeId, Source] = {}
         self.numbers: dict[NodeId, float] = {}
-        self.given: dict[NodeId, Given] = {}
+        self.inputs: dict[NodeId, InputMatrix] = {}
         self.x = -1
         self.rows = 0
 
@@ -241,16 +241,16 @@ class _Matcher:
         if ends[0].part != len(layers) or not all(e.part for e in ends) or any(v in aside for v, *_ in pieces):
             raise _NoChainError("results of a chain that are not those of layers")
         out = ends[0].node
-        inner = {v for v in order if v not in numbers and v not in self.given and not self._joins(v)}
+        inner = {v for v in order if v not in numbers and v not in self.inputs and not self._joins(v)}
         steps = tuple(self._steps(order, inner, aside, at) for at in range(len(layers) + 1))
         kept = self._kept(layers, order, dtype, aside)
         if kept[0] != (main,):
             raise _NoChainError("several values in front of the first product of a chain")
         before = {v: self._made_of(v, order, inner) for layer in layers for v in layer.beside}
-        given = {self.x: self.given[self.x], **{v: g for v, g in self.given.items() if v != self.x}}
+        inputs = {self.x: self.inputs[self.x], **{v: g for v, g in self.inputs.items() if v != self.x}}
         found = Chain(
             graph, self.rows, dtype, self.x, layers, steps, kept, dict(self.vectors), dict(self.numbers), out,
-            ends, given, before,
+            ends, inputs, before,
         )  # fmt: skip
         self._check(found, order, aside)
         return found
@@ -297,26 +297,26 @@ class _Matcher:
             most = WIDEST_INPUT if front else WIDEST
             if not 1 <= found.width(node) <= most:
                 raise _NoChainError(f"{found.width(node)} columns in a chain of products")
-        if any(graph.type_of(v).dtype not in _VECTORS for v in (*(e.node for e in found.ends), *found.given)):
+        if any(graph.type_of(v).dtype not in _VECTORS for v in (*(e.node for e in found.ends), *found.inputs)):
             raise _NoChainError("a chain of products that reads or stores no floats")
-        x = found.given[found.x]
+        x = found.inputs[found.x]
         if x.steps[1] != 1 and x.width > 1:
             raise _NoChainError("columns of a chain's input that do not lie side by side")
-        if len(found.memory) > MOST_GIVEN:
+        if len(found.memory) > MOST_INPUTS:
             raise _NoChainError(f"a chain of products of {len(found.memory)} inputs")
         if any(o in found.vectors for made in found.before.values() for s in made for o in graph.nodes[s].inputs):
             raise _NoChainError("a vector in front of a value that stands beside another")
 
     def _fronts(self, order: list[NodeId]) -> dict[NodeId, set[NodeId]]:
-        """Values in front of all products -> the given ones of which they are made."""
+        """Values in front of all products -> the inputs of which they are made."""
         found: dict[NodeId, set[NodeId]] = {}
         for node in order:
-            operands = [] if node in self.given else self._row_operands(node)
+            operands = [] if node in self.inputs else self._row_operands(node)
             if self.graph.nodes[node].prim is Prim.MATMUL or any(v not in found for v in operands):
                 continue
             if self._joins(node):
                 continue
-            found[node] = {node} if node in self.given else set().union(*(found[v] for v in operands))
+            found[node] = {node} if node in self.inputs else set().union(*(found[v] for v in operands))
         return found
 
     def _main(self, first: Layer, fronts: Mapping[NodeId, set[NodeId]]) -> NodeId:
@@ -324,7 +324,7 @@ class _Matcher:
         widths = dict(zip(first.left, first.widths, strict=True))
         plain = [
             v for v, of in ((v, fronts.get(v, set())) for v in first.left)
-            if len(of) == 1 and self.given[next(iter(of))].width == widths[v]
+            if len(of) == 1 and self.inputs[next(iter(of))].width == widths[v]
         ]  # fmt: skip
         if not plain:
             raise _NoChainError("a first product of a chain that reads no input by itself")
@@ -333,14 +333,14 @@ class _Matcher:
         return found
 
     def _steps(self, order: list[NodeId], inner: set[NodeId], aside: set[NodeId], at: int) -> tuple[NodeId, ...]:
-        """Elementwise nodes of a part, with those that make what it reads of given values."""
+        """Elementwise nodes of a part, with those that make what it reads of inputs."""
         own = {i for i in inner if self.part[i] == at and i not in aside}
         read = {o for i in own for o in self._row_operands(i) if o in aside}
         own.update(*(self._made_of(v, order, inner) for v in read))
         return tuple(i for i in order if i in own)
 
     def _made_of(self, node: NodeId, order: list[NodeId], inner: set[NodeId]) -> tuple[NodeId, ...]:
-        """The elementwise nodes from given values to a value in front of the products."""
+        """The elementwise nodes from inputs to a value in front of the products."""
         found: set[NodeId] = set()
         waiting = [node]
         while waiting:
@@ -369,7 +369,7 @@ class _Matcher:
                 continue
             waiting.append((v, True))
             n = self.graph.nodes[v]
-            if self._is_given(v):
+            if self._is_input(v):
                 continue
             if n.prim is Prim.MATMUL:
                 waiting.append((flat(self.graph, n.inputs[0]), False))
@@ -381,13 +381,13 @@ class _Matcher:
             else:
                 raise _NoChainError(f"{n.prim.value} in a chain of products")
 
-    def _is_given(self, node: NodeId) -> bool:
+    def _is_input(self, node: NodeId) -> bool:
         """Whether a value lies in memory: an input, some columns of one, or a number of each row; notes where."""
         n = self.graph.nodes[node]
         if n.prim is Prim.INPUT and not getattr(n.attrs, "is_weight", False):
             width = n.type.size // self.rows
             position = self.graph.inputs.index(node)
-            self.given[node] = Given(position, n.type.dtype, width, (width, 1), 0)
+            self.inputs[node] = InputMatrix(position, n.type.dtype, width, (width, 1), 0)
             return n.type.size == self.rows * width
         if n.prim not in (Prim.SLICE, Prim.BROADCAST):
             return False
@@ -401,7 +401,7 @@ class _Matcher:
             return False
         view = leaf.view.reshape((self.rows, width))
         steps = view.strides[0] if self.rows > 1 else width, view.strides[1] if width > 1 else 1
-        self.given[node] = Given(leaf.index, leaf.dtype, width, steps, view.offset)
+        self.inputs[node] = InputMatrix(leaf.index, leaf.dtype, width, steps, view.offset)
         return True
 
     def _joins(self, node: NodeId) -> bool:

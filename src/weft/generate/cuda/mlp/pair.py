@@ -71,7 +71,7 @@ def schedules(p: Chain, facts: GpuFacts) -> Sequence[Schedule]:
 def why_not(p: Chain) -> str:
     """Why the template does not take a chain; empty if it does."""
     first, *rest = p.layers
-    if len(p.given) > 1 or not p.given[p.x].dense or len(p.ends) > 1:
+    if len(p.inputs) > 1 or not p.inputs[p.x].dense or len(p.ends) > 1:
         return "several inputs or results, or columns of one"
     if len(p.layers) > MOST_LAYERS or not rest:
         return f"{len(p.layers)} layers"
@@ -285,7 +285,7 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
         threads=THREADS,
         body="\n".join(PairKernel(half, inner, image).lines()),
         parameters=(
-            Parameter("in0", Pointer("in", p.given[p.x].index)),
+            Parameter("in0", Pointer("in", p.inputs[p.x].index)),
             Parameter("pk", Pointer("packed", 0)),
             Parameter("out0", Pointer("out", 0), WRITTEN),
         ),

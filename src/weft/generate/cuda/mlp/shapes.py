@@ -329,7 +329,7 @@ def cycles(image: Image, shape: MlpConfig, facts: GpuFacts) -> float:
         special += shape.rows * n * _special(p, steps) / costs.roofline.sfu_per_clock
         latency += c.layer + c.layer_columns * n / 16
     matrix /= 1.0 if shape.group else c.warp_rate
-    width = sum(p.rows * g.width * g.dtype.itemsize for g in p.given.values()) + p.stored_bytes
+    width = sum(p.rows * g.width * g.dtype.itemsize for g in p.inputs.values()) + p.stored_bytes
     memory = width * facts.clock_ghz * 1e9 / (facts.peak_bandwidth or costs.roofline.bandwidth) / 1e9 / c.memory
     between = max(arithmetic, special)
     throughput = max(matrix, reads, between) + _apart(p, shape, c) * min(matrix, between)

@@ -133,18 +133,18 @@ class Kernel:
         busiest = -(-p.rows // (s.rows * s.owners * s.persistent_ctas))
         return (
             s.group and s.stages > 0 and p.plain_input and p.width(p.x) % 8 == 0 and busiest > 1
-            and last_use(p)[p.first] == 1 and len(p.layers) > 1 and p.given[p.x].dense
+            and last_use(p)[p.first] == 1 and len(p.layers) > 1 and p.inputs[p.x].dense
         )  # fmt: skip
 
     def _fetch(self, first: Int) -> list[str]:
         """A later tile of a warp, from that row on, comes into the L2 cache: its 16 rows lie side by side."""
         p = self.p
-        given = p.given[p.x]
-        row = given.steps[0] * self._x.itemsize
+        matrix = p.inputs[p.x]
+        row = matrix.steps[0] * self._x.itemsize
         return [
             f"{{ const int near0 = {first}; if (near0 + 16 <= {p.rows})",
             f"for (int i = lane; i < {-(-16 * row // 128)}; i += 32)",
-            f"w_prefetch((const char*)({'x' + Int('(u64)near0') * given.steps[0]}) + i * 128); }}",
+            f"w_prefetch((const char*)({'x' + Int('(u64)near0') * matrix.steps[0]}) + i * 128); }}",
         ]
 
     @property
@@ -254,14 +254,14 @@ class Kernel:
         """The lambda load(row, to): the left operand of the first product, from x."""
         p, s = self.p, self.s
         k, v = p.width(p.x), self.image.read
-        given = p.given[p.x]
+        matrix = p.inputs[p.x]
         chunks, c = padded(k) // 8, Int("c")
         first = f"(u64)(r < {p.rows} ? r : {p.rows - 1})"
         lines = [
             f"auto load = [&](int row, u32 (&to)[{s.tiles}][{chunks // 2}][4]) {{",
             f"{each('m', s.tiles)}\n{each('half', 2)} {{",
             f"const int r = row + m * {64 if s.group else 16} + half * 8 + g;",
-            f"const {storage(self._x)}* const from = {summed('x', Int(first) * given.steps[0], given.offset)};",
+            f"const {storage(self._x)}* const from = {summed('x', Int(first) * matrix.steps[0], matrix.offset)};",
         ]
         group = max(1, v // 2)
         size = self._x.itemsize
@@ -515,8 +515,8 @@ class Kernel:
                     word = f"{self._name(node)}[m][j / 2][j % 2 * 2 + half]"
                     lines.append(f"const float2 k{node} = w_unpack_{p.dtype.value}({word});")
                     found[node] = [Value(f"k{node}.{f}", p.dtype) for f in "xy"]
-        text, given = self._beside(part)
-        return [*lines, *text], {**given, **found}
+        text, read = self._beside(part)
+        return [*lines, *text], {**read, **found}
 
     def _beside(self, part: int) -> tuple[list[str], dict[NodeId, list[Value]]]:
         """What the steps of a part read from memory, at chunk j and row `half`."""

@@ -216,8 +216,8 @@ class WideKernel(Kernel):
         """The lambda load(row, panel, to): four fragments of x, zeros behind its last column."""
         p, v = self.p, self.image.read
         k, size, group = p.width(p.x), self._x.itemsize, max(1, v // 2)
-        given = p.given[p.x]
-        row = summed("x", Int(f"(u64)(r < {p.rows} ? r : {p.rows - 1})") * given.steps[0], given.offset)
+        matrix = p.inputs[p.x]
+        row = summed("x", Int(f"(u64)(r < {p.rows} ? r : {p.rows - 1})") * matrix.steps[0], matrix.offset)
         lines = [
             "auto load = [&](int row, int panel, u32 (&to)[4][4]) {",
             f"{each('half', 2)} {{",
