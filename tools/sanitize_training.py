@@ -133,10 +133,10 @@ def gradients(net: Network, rows: int, shape: ChainConfig, facts: GpuFacts, *, c
     buffers: dict[str, TensorType | int] = {
         name: TensorType(net.masters or net.dtype, p.shape) for name, p in zip(places, net.slices(), strict=True)
     }
-    row = net.given.itemsize * net.columns
+    row = net.input_dtype.itemsize * net.columns
     kept = 0 if g.inside else -(-g.kept_bytes(min(chunk, rows)) // 256) * 256
     buffers |= {
-        "x": TensorType(net.given, (rows, net.columns)),
+        "x": TensorType(net.input_dtype, (rows, net.columns)),
         "dy": TensorType(net.dtype, (rows, net.widths[-1])),
         "image": g.image_bytes,
         "dx": rows * row,
@@ -169,7 +169,7 @@ def beside(net: Network, rows: int, facts: GpuFacts) -> Training:
     shares = min(plan.columns.blocks, 5)
     buffers |= {
         "image": plan.image.bytes,
-        "x": TensorType(net.given, (rows, net.columns)),
+        "x": TensorType(net.input_dtype, (rows, net.columns)),
         "dy": TensorType(net.dtype, (rows, net.widths[-1])),
         "kept": TensorType(net.dtype, (rows, net.widths[-1])),
         "dz": 2 * rows * last,
@@ -183,7 +183,7 @@ def beside(net: Network, rows: int, facts: GpuFacts) -> Training:
             if v > 0:
                 buffers[f"h{v}"] = TensorType(net.dtype, (rows, layers.padded(net.of(v))))
         buffers[f"joined{number}"] = 2 * rows * columns
-        held = [f"h{v}" if v > 0 else "x" for v in layers.given(reads)]
+        held = [f"h{v}" if v > 0 else "x" for v in layers.addressed(reads)]
         steps.append(Step(entry, -(-rows * columns // 2048), (*held, f"joined{number}", rows)))
     steps.append(Step(plan.ending, -(-rows * last // 2048), ("dy", "kept", "dz", rows)))
     for layer, width in enumerate(net.widths[1:]):

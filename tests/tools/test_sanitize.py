@@ -146,13 +146,13 @@ def test_training_is_launched_as_it_is_run(trained: tuple[dict[str, Training], E
         rows = cast("TensorType", case.buffers["x"]).shape[0]
         x, dy, parameters = normal(net, rows)
         buffers = {name: Buffer(len(contents(t, sanitize.values))) for name, t in case.buffers.items()}
-        given = {"x": (x, net.given), "dy": (dy, net.dtype)}
+        given = {"x": (x, net.input_dtype), "dy": (dy, net.dtype)}
         given |= {f"p{i}": (p, net.masters or net.dtype) for i, p in enumerate(parameters)}
         for name, (data, dtype) in given.items():
             buffers[name].data[:] = to_memory(data, dtype, Format.ROW)
         run(case, {name: b.address for name, b in buffers.items()}, partial(Started, emulated, buffers), 0)
         assert all(b.intact() for b in buffers.values()), label
-        found = [from_memory(buffers["dx"].data.copy(), net.given, x.shape, Format.ROW)]
+        found = [from_memory(buffers["dx"].data.copy(), net.input_dtype, x.shape, Format.ROW)]
         sums = buffers["gradients"].data.view(np.float32)
         found += [sums[p.offset : p.offset + p.size].reshape(p.shape) for p in net.slices()]
         eager, wanted = (exact(net, x, dy, parameters, t) for t in (torch.bfloat16, torch.float64))
@@ -177,7 +177,7 @@ def test_what_stands_beside_layers_adds_up(trained: tuple[dict[str, Training], E
         found = gradients[bias.offset : bias.offset + bias.size]
         np.testing.assert_allclose(found, given.sum(0)[: bias.size], rtol=1e-4, atol=1e-4)
     joined = from_memory(buffers["joined0"].data.copy(), net.dtype, (70, 40), Format.ROW)
-    x = from_memory(buffers["x"].data.copy(), net.given, (70, 37), Format.ROW)
+    x = from_memory(buffers["x"].data.copy(), net.input_dtype, (70, 37), Format.ROW)
     np.testing.assert_array_equal(joined, np.pad(x, ((0, 0), (0, 3))).astype(np.float16))
 
 

@@ -174,8 +174,8 @@ def run_of(images: _Images, x: torch.Tensor, known: _Known | Declined, *, trains
             return Declined("parameters made in inference mode, which have no version")
         if p.get_device() != device:
             return Declined(f"parameters that are not on {x.device}")
-    given = x.dtype if x.dtype is torch.float32 else dtype
-    run = images.run(layers, dtype, given, None if types == {dtype} else torch.float32, device)
+    input_dtype = x.dtype if x.dtype is torch.float32 else dtype
+    run = images.run(layers, dtype, input_dtype, None if types == {dtype} else torch.float32, device)
     if isinstance(run, Declined):
         return run
     trains = trains or (torch.is_grad_enabled() and known.trains(x))
@@ -858,24 +858,24 @@ class _Images:
                 run.clear()
 
     def run(
-        self, layers: Layers, dtype: torch.dtype, given: torch.dtype, masters: torch.dtype | None, device: int
+        self, layers: Layers, dtype: torch.dtype, input_dtype: torch.dtype, masters: torch.dtype | None, device: int
     ) -> _Run | Declined:
         """The run of a network, or why there is none on this device."""
-        kind = dtype, given, masters, device
+        kind = dtype, input_dtype, masters, device
         latest = self._latest
         if latest is not None and latest[0] is layers and latest[1] == kind:
             return latest[2]
         run = self._runs.get((layers, *kind))
         if run is None:
-            run = self._runs[layers, *kind] = self._made(layers, dtype, given, masters, device)
+            run = self._runs[layers, *kind] = self._made(layers, dtype, input_dtype, masters, device)
         self._latest = layers, kind, run
         return run
 
     def _made(
-        self, layers: Layers, dtype: torch.dtype, given: torch.dtype, masters: torch.dtype | None, device: int
+        self, layers: Layers, dtype: torch.dtype, input_dtype: torch.dtype, masters: torch.dtype | None, device: int
     ) -> _Run | Declined:
         wide = None if masters is None else DTYPES[masters]
-        kernels = kernels_of(layers.network(DTYPES[dtype], DTYPES[given], wide), device)
+        kernels = kernels_of(layers.network(DTYPES[dtype], DTYPES[input_dtype], wide), device)
         return kernels if isinstance(kernels, Declined) else _Run(kernels, layers, dtype)
 
     def __deepcopy__(self, memo: object) -> _Images:

@@ -342,7 +342,7 @@ class ByLayers:
         if unfit is not None:
             return unfit
         image = self.pack(beside, addresses, memory, stamp)
-        held = {Ref("given"): x}
+        held = {Ref("input"): x}
         for layer, (product, kernel) in enumerate(plan):
             stored, added = beside.plan.image, net.adds(layer)
             ins = [self._joined(beside, held, net.reads(layer)), image + stored.weights[layer]]
@@ -360,9 +360,9 @@ class ByLayers:
         """Address of values side by side."""
         ref = text.operand(self.net, reads)
         if ref not in held:
-            rows, columns = len(held[Ref("given")]), sum(padded(self.net.of(v)) for v in reads)
+            rows, columns = len(held[Ref("input")]), sum(padded(self.net.of(v)) for v in reads)
             made = held[ref] = self._empty(rows, columns)
-            ins = [held[Ref("value", (v,)) if v > 0 else Ref("given")] for v in text.given(reads)]
+            ins = [held[Ref("value", (v,)) if v > 0 else Ref("input")] for v in text.addressed(reads)]
             entry = beside.plan.joins[reads]
             beside.launch(entry, blocks_of(entry, rows, columns), *(t.data_ptr() for t in ins), made.data_ptr(), rows)
         return held[ref].data_ptr()
@@ -402,7 +402,7 @@ class ByLayers:
             return unfit
         plan = beside.plan
         image = self.pack(beside, addresses, memory, stamp)
-        held = {Ref("given"): x, **dict(zip(self._kept, kept, strict=True)), Ref("gradient", (net.depth,)): dy}
+        held = {Ref("input"): x, **dict(zip(self._kept, kept, strict=True)), Ref("gradient", (net.depth,)): dy}
         last = text.mark(net, net.depth - 1)
         held[Ref("dz", (net.depth - 1,))] = self._last(beside, dy, None if last is None else held[last])
         shares = shares_of(plan, rows)

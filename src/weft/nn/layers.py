@@ -54,10 +54,19 @@ class Layers:
         """Of the input."""
         return self.row if self.parts else self.widths[0]
 
-    def network(self, dtype: DType, given: DType, masters: DType | None) -> Network:
+    def network(self, dtype: DType, input_dtype: DType, masters: DType | None) -> Network:
         """What kernels compute."""
         return Network(
-            self.widths, self.acts, self.biases, dtype, given, masters, self.sources, self.added, self.parts, self.row
+            self.widths,
+            self.acts,
+            self.biases,
+            dtype,
+            input_dtype,
+            masters,
+            self.sources,
+            self.added,
+            self.parts,
+            self.row,
         )
 
     def composite(self, x: torch.Tensor, parameters: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:

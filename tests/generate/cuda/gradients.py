@@ -73,7 +73,7 @@ def rounded(x: np.ndarray, dtype: DType) -> np.ndarray:
 def normal(net: Network, rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """(x, gradient of the result, parameters), rounded to their types."""
     rng = np.random.default_rng(seed)
-    x = rounded(rng.standard_normal((rows, net.columns)), net.given)
+    x = rounded(rng.standard_normal((rows, net.columns)), net.input_dtype)
     dy = rounded(rng.standard_normal((rows, net.widths[-1])), net.dtype)
     parameters = [
         rounded(rng.standard_normal(p.shape) * (1.4 / p.shape[1] ** 0.5 if len(p.shape) == 2 else 0.3), net.dtype)
@@ -170,10 +170,10 @@ class Runner:
         shares = 1
         for at in range(0, len(x), chunk):
             rows = min(chunk, len(x) - at)
-            ins = [Buffer(rows * net.columns * net.given.itemsize), Buffer(2 * rows * net.widths[-1])]
-            ins[0].data[:] = to_memory(x[at : at + rows], net.given, Format.ROW)
+            ins = [Buffer(rows * net.columns * net.input_dtype.itemsize), Buffer(2 * rows * net.widths[-1])]
+            ins[0].data[:] = to_memory(x[at : at + rows], net.input_dtype, Format.ROW)
             ins[1].data[:] = to_memory(dy[at : at + rows], net.dtype, Format.ROW)
-            kept, dx = Buffer(g.kept_bytes(rows)), Buffer(rows * net.columns * net.given.itemsize)
+            kept, dx = Buffer(g.kept_bytes(rows)), Buffer(rows * net.columns * net.input_dtype.itemsize)
             everything = (*ins, image, kept, dx, partial, out)
             self.library.clear_buffers()
             for b in everything:
@@ -184,7 +184,7 @@ class Runner:
             if g.inside:
                 addresses[3] = partial.address
             self._start(g.chain, [*addresses, rows], blocks)
-            pieces.append(from_memory(dx.data.copy(), net.given, (rows, net.columns), Format.ROW))
+            pieces.append(from_memory(dx.data.copy(), net.input_dtype, (rows, net.columns), Format.ROW))
             if sums and not g.inside:
                 self._start(g.sums, [kept.address, partial.address, g.count(rows), at > 0], g.sums.blocks)
             assert all(b.intact() for b in everything), "a guard zone was written"

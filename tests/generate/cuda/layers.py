@@ -39,7 +39,7 @@ class Net:
         plan = self.plan
         counts = (
             (plan.pack, len(self.net.slices()) + 1),
-            *((e, len(text.given(reads)) + 2) for reads, e in plan.joins.items()),
+            *((e, len(text.addressed(reads)) + 2) for reads, e in plan.joins.items()),
             (plan.ending, 4),
             (plan.columns, 5),
             (plan.total, 3),
@@ -99,7 +99,7 @@ class Runner:
         h = x
         if text.operand(net, (0,)).kind == "joined":
             taken = Buffer(2 * rows * padded(net.widths[0]))
-            self._start(plan.joins[0,], BLOCKS, self._held(x, net.given), taken, rows)
+            self._start(plan.joins[0,], BLOCKS, self._held(x, net.input_dtype), taken, rows)
             h = from_memory(taken.data.copy(), short, (rows, padded(net.widths[0])), ROW)
         inputs, marks = [h], []
         for p in self.made.forward:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.generate.cuda.training.entry import Entry
-from weft.generate.cuda.training.layered import Layered, given, mark, padded, segments
+from weft.generate.cuda.training.layered import Layered, addressed, mark, padded, segments
 from weft.generate.cuda.training.network import Network
 from weft.generate.cuda.training.step import columns_of, posed
 from weft.ir import attrs as a
@@ -73,8 +73,12 @@ def join_posed(net: Network, plan: Layered, reads: tuple[int, ...], rows: int) -
     """Values side by side, rounded, each padded."""
     b = GraphBuilder()
     held: dict[int, NodeId] = {}
-    for v in given(reads):
-        t = TensorType(net.dtype, (rows, padded(net.of(v)))) if v > 0 else TensorType(net.given, (rows, net.columns))
+    for v in addressed(reads):
+        t = (
+            TensorType(net.dtype, (rows, padded(net.of(v))))
+            if v > 0
+            else TensorType(net.input_dtype, (rows, net.columns))
+        )
         held[v] = b.input(t)
     pieces = []
     for v in reads:

@@ -300,7 +300,7 @@ class Chain:
     def role(self, stem: str, blocks: int) -> DeviceRole:
         """Of a text whose names begin with `stem`, for so many blocks at most."""
         net, plan, s = self.net, self.plan, self.shape
-        x = storage(net.given)
+        x = storage(net.input_dtype)
         threads, table = 32 * s.warps, f"{stem}_chain_at"
         head = "for (w_rows turn = role.block_x(); turn < turns; turn += role.blocks_x()) {"
         if s.inside:
@@ -561,7 +561,7 @@ class Chain:
             ]
             layer -= 1
         if self.inputs:
-            x, k = storage(net.given), net.width(0) // 16
+            x, k = storage(net.input_dtype), net.width(0) // 16
             lines += [
                 f"{{ float d[{tiles}][{2 * k}][4]; w_zero<{2 * k}, {tiles}>(d);",
                 *self._product(0, "g0", up=False),

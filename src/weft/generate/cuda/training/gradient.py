@@ -163,7 +163,7 @@ def gradient(
         shape = found[0]
     items = items_inside(net) if shape.inside else _items(net)
     slices = facts.sms if shape.inside else _slices(items, facts.sms)
-    seed = hashlib.sha256(f"{net}{net.skips}|{inputs}{parameters}{dtype}{shape}{slices}".encode()).hexdigest()[:16]
+    seed = hashlib.sha256(f"{net.identity}|{inputs}{parameters}{dtype}{shape}{slices}".encode()).hexdigest()[:16]
     stem = f"k{seed}"
     acts = {act: f"Act{i}" for i, act in enumerate(dict.fromkeys(net.acts))}
     chain = _chain(net, plan, acts, shape, inputs=inputs, parameters=parameters)

@@ -63,12 +63,12 @@ Role = Literal["forward", "below", "share", "input", "weights"]
 class Ref(NamedTuple):
     """A tensor of rows.
 
-    given: x as it is; joined: the values `of` side by side, each padded; value: a result; act: a layer's result before
+    input: x as it is; joined: the values `of` side by side, each padded; value: a result; act: a layer's result before
     a value was added to it; sums: those of a layer; dz: the gradient of a layer's sums; gradient: that of a value;
     share: what some readers of a value give to it.
     """
 
-    kind: Literal["given", "joined", "value", "act", "sums", "dz", "gradient", "share"]
+    kind: Literal["input", "joined", "value", "act", "sums", "dz", "gradient", "share"]
     of: tuple[int, ...] = ()
 
 
@@ -142,7 +142,9 @@ def operand(net: Network, reads: tuple[int, ...]) -> Ref:
     if len(reads) == 1 and reads[0] > 0:
         return Ref("value", reads)
     whole = reads == (0,) and not net.parts
-    return Ref("given") if whole and net.given is net.dtype and net.of(0) % ALIGNMENT == 0 else Ref("joined", reads)
+    return (
+        Ref("input") if whole and net.input_dtype is net.dtype and net.of(0) % ALIGNMENT == 0 else Ref("joined", reads)
+    )
 
 
 def joins(net: Network) -> list[tuple[int, ...]]:
@@ -172,7 +174,7 @@ def mark(net: Network, layer: int) -> Ref | None:
 def kept(net: Network) -> list[Ref]:
     """What the backward pass reads of the forward pass, besides x as it is."""
     found = [r for i in range(net.depth) for r in (operand(net, net.reads(i)), mark(net, i)) if r is not None]
-    return [r for r in dict.fromkeys(found) if r.kind != "given"]
+    return [r for r in dict.fromkeys(found) if r.kind != "input"]
 
 
 def segments(net: Network, layer: int) -> list[tuple[int, int, int]]:
@@ -198,7 +200,7 @@ def forward(net: Network, rows: int) -> list[Product]:
         for reads in (net.reads(layer), *([] if added is None else [(added.value,)])):
             last |= dict.fromkeys((operand(net, reads), *(Ref("value", (v,)) for v in reads if v > 0)), layer)
         last |= dict.fromkeys(results(net, layer), layer)
-    held = {*kept(net), Ref("given"), Ref("value", (net.depth,))}
+    held = {*kept(net), Ref("input"), Ref("value", (net.depth,))}
     found = []
     for layer in range(net.depth):
         spent = tuple(r for r, at in last.items() if at == layer and r not in held)
@@ -299,7 +301,7 @@ def _below(net: Network, rows: int, layer: int, value: int, addends: int, role: 
         g = b.apply(Prim.ADD, g, b.input(TensorType(net.dtype, (rows, k))))
     g = _bounded(b, g, net.of(value))
     if role == "input" and not net.parts:
-        return _problem(b, [b.cast(g, net.given)])
+        return _problem(b, [b.cast(g, net.input_dtype)])
     if role != "below":
         return _problem(b, [g])
     act, added, whole = net.acts[value - 1], net.adds(value - 1), g
@@ -409,7 +411,7 @@ def _header() -> str:
 @lru_cache(maxsize=64)
 def layered(net: Network, sms: int, dtype: DType = DType.F32) -> Layered:
     """The kernels of a network for a device of so many multiprocessors."""
-    seed = hashlib.sha256(f"{net}{net.skips}|{dtype}|{sms}".encode()).hexdigest()[:16]
+    seed = hashlib.sha256(f"{net.identity}|{dtype}|{sms}".encode()).hexdigest()[:16]
     stem, image, act = f"k{seed}", Image.of(net), net.acts[-1]
     partial, floats = [], 0
     for width in net.widths[1:]:
@@ -438,7 +440,7 @@ def _role(name: str, parameters: tuple[Parameter, ...], lines: list[str], blocks
     return DeviceRole(threads=_THREADS, body=body, parameters=parameters, grid=(blocks, 1, 1), name=name)
 
 
-def given(reads: tuple[int, ...]) -> list[int]:
+def addressed(reads: tuple[int, ...]) -> list[int]:
     """The values whose addresses a kernel that joins takes: 0 for x, whichever of its parts are read."""
     return [*([0] if any(v <= 0 for v in reads) else []), *dict.fromkeys(v for v in reads if v > 0)]
 
@@ -455,7 +457,7 @@ def _ending(net: Network, blocks: int) -> DeviceRole:
 
 def _join(net: Network, reads: tuple[int, ...], name: str, blocks: int) -> DeviceRole:
     """A thread copies eight columns of a row at a time."""
-    held = given(reads)
+    held = addressed(reads)
     columns = sum(padded(net.of(v)) for v in reads)
     lines = [
         f"const u32 count = (u32)(u64)rows_ * {columns // ALIGNMENT}u;",
@@ -466,7 +468,7 @@ def _join(net: Network, reads: tuple[int, ...], name: str, blocks: int) -> Devic
     at = 0
     for v in reads:
         start, width = (0, net.of(v)) if v > 0 else net.parts[-v] if net.parts else (0, net.columns)
-        row, kind = (padded(width), "u16") if v > 0 else (net.columns, storage(net.given))
+        row, kind = (padded(width), "u16") if v > 0 else (net.columns, storage(net.input_dtype))
         whole = row % ALIGNMENT == 0 == start % ALIGNMENT and start + padded(width) <= row
         aligned = 8 if whole else 2 if (row | start | width) % 2 == 0 else 1
         lines += [

@@ -1,6 +1,6 @@
 """A fully connected network with its parameters in one buffer, and its forward pass as a problem.
 
-Values are numbered: 0 is x, l + 1 the result of layer l; where layers read several columns of the given matrix, those
+Values are numbered: 0 is x, l + 1 the result of layer l; where layers read several columns of the input matrix, those
 are 0, -1, -2, ... A layer reads the last value unless `sources` says more.
 
 Parameters lie one after the other as torch has them, weights (out, in) row-major, each aligned to 16 bytes of 16-bit
@@ -68,7 +68,7 @@ class Network:
     biases: tuple[bool, ...]
     dtype: DType
     """Of products and results: f16 or bf16."""
-    given: DType
+    input_dtype: DType
     """Of the input: `dtype` or f32."""
     masters: DType | None = None
     """Of the parameters in memory, where that is not `dtype`: f32."""
@@ -77,9 +77,9 @@ class Network:
     added: tuple[Added | None, ...] = field(default=(), repr=False)
     """Of each layer. None at all: nothing is added anywhere."""
     parts: tuple[tuple[int, int], ...] = field(default=(), repr=False)
-    """(first column, columns) of the values 0, -1, ... in the given matrix; none: x is all of it."""
+    """(first column, columns) of the values 0, -1, ... in the input matrix; none: x is all of it."""
     row: int = field(default=0, repr=False)
-    """Columns of the given matrix, where it has parts."""
+    """Columns of the input matrix, where it has parts."""
 
     @property
     def plain(self) -> bool:
@@ -87,13 +87,16 @@ class Network:
         return not (self.sources or self.added or self.parts)
 
     @property
-    def skips(self) -> str:
-        """What is not said by `repr`; empty for a plain network."""
-        return "" if self.plain else f"{self.sources}{self.added}{self.parts}{self.row}"
+    def identity(self) -> str:
+        """By which its kernels are named: written with the names that fields had first, so that no name changes."""
+        layers = f"widths={self.widths!r}, acts={self.acts!r}, biases={self.biases!r}"
+        types = f"dtype={self.dtype!r}, given={self.input_dtype!r}, masters={self.masters!r}"
+        skips = "" if self.plain else f"{self.sources}{self.added}{self.parts}{self.row}"
+        return f"Network({layers}, {types}){skips}"
 
     @property
     def columns(self) -> int:
-        """Of the given matrix."""
+        """Of the input matrix."""
         return self.row if self.parts else self.widths[0]
 
     def reads(self, layer: int) -> tuple[int, ...]:
@@ -166,7 +169,7 @@ def forward_problem(net: Network, rows: int, masters: DType | None = None) -> Pr
     if not net.plain:
         return _forward_with_skips(net, rows, kind)
     b = GraphBuilder()
-    h = b.cast(b.input(TensorType(net.given, (rows, net.widths[0]))), net.dtype)
+    h = b.cast(b.input(TensorType(net.input_dtype, (rows, net.widths[0]))), net.dtype)
     for k, n, bias, act in zip(net.widths, net.widths[1:], net.biases, net.acts, strict=False):
         w = b.cast(b.input(TensorType(kind, (n, k)), is_weight=True), net.dtype)
         h = b.add(Prim.MATMUL, h, b.transpose(w, (1, 0)))
@@ -179,7 +182,7 @@ def forward_problem(net: Network, rows: int, masters: DType | None = None) -> Pr
 
 def _forward_with_skips(net: Network, rows: int, kind: DType) -> Problem:
     b = GraphBuilder()
-    whole = b.input(TensorType(net.given, (rows, net.columns)))
+    whole = b.input(TensorType(net.input_dtype, (rows, net.columns)))
     values: dict[int, NodeId] = {}
     for i, (start, width) in enumerate(net.parts or ((0, net.columns),)):
         part = whole

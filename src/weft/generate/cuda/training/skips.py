@@ -1,7 +1,7 @@
 """The text of `chain` for networks with skips: values that several layers read, sums of values, parts of the input.
 
 Upwards a layer multiplies what it reads value by value: the last one from registers, the others from where this warp
-left them, or from the given matrix. Downwards a value's gradient is the sum of what each of its readers gives: all
+left them, or from the input matrix. Downwards a value's gradient is the sum of what each of its readers gives: all
 shares but the last lie, rounded to 16 bits as torch's are, in the record of the tile, which the same lanes read.
 """
 
@@ -124,7 +124,7 @@ class SkipChain(Chain):
         return net.acts[layer - 1], net.widths[layer], places
 
     def _part(self, value: int) -> tuple[str, str]:
-        """(template arguments, address) of a part of the given matrix."""
+        """(template arguments, address) of a part of the input matrix."""
         start, width = self.net.parts[-value] if self.net.parts else (0, self.net.columns)
         even = str((start | self.net.columns) % 2 == 0).lower()
         return f"{width}, {self.net.columns}, {even}", f" + {start}" if start else ""
@@ -302,7 +302,7 @@ class SkipChain(Chain):
 
     def _given(self, value: int, lines: list[str], known: set[int]) -> list[str]:
         """The gradient of a part of the input: what stands in d, and what is known of it."""
-        k, tiles, x = self.net.width(value) // 16, self.shape.tiles, storage(self.net.given)
+        k, tiles, x = self.net.width(value) // 16, self.shape.tiles, storage(self.net.input_dtype)
         opened = not lines
         if opened:
             lines = [f"{{ float d[{tiles}][{2 * k}][4]; w_zero<{2 * k}, {tiles}>(d);"]

@@ -43,7 +43,7 @@ def gradient_problem(
     `dtype`, for `parameters`, in the order of `Network.slices`. `result`: that of the forward pass comes first.
     """
     b = GraphBuilder()
-    x = b.input(TensorType(net.given, (rows, net.columns)))
+    x = b.input(TensorType(net.input_dtype, (rows, net.columns)))
     dy = b.input(TensorType(net.dtype, (rows, net.widths[-1])))
     values: dict[int, NodeId] = {}
     parts = net.parts or ((0, net.columns),)
@@ -56,8 +56,8 @@ def gradient_problem(
         h = _beside(b, [values[v] for v in net.reads(layer)])
         z = b.add(Prim.MATMUL, h, b.transpose(w, (1, 0)))
         if bias and vector is not None:
-            given = b.input(TensorType(net.masters or net.dtype, vector.shape), is_weight=True)
-            z = b.apply(Prim.ADD, z, b.cast(given, net.dtype))
+            master = b.input(TensorType(net.masters or net.dtype, vector.shape), is_weight=True)
+            z = b.apply(Prim.ADD, z, b.cast(master, net.dtype))
         added = net.adds(layer)
         z = b.apply(Prim.ADD, z, values[added.value]) if added is not None and added.before else z
         y = act.apply(b, z)
@@ -100,7 +100,7 @@ def _backward(
         for value in net.reads(layer):
             give(value, columns_of(b, below, at, net.of(value)))
             at += net.of(value)
-    own = [b.cast(gradients[-i], net.given) for i in range(max(1, len(net.parts)))] if inputs else []
+    own = [b.cast(gradients[-i], net.input_dtype) for i in range(max(1, len(net.parts)))] if inputs else []
     return [*own, *(node for layer in reversed(found) for node in layer)]
 
 
@@ -175,8 +175,8 @@ def step(
     scratch = partial + plan.partial_bytes
     sums = -(-scratch // _UNIT) * _UNIT
     dx = sums + -(-(net.elements * dtype.itemsize if parameters else 0) // _UNIT) * _UNIT
-    end = dx + -(-(rows * net.columns * net.given.itemsize if inputs else 0) // _UNIT) * _UNIT
-    x_row, dy_row = net.columns * net.given.itemsize, net.widths[-1] * net.dtype.itemsize
+    end = dx + -(-(rows * net.columns * net.input_dtype.itemsize if inputs else 0) // _UNIT) * _UNIT
+    x_row, dy_row = net.columns * net.input_dtype.itemsize, net.widths[-1] * net.dtype.itemsize
     launches: list[Launch] = []
     shares = plan.shares
     for start in range(0, rows, chunk):
@@ -223,7 +223,7 @@ def _left(net: Network, sums: int, dx: int, *, inputs: bool, parameters: bool, d
     found: list[Left] = []
     if inputs:
         for start, _ in net.parts or ((0, net.columns),):
-            found.append(Left(len(found), dx + start * net.given.itemsize, (net.columns, 1)))
+            found.append(Left(len(found), dx + start * net.input_dtype.itemsize, (net.columns, 1)))
     for one in net.slices() if parameters else ():
         strides = (*one.shape[1:], 1)
         found.append(Left(len(found), sums + one.offset * dtype.itemsize, strides))
