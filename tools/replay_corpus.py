@@ -155,7 +155,7 @@ def packed(value: Any) -> Any:
 
 
 def unpacked(data: Any) -> Any:
-    """Inverse of `packed`, with the classes of the tree on the path."""
+    """Inverse of `packed`, with the classes of the tree on the path, where a field may have another name."""
     if isinstance(data, list):
         return tuple(map(unpacked, data))
     if not isinstance(data, dict):
@@ -167,7 +167,9 @@ def unpacked(data: Any) -> Any:
         return kind[data["member"]]
     if "items" in data:
         return kind(*map(unpacked, data["items"]))
-    return kind(**{k: unpacked(v) for k, v in data["fields"].items()})
+    names = [f.name for f in fields(kind)]
+    assert len(names) == len(data["fields"]), f"{kind} has other fields here"
+    return kind(**{name: unpacked(v) for name, v in zip(names, data["fields"].values(), strict=True)})
 
 
 # What a tree makes of them.
