@@ -104,6 +104,7 @@ OLD = (
         r"\bstretched\b", r"generate/cuda/mlp/"),
     Old("given|Given|MOST_GIVEN", "what layers read beside their weights", "input matrix",
         where=r"generate/cuda/(mlp|training)/|orchestrate/mlp|nn/layers"),
+    Old("given", "constants that an operator makes itself", "tables", where=r"tune/tuner|pipeline/"),
     Old("", "K of a product", "K", r"along the sum|steps of the sum", r"generate/cuda/gemm/"),
     Old("", "thread blocks", "CTA", r"\b(of|fits|fit) a block\b|\btwo blocks\b",
         r"generate/cuda/(gemm|conv|attention|mlp|loops)/"),

@@ -149,9 +149,9 @@ class Problems:
     def by_tables(self, task: Task, kernels: Sequence[Timed]) -> list[tuple[dict[int, Array], list[Timed]]]:
         """Kernels for all tables, and the calls that make them, with theirs (see `tables`)."""
         mine = [(self.tables(task, kernel), (schedule, kernel, binary)) for schedule, kernel, binary in kernels]
-        plain, tabled = [x for given, x in mine if not given], [x for given, x in mine if given]
+        plain, tabled = [x for own, x in mine if not own], [x for own, x in mine if own]
         found: list[tuple[dict[int, Array], list[Timed]]] = [({}, plain)] if plain else []
-        return [*found, (next(given for given, _ in mine if given), tabled)] if tabled else found
+        return [*found, (next(own for own, _ in mine if own), tabled)] if tabled else found
 
     def joined(self, others: Problems) -> Problems:
         """With what `rest` found."""

@@ -260,8 +260,8 @@ def trial(step: Step, problems: Problems, known: Known) -> ProblemTrial:
     odd = known.is_odd(step.problem_key, step.kernel.schedule)
     task = problems.tasks[step.problem_key]
     kernels = [(step.kernel.schedule, step.kernel, None)]
-    given = problems.tables(task, step.kernel)
-    return ProblemTrial(task.problem, kernels, timed=False, finite=odd, given=given)
+    tables = problems.tables(task, step.kernel)
+    return ProblemTrial(task.problem, kernels, timed=False, finite=odd, tables=tables)
 
 
 def _swapped(plan: Plan, problems: Problems, known: Known) -> Plan:

@@ -96,8 +96,8 @@ class ProblemTrial:
     """False: verified alone. An outcome OK then has no samples, unless the database has some; none is SLOW."""
     finite: bool = False
     """Where nothing is timed: on finite inputs alone."""
-    given: Mapping[int, Array] = field(default_factory=dict)
-    """By position, weights that are not drawn: the kernels are right for these alone."""
+    tables: Mapping[int, Array] = field(default_factory=dict)
+    """By position, weights that are not drawn but the operator's own tables: the kernels are right for these alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -772,7 +772,7 @@ class Tuner:
         return {
             "op": "trial",
             "problem": problem_to_json(work.trial.problem),
-            "given": arrays_to_json(work.trial.given),
+            "given": arrays_to_json(work.trial.tables),
             "kernels": kernels,
             "always": sorted({*library, *incumbent}) if work.trial.timed else list(numbers),
             "seed": self._options.seed,

@@ -196,8 +196,8 @@ class Measuring:
             if self._ahead.is_due(self._clock.seconds_to(self._deadline), self._deadline - self._began):
                 yield from self._ahead
             self._ahead.leave(task.problem.key)
-        for given, same in self._search.problems.by_tables(task, [(s, k, None) for s, k in kernels]):
-            yield ProblemTrial(task.problem, same, task.bound_us, given=given)
+        for tables, same in self._search.problems.by_tables(task, [(s, k, None) for s, k in kernels]):
+            yield ProblemTrial(task.problem, same, task.bound_us, tables=tables)
 
     def _listen(self, progress: Progress) -> None:
         self._lookups = progress.lookups

@@ -100,15 +100,15 @@ def test_a_call_is_right_for_the_tables_that_it_makes_and_for_no_others(size: tu
     step = Step(call, (), (), (), Kind.ORIGIN, task.problem.key, 1.0, measured=False)
     asked = trial(step, problems, known)
     graph = task.problem.graph
-    assert asked.given and all(np.shape(x) == graph.type_of(graph.inputs[k]).shape for k, x in asked.given.items())
+    assert asked.tables and all(np.shape(x) == graph.type_of(graph.inputs[k]).shape for k, x in asked.tables.items())
     (found,) = verdicts(asked)
     if found == "nan_class":  # what is infinite beside a weight of zero
         known.odd.add((task.problem.key, call.schedule))
         (found,) = verdicts(trial(step, problems, known))
     assert found == "ok"
     drawn = draw(graph, InputSet.NORMAL, Domain.ZERO_MEAN, seed=1)
-    others = {k: cast("np.ndarray[tuple[int], np.dtype[np.float32]]", drawn[k].numpy()) for k in asked.given}
-    assert verdicts(ProblemTrial(task.problem, asked.kernels, timed=False, finite=True, given=others)) == ["wrong"]
+    others = {k: cast("np.ndarray[tuple[int], np.dtype[np.float32]]", drawn[k].numpy()) for k in asked.tables}
+    assert verdicts(ProblemTrial(task.problem, asked.kernels, timed=False, finite=True, tables=others)) == ["wrong"]
     assert verdicts(ProblemTrial(task.problem, asked.kernels, timed=False, finite=True)) == ["wrong"], "as before"
 
 
