@@ -105,6 +105,7 @@ OLD = (
     Old("given|Given|MOST_GIVEN", "what layers read beside their weights", "input matrix",
         where=r"generate/cuda/(mlp|training)/|orchestrate/mlp|nn/layers"),
     Old("given", "constants that an operator makes itself", "tables", where=r"tune/tuner|pipeline/"),
+    Old("[Pp]laces?", "where a problem stands in a graph", "occurrence", where=r"pipeline/"),
     Old("", "K of a product", "K", r"along the sum|steps of the sum", r"generate/cuda/gemm/"),
     Old("", "thread blocks", "CTA", r"\b(of|fits|fit) a block\b|\btwo blocks\b",
         r"generate/cuda/(gemm|conv|attention|mlp|loops)/"),

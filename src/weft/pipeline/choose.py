@@ -129,8 +129,8 @@ def offers(ranked: Sequence[Ranked], *, kinds: frozenset[Kind] | None = None) ->
     """Every use of every ranked problem, at its best time."""
     made = []
     for r in ranked:
-        places = r.task.uses if kinds is None or Kind.CALL not in kinds else (*r.task.uses, *r.task.calls)
-        for candidate, cut in places:
+        uses = r.task.uses if kinds is None or Kind.CALL not in kinds else (*r.task.uses, *r.task.calls)
+        for candidate, cut in uses:
             if kinds is not None and candidate.kind not in kinds:
                 continue
             ins = dict(zip(cut.inputs, cut.problem.input_formats, strict=True))

@@ -30,21 +30,21 @@ from weft.platform.table import policy_for
 
 _CATEGORIES = {str(p.value): "" if p in FREE else CATEGORY[p].value for p in Prim}
 """By the primitive's name (enumerations hash slowly); empty for free ones."""
-Place = tuple[Candidate, Extracted]
-"""Where a problem stands: the candidate, and how its values are those of the problem."""
+Occurrence = tuple[Candidate, Extracted]
+"""Where a problem stands in the graph: the candidate, and how its values are those of the problem."""
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One distinct problem and every place where it stands. What is found out about it is in `Known`."""
+    """One distinct problem and all its occurrences in the graph. What is found out about it is in `Known`."""
 
     problem: Problem
-    uses: tuple[Place, ...]
+    uses: tuple[Occurrence, ...]
     estimate_us: float
     bound_us: float
-    calls: tuple[Place, ...] = ()
-    """Places where the library plan alone may use it (`Kind.CALL`)."""
+    calls: tuple[Occurrence, ...] = ()
+    """Those at which the library plan alone may use it (`Kind.CALL`)."""
     policy: SearchPolicy = Cpu.policy
     """Of the kind of device that it is for."""
 
@@ -212,7 +212,7 @@ def collect(
 
 @final
 class _Collected:
-    """Places by the problem that stands there, while candidates are cut out."""
+    """Occurrences of each problem, while candidates are cut out."""
 
     def __init__(
         self, graph: Graph, alternatives: Alternatives, facts: DeviceFacts, before: Mapping[str, Task] | None = None
@@ -220,9 +220,9 @@ class _Collected:
         """`before`: tasks whose problems are not made a second time."""
         self._graph, self._alternatives, self._facts = graph, alternatives, facts
         self._posed = dict(before or {})
-        """Tasks by the problem's key, without their places."""
+        """Tasks by the problem's key, without their occurrences."""
         self._problems = {key: task.problem for key, task in self._posed.items()}
-        self._places: dict[str, tuple[list[Place], list[Place]]] = {}
+        self._occurrences: dict[str, tuple[list[Occurrence], list[Occurrence]]] = {}
         """Uses, and those of the library plan alone."""
 
     def take(self, uses: Iterable[Use]) -> None:
@@ -234,13 +234,13 @@ class _Collected:
                 self._problems[key] = cut.problem
                 bound, estimate = lower_bound_us(cut.problem, self._facts), estimate_us(cut.problem, self._facts)
                 self._posed[key] = Task(cut.problem, (), estimate, bound, policy=policy_for(self._facts))
-            self._places.setdefault(key, ([], []))[candidate.kind is Kind.CALL].append((candidate, cut))
+            self._occurrences.setdefault(key, ([], []))[candidate.kind is Kind.CALL].append((candidate, cut))
 
     def tasks(self) -> dict[str, Task]:
         """One of each problem."""
         return {
             key: replace(self._posed[key], uses=tuple(uses), calls=tuple(calls))
-            for key, (uses, calls) in self._places.items()
+            for key, (uses, calls) in self._occurrences.items()
         }
 
 
