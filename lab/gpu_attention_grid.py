@@ -117,8 +117,8 @@ def without(c: Case, dtype: DType, facts: GpuFacts) -> list[Trial]:
         return []
     found = []
     ranked = attention_shapes.shapes(p, facts, keep=60)
-    split = [s for s in ranked if s.parts > 1][: 8 if c.rows < 64 else 1]
-    for s in [*[s for s in ranked if s.parts == 1][:2], *split]:
+    split = [s for s in ranked if s.kv_splits > 1][: 8 if c.rows < 64 else 1]
+    for s in [*[s for s in ranked if s.kv_splits == 1][:2], *split]:
         source = templates.emit(problem, s.schedule())
         if isinstance(source, CudaSource):
             cycles = attention_shapes.cycles(p, s, facts)

@@ -106,6 +106,7 @@ OLD = (
         where=r"generate/cuda/(mlp|training)/|orchestrate/mlp|nn/layers"),
     Old("given", "constants that an operator makes itself", "tables", where=r"tune/tuner|pipeline/"),
     Old("[Pp]laces?", "where a problem stands in a graph", "occurrence", where=r"pipeline/"),
+    Old("parts", "CTAs that share the keys of the same rows", "split over keys", where=r"generate/cuda/attention/"),
     Old("", "K of a product", "K", r"along the sum|steps of the sum", r"generate/cuda/gemm/"),
     Old("", "thread blocks", "CTA", r"\b(of|fits|fit) a block\b|\btwo blocks\b",
         r"generate/cuda/(gemm|conv|attention|mlp|loops)/"),

@@ -48,7 +48,7 @@ def roles(p: Attention, schedule: Schedule) -> RoleSource | Declined:
     p = replace(p, tf32=p.dtype is DType.F32 and schedule.param("template") == TF32)
     split = schedule.param("template") == SPLIT
     s = SplitAttentionConfig.of(schedule) if split else AttentionConfig.of(schedule)
-    blocks = -(-p.m // s.bm) * p.blocks * s.parts
+    blocks = -(-p.m // s.bm) * p.blocks * s.kv_splits
     if blocks >= 1 << 31:
         return Declined("2^31 CTAs or more")
     sources = sorted({x.index for e in (p.q, p.k, p.v, p.score) for x in e.leaves if x.kind == "input"})
@@ -63,7 +63,7 @@ def roles(p: Attention, schedule: Schedule) -> RoleSource | Declined:
         globals=constant_arrays(p),
         min_ctas_per_sm=1,
         shared_bytes=shared_bytes(p, s),
-        cluster=(s.parts, 1, 1),
+        cluster=(s.kv_splits, 1, 1),
     )
     headers = (prelude(), EXP2, *([tf32.FUNCTIONS] if p.tf32 else []))
     return RoleSource(schedule, headers, (role,), capability=90 if split else 80)

@@ -64,8 +64,8 @@ class AttentionConfig(Parameters):
         return self.named("cuda", template=TF32 if tf32 else "attention")
 
     @property
-    def parts(self) -> int:
-        """Blocks of a cluster that share the keys of the same rows."""
+    def kv_splits(self) -> int:
+        """CTAs of a cluster that share the keys of the same rows."""
         return 1
 
     @property
@@ -96,8 +96,8 @@ class SplitAttentionConfig(AttentionConfig):
         return self.named("cuda", template=SPLIT)
 
     @property
-    def parts(self) -> int:
-        """Blocks of a cluster."""
+    def kv_splits(self) -> int:
+        """CTAs of a cluster."""
         return self.split
 
 
@@ -108,7 +108,7 @@ def padded(n: int) -> int:
 
 def tiles(p: Attention, s: AttentionConfig) -> int:
     """Steps of a block over its keys."""
-    return -(-p.keys // (s.bn * s.parts))
+    return -(-p.keys // (s.bn * s.kv_splits))
 
 
 def row_bytes(p: Attention, width: int) -> int:
@@ -130,7 +130,7 @@ def pipeline_bytes(p: Attention, s: AttentionConfig) -> int:
 def shared_bytes(p: Attention, s: AttentionConfig) -> int:
     """Dynamic shared memory of a block: the sums of its warps take the place of keys and values."""
     sums = 4 * s.wk * s.bm * (padded(p.head) + SUM_PAD + 2)
-    sums += 16 * s.bm if s.parts > 1 else 0
+    sums += 16 * s.bm if s.kv_splits > 1 else 0
     return -(-max(pipeline_bytes(p, s), sums) // 16) * 16
 
 
@@ -158,7 +158,7 @@ def shapes(p: Attention, facts: GpuFacts, keep: int = MOST) -> list[AttentionCon
     seen: dict[tuple[int, int, bool, int], int] = {}
     keyed = []
     for modelled, s in ranked[:100]:
-        kind = (s.bm, s.wk, tiles(p, s) > s.stages, s.parts)
+        kind = (s.bm, s.wk, tiles(p, s) > s.stages, s.kv_splits)
         alike = seen.get(kind, 0)
         seen[kind] = alike + 1
         keyed.append((modelled * (1 + 0.2 * alike), s))
@@ -188,14 +188,14 @@ def _split(p: Attention, facts: GpuFacts) -> Iterable[SplitAttentionConfig]:
     aligned = all(x % 4 == 0 for n, x in zip(p.out.shape[:-1], p.out.strides[:-1], strict=True) if n > 1)
     if p.out.strides[-1] != 1 or p.out.offset % 4 or not aligned:
         return
-    for parts in (2, 4, 8):
+    for kv_splits in (2, 4, 8):
         for wr in (1, 2, 4):
-            if -(-p.m // (16 * wr)) * p.blocks * parts > 4 * facts.sms or (wr > 1 and 16 * wr >= 2 * p.m):
+            if -(-p.m // (16 * wr)) * p.blocks * kv_splits > 4 * facts.sms or (wr > 1 and 16 * wr >= 2 * p.m):
                 continue
             for wk in (1, 2, 4, 8):
                 for nb in (16, 32, 64):
-                    s = SplitAttentionConfig(wr, 1, wk, nb, 2, parts)
-                    if wr * wk > 8 or wr * wk < 4 or tiles(p, s) * s.bn * parts >= 2 * p.keys:
+                    s = SplitAttentionConfig(wr, 1, wk, nb, 2, kv_splits)
+                    if wr * wk > 8 or wr * wk < 4 or tiles(p, s) * s.bn * kv_splits >= 2 * p.keys:
                         continue
                     for staged in _staged(p, s):
                         yield cast("SplitAttentionConfig", staged)
@@ -232,7 +232,7 @@ def cycles(p: Attention, s: AttentionConfig, facts: GpuFacts) -> float:
     resident = min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // s.threads)
     if not resident:
         return math.inf
-    blocks = -(-p.m // s.bm) * p.blocks * s.parts
+    blocks = -(-p.m // s.bm) * p.blocks * s.kv_splits
     busiest = -(-blocks // facts.sms)
     waves = -(-busiest // resident)
     active = -(-busiest // waves)
@@ -264,7 +264,7 @@ def cycles(p: Attention, s: AttentionConfig, facts: GpuFacts) -> float:
     first = active * (s.bm * qk + min(s.stages, count) * s.bn * (qk + head)) * size / c.port_bytes
     first += _through_registers(p, s, min(s.stages, count), c)
     end = c.end + active * s.bm * head * s.wk * 2 / 64
-    end += c.meeting + s.bm * head * 4 / c.meeting_bytes if s.parts > 1 else 0.0
+    end += c.meeting + s.bm * head * 4 / c.meeting_bytes if s.kv_splits > 1 else 0.0
     return waves * (first + count * step + end) + c.launch
 
 

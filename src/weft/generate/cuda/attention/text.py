@@ -37,7 +37,7 @@ class Kernel:
         self.p, self.s = p, s
         self.count = tiles(p, s)
         self.ring = self.count > s.stages
-        self.start = Int("0" if s.parts == 1 else "from")
+        self.start = Int("0" if s.kv_splits == 1 else "from")
         self.ahead = s.stages - 1 if self.ring else s.stages
         # with all tiles in shared memory warps need not wait for each other again
         self.free = not self.ring and self.count > 2
@@ -90,14 +90,14 @@ class Kernel:
         if self.free:
             found += ["w_arrived<0>(); role.sync();", self._load_q()]
         found += self._overlapped() if overlapped(p, s) else self._loop()
-        found += [*self._meet(), *(self._store() if s.parts == 1 else [*self._joined(), *self._store_part()])]
+        found += [*self._meet(), *(self._store() if s.kv_splits == 1 else [*self._joined(), *self._store_part()])]
         return [x for x in found if x]
 
     def _place(self, mt: int) -> str:
         """Declares where the block's rows are, and from which key on it works."""
         s, block = self.s, Int("role.block_x()")
-        tile = block / s.parts
-        own = f" rank = {block % s.parts}, from = rank * {self.count * s.bn}," if s.parts > 1 else ""
+        tile = block / s.kv_splits
+        own = f" rank = {block % s.kv_splits}, from = rank * {self.count * s.bn}," if s.kv_splits > 1 else ""
         return f"const int{own} z = {tile / mt}, m0 = {tile % mt * s.bm};"
 
     def _loop(self) -> list[str]:
@@ -238,7 +238,7 @@ class Kernel:
     def _scores(self) -> list[str]:
         """The expression over the products; -inf for keys that do not exist."""
         p, s = self.p, self.s
-        ragged = p.keys != self.count * s.bn * s.parts
+        ragged = p.keys != self.count * s.bn * s.kv_splits
         if p.scale and not ragged:
             return []
         return [
@@ -433,14 +433,14 @@ class Kernel:
         add = " ".join(f"v[{i}] = fmaf(u.{f}, f, v[{i}]);" for i, f in enumerate("xyzw"))
         return [
             "// keys split over a cluster: each CTA finishes its share, in order, through distributed shared memory",
-            f"for (int x = rank * {s.threads} + t; x < {s.bm * across}; x += {s.threads * s.parts}) {{",
+            f"for (int x = rank * {s.threads} + t; x < {s.bm * across}; x += {s.threads * s.kv_splits}) {{",
             f"const int r = x / {across}, c = x % {across} * 4, m = m0 + r;",
-            f"if (m < {p.m}) {{ float v[4], all = 0.0f, top = -__builtin_inff(); float4 e[{s.parts}];",
-            f"{each('y', s.parts)} {{ e[y] = w_read_cluster(w_shared(ends + 4 * r), y);",
+            f"if (m < {p.m}) {{ float v[4], all = 0.0f, top = -__builtin_inff(); float4 e[{s.kv_splits}];",
+            f"{each('y', s.kv_splits)} {{ e[y] = w_read_cluster(w_shared(ends + 4 * r), y);",
             "top = w_max_f32(top, e[y].x); }",
             f"const float base = {self._base('top')};",
             f"{each('i', 4)} v[i] = 0.0f;",
-            f"{each('y', s.parts)} {{",
+            f"{each('y', s.kv_splits)} {{",
             f"const float f = {self._weight('e[y].x')};",
             f"const float4 u = w_read_cluster(w_shared(sums + r * {row} + c), y);",
             f"all = fmaf(e[y].y, f, all); {add} }}",
