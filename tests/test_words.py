@@ -92,7 +92,7 @@ OLD = (
         where=r"generate/cuda/gemm/common/(normed|product)\.py"),
     Old("sums?", "the type of an accumulator", "accumulator type",
         where=r"generate/cuda/gemm/common/(product|pack)\.py"),
-    Old("sums", "gradients of all parameters", "gradient buffer", where=r"nn/"),
+    Old("sums", "gradients of all parameters", "gradient buffer", where=r"nn/|generate/cuda/training/step"),
     Old("in_parts|possible_parts", "reductions of which CTAs share a row", "split reduction",
         where=r"generate/cuda/loops/"),
     Old("pieces|Piece|pieces_of", "the loops of an elementwise kernel", "loop profile", where=r"generate/cuda/loops/"),

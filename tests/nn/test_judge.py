@@ -205,8 +205,8 @@ def test_launches_of_a_call_are_those_that_were_verified(monkeypatch: pytest.Mon
         backward = kernels.Backward(made, dict.fromkeys(("",)))  # type: ignore[arg-type]
         monkeypatch.setattr(backward, "direct", launch_of)
         call = backward.call(torch.zeros(8, dtype=torch.uint8))
-        bases = dict(zip(("x", "dy", "dx", "sums", "scratch"), range(1 << 20, 6 << 20, 1 << 20), strict=True))
-        call.run(bases["x"], bases["dy"], bases["dx"], bases["sums"], bases["scratch"], 0)
+        bases = dict(zip(("x", "dy", "dx", "grads", "scratch"), range(1 << 20, 6 << 20, 1 << 20), strict=True))
+        call.run(bases["x"], bases["dy"], bases["dx"], bases["grads"], bases["scratch"], 0)
         assert len(call._launches) == len(made.source.launches)
         for direct, launch in zip(call._launches, made.source.launches, strict=True):
             for word, x in zip(direct.words, launch.arguments, strict=True):
@@ -215,8 +215,8 @@ def test_launches_of_a_call_are_those_that_were_verified(monkeypatch: pytest.Mon
                 elif isinstance(x, Inside):
                     assert word == bases[("x", "dy")[x.base.index]] + x.bytes
                 elif isinstance(x, Pointer) and x.kind == "work":
-                    region = "dx" if x.index >= made.dx else "sums" if x.index >= made.sums else "scratch"
-                    start = {"dx": made.dx, "sums": made.sums, "scratch": 0}[region]
+                    region = "dx" if x.index >= made.dx else "grads" if x.index >= made.grads else "scratch"
+                    start = {"dx": made.dx, "grads": made.grads, "scratch": 0}[region]
                     assert word == bases[region] + x.index - start
     assert len(made.source.launches) > 3
 

@@ -21,7 +21,7 @@ from weft.kernels.source import CudaArgument, CudaSource, Inside, Launch, Left, 
 
 ALIGNED = 16
 """Bytes at which tensors of a caller begin."""
-BASES = ("x", "dy", "image", "scratch", "sums", "dx")
+BASES = ("x", "dy", "image", "scratch", "grads", "dx")
 """What callers have by themselves, in this order."""
 _UNIT = 256
 """Of what stands in one buffer."""
@@ -139,7 +139,7 @@ class Step:
     source: CudaSource
     scratch_bytes: int
     """Of the region at 0: values between kernels."""
-    sums: int
+    grads: int
     """Where the gradients of the parameters begin, as `Network.slices` has them."""
     dx: int
     """Where the gradient of x begins."""
@@ -155,9 +155,9 @@ class Step:
         if argument.kind == "packed":
             return BASES.index("image"), 0
         at = argument.index
-        if at < self.sums:
+        if at < self.grads:
             return BASES.index("scratch"), at
-        return (BASES.index("dx"), at - self.dx) if at >= self.dx else (BASES.index("sums"), at - self.sums)
+        return (BASES.index("dx"), at - self.dx) if at >= self.dx else (BASES.index("grads"), at - self.grads)
 
 
 def step(
@@ -173,8 +173,8 @@ def step(
     between = 0 if plan.inside and parameters else plan.kept_bytes(min(chunk, rows))
     partial = -(-between // _UNIT) * _UNIT
     scratch = partial + plan.partial_bytes
-    sums = -(-scratch // _UNIT) * _UNIT
-    dx = sums + -(-(net.elements * dtype.itemsize if parameters else 0) // _UNIT) * _UNIT
+    grads = -(-scratch // _UNIT) * _UNIT
+    dx = grads + -(-(net.elements * dtype.itemsize if parameters else 0) // _UNIT) * _UNIT
     end = dx + -(-(rows * net.columns * net.input_dtype.itemsize if inputs else 0) // _UNIT) * _UNIT
     x_row, dy_row = net.columns * net.input_dtype.itemsize, net.widths[-1] * net.dtype.itemsize
     launches: list[Launch] = []
@@ -192,7 +192,7 @@ def step(
             launches.append(_launch(plan.sums, plan.sums.blocks, *ends_of))
     if parameters:
         launches.append(
-            _launch(plan.finish, plan.finish.blocks, Pointer("work", partial), Pointer("work", sums), Number(shares))
+            _launch(plan.finish, plan.finish.blocks, Pointer("work", partial), Pointer("work", grads), Number(shares))
         )
     weights = tuple(range(2, 2 + len(net.slices())))
     pack = _launch(plan.pack, plan.pack.blocks, *(Pointer("in", i) for i in weights), Pointer("packed"))
@@ -204,9 +204,9 @@ def step(
         workspace_bytes=end,
         packed_bytes=(plan.image_bytes,),
         replaces_weights=weights,
-        left=tuple(_left(net, sums, dx, inputs=inputs, parameters=parameters, dtype=dtype)),
+        left=tuple(_left(net, grads, dx, inputs=inputs, parameters=parameters, dtype=dtype)),
     )
-    return Step(source, scratch, sums, dx)
+    return Step(source, scratch, grads, dx)
 
 
 def _within(number: int, size: int) -> CudaArgument:
@@ -219,12 +219,12 @@ def _launch(entry: Entry, blocks: int, *arguments: CudaArgument) -> Launch:
     return Launch(entry.name, grid, (entry.threads, 1, 1), arguments, entry.shared_bytes)
 
 
-def _left(net: Network, sums: int, dx: int, *, inputs: bool, parameters: bool, dtype: DType) -> list[Left]:
+def _left(net: Network, grads: int, dx: int, *, inputs: bool, parameters: bool, dtype: DType) -> list[Left]:
     found: list[Left] = []
     if inputs:
         for start, _ in net.parts or ((0, net.columns),):
             found.append(Left(len(found), dx + start * net.input_dtype.itemsize, (net.columns, 1)))
     for one in net.slices() if parameters else ():
         strides = (*one.shape[1:], 1)
-        found.append(Left(len(found), sums + one.offset * dtype.itemsize, strides))
+        found.append(Left(len(found), grads + one.offset * dtype.itemsize, strides))
     return found
