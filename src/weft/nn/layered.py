@@ -467,7 +467,7 @@ class ByLayers:
         return {r: self._empty(rows, columns) for r in found[: len(product.problem.graph.outputs)]}
 
     def _last(self, beside: Beside, dy: torch.Tensor, mark: torch.Tensor | None) -> torch.Tensor:
-        """The gradient of the last layer's sums, from that of the result."""
+        """The gradient of the last layer's pre-activation, from that of the result."""
         rows, columns = len(dy), padded(self.net.widths[-1])
         if mark is None and columns == dy.shape[1]:
             return dy

@@ -515,8 +515,8 @@ class Kernel:
                     word = f"{self._name(node)}[m][j / 2][j % 2 * 2 + half]"
                     lines.append(f"const float2 k{node} = w_unpack_{p.dtype.value}({word});")
                     found[node] = [Value(f"k{node}.{f}", p.dtype) for f in "xy"]
-        text, read = self._beside(part)
-        return [*lines, *text], {**read, **found}
+        text, beside = self._beside(part)
+        return [*lines, *text], {**beside, **found}
 
     def _beside(self, part: int) -> tuple[list[str], dict[NodeId, list[Value]]]:
         """What the steps of a part read from memory, at chunk j and row `half`."""

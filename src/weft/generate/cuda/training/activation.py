@@ -2,7 +2,7 @@
 
 One entry of `KINDS` is all that is said of a tuned activation, what it is called in torch too. Any other elementwise
 expression is a `Formula`. The derivative is written over what is kept of a layer: its result, where that
-says all, or else its sums before the activation, both rounded to 16 bits.
+says all, or else its pre-activation, both rounded to 16 bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Kept(IntEnum):
 
     NOTHING = 0
     RESULT = 1
-    SUMS = 2
+    PREACTIVATION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class Kind:
     """Whether the numbers of the derivative are whole."""
     refused: Callable[..., bool] = lambda *numbers: False
     """Whether no activation has these (finite) numbers."""
-    back_of_sums: str = ""
-    """`back` where the first number is not positive: then the sign of the result does not tell that of the sums."""
+    back_of_preactivation: str = ""
+    """`back` where the first number is not positive: then the sign of the result does not tell that of `z`."""
     derived: Callable[..., tuple[float, ...]] = lambda *numbers: ()
     """Further numbers of the C text, behind the others."""
     both: str = "w_narrow2_{dtype}(of(z), of(y))"
@@ -104,13 +104,13 @@ class Kind:
 
     def keeps(self, *numbers: float) -> Kept:
         """What the derivative reads with these numbers."""
-        return Kept.SUMS if self.back_of_sums and numbers[0] <= 0 else self.kept
+        return Kept.PREACTIVATION if self.back_of_preactivation and numbers[0] <= 0 else self.kept
 
     def text(self, dtype: str, numbers: Sequence[float]) -> tuple[str, str, str]:
         """`of`, `back` and `both` with everything filled in; raises ValueError where a number is not finite."""
         n = [number(x) for x in numbers]
         n += [number(x) for x in self.derived(*numbers)]
-        back = self.back if self.keeps(*numbers) == self.kept else self.back_of_sums
+        back = self.back if self.keeps(*numbers) == self.kept else self.back_of_preactivation
         of, back, both = (text.format(*n, dtype=dtype) for text in (self.of, back, self.both))
         return of, back, both
 
@@ -181,7 +181,7 @@ _ALL = (
         slope=lambda n, g, slope: n.op(Prim.SELECT, n.op(Prim.GT, n.x, 0.0), g, n.mul(g, slope)),
         of="return z > 0.0f ? z : {0} * z;",
         back="return z > 0.0f ? g : {0} * g;",
-        back_of_sums="return z > 0.0f ? g : {0} * g;",
+        back_of_preactivation="return z > 0.0f ? g : {0} * g;",
     ),
     Kind(
         "elu", "ELU", "elu", Kept.RESULT, numbers={"alpha": 1.0},
@@ -189,7 +189,7 @@ _ALL = (
         slope=_elu_slope,
         of="return z > 0.0f ? z : {0} * expm1f(w_min_f32(z, 0.0f));",
         back="return z > 0.0f ? g : g * (z + {0});",
-        back_of_sums="return z > 0.0f ? g : g * ({0} * w_rough_exp(z));",
+        back_of_preactivation="return z > 0.0f ? g : g * ({0} * w_rough_exp(z));",
     ),
     Kind(
         "tanh", "Tanh", "tanh", Kept.RESULT, whole=True,
@@ -206,21 +206,21 @@ _ALL = (
         back="return g * (z * (1.0f - z));",
     ),
     Kind(
-        "silu", "SiLU", "silu", Kept.SUMS, whole=True,
+        "silu", "SiLU", "silu", Kept.PREACTIVATION, whole=True,
         graph=sigmoid.silu,
         slope=_silu_slope,
         of=f"{_share('z')} return z * s;",
         back=f"{_share('z')} return g * (s * fmaf(z, 1.0f - s, 1.0f));",
     ),
     Kind(
-        "gelu", "GELU", "gelu", Kept.SUMS, options={"approximate": "none"},
+        "gelu", "GELU", "gelu", Kept.PREACTIVATION, options={"approximate": "none"},
         graph=gelu.gelu,
         slope=_gelu_slope,
         of=f"return z * ({_ERF_HALF});",
         back=f"return g * fmaf(z * 0.398942280f, w_rough_exp(-0.5f * z * z), {_ERF_HALF});",
     ),
     Kind(
-        "gelu_tanh", "GELU", "gelu", Kept.SUMS, options={"approximate": "tanh"},
+        "gelu_tanh", "GELU", "gelu", Kept.PREACTIVATION, options={"approximate": "tanh"},
         graph=lambda b, x: gelu.gelu(b, x, approximate="tanh"),
         slope=_gelu_tanh_slope,
         of=f"{_GELU_TANH} return 0.5f * z * (1.0f + t);",
@@ -228,7 +228,7 @@ _ALL = (
         "fmaf(z * z, 0.107032224f, 0.797884561f), 1.0f + t));",
     ),
     Kind(
-        "softplus", "Softplus", "softplus", Kept.SUMS, numbers={"beta": 1.0, "threshold": 20.0},
+        "softplus", "Softplus", "softplus", Kept.PREACTIVATION, numbers={"beta": 1.0, "threshold": 20.0},
         refused=lambda beta, threshold: beta == 0,
         graph=lambda b, x, beta, threshold: softplus.softplus(b, x, beta=beta, threshold=threshold),
         slope=_softplus_slope,
@@ -237,7 +237,7 @@ _ALL = (
         back=f"{_share('z * {0}')} return z * {{0}} > {{1}} ? g : g * s;",
     ),
     Kind(
-        "sin", "Sine", "sin", Kept.SUMS, numbers={"omega": 1.0}, call_takes=(),
+        "sin", "Sine", "sin", Kept.PREACTIVATION, numbers={"omega": 1.0}, call_takes=(),
         graph=_sine,
         slope=lambda n, g, omega: n.mul(g, n.mul(n.op(Prim.COS, n.mul(n.x, omega)), omega)),
         of="return w_mlp_sin(z * {0});",
@@ -294,7 +294,7 @@ class Activation:
     @property
     def keeps(self) -> Kept:
         """What the derivative reads."""
-        return Kept.SUMS if self.formula is not None else self._kind.keeps(*self.numbers)
+        return Kept.PREACTIVATION if self.formula is not None else self._kind.keeps(*self.numbers)
 
     def text(self, name: str, dtype: DType) -> str:
         """A struct: `of(z)`, `both(z, z)` narrowed, `back(g, v)`: gradient g times the derivative where v was kept."""

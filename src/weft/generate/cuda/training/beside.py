@@ -94,7 +94,7 @@ def join_posed(net: Network, plan: Layered, reads: tuple[int, ...], rows: int) -
 
 
 def ending_posed(net: Network, plan: Layered, rows: int) -> Posed:
-    """From the gradient of the result to that of the last layer's sums, padded."""
+    """From the gradient of the result to that of the last layer's pre-activation, padded."""
     b = GraphBuilder()
     act, columns = net.acts[-1], net.widths[-1]
     dz = b.input(TensorType(net.dtype, (rows, columns)))
@@ -111,7 +111,7 @@ def ending_posed(net: Network, plan: Layered, rows: int) -> Posed:
 
 
 def biases_posed(net: Network, plan: Layered, rows: int, summed: Mapping[int, int], dtype: DType) -> Posed:
-    """Gradients of all biases, in `dtype`, from those of each layer's sums, last layer first.
+    """Gradients of all biases, in `dtype`, from those of each layer's pre-activation, last layer first.
 
     `summed`: layer -> rows of what sums its rows already, in float32.
     """

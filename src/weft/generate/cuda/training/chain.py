@@ -52,10 +52,10 @@ class Plan:
     """Numbers in the image."""
     kept: tuple[int, ...]
     """The input of each layer."""
-    sums: tuple[int, ...]
+    preactivations: tuple[int, ...]
     """Of each layer, where its activation keeps them; else 0."""
     gradients: tuple[int, ...]
-    """Of the sums of each layer."""
+    """Of the pre-activations of each layer."""
     record: int
     home: Mapping[int, int] = field(default_factory=dict)
     """Where values are read again, in a network with skips."""
@@ -78,18 +78,20 @@ class Plan:
             at += 4 * net.width(i + 1)
             packed += net.width(i + 1)
         size, at = at, 0
-        kept, sums, gradients = [], [], []
+        kept, preactivations, gradients = [], [], []
         for i in range(net.depth):
             kept.append(at)
             at += 32 * net.depth_of(i)
         for i in range(net.depth):
             keeps = i < net.depth - 1 and net.acts[i].keeps == 2
-            sums.append(at if keeps else 0)
+            preactivations.append(at if keeps else 0)
             at += 32 * net.width(i + 1) if keeps else 0
         for i in range(net.depth):
             gradients.append(at)
             at += 32 * net.width(i + 1) if parameters else 0
-        found = Plan(tuple(weights), tuple(vectors), size, packed, tuple(kept), tuple(sums), tuple(gradients), at)
+        found = Plan(
+            tuple(weights), tuple(vectors), size, packed, tuple(kept), tuple(preactivations), tuple(gradients), at
+        )
         return found if net.plain else found._with_skips(net)
 
     def _with_skips(self, net: Network) -> Plan:
@@ -360,7 +362,7 @@ class Chain:
 
     @property
     def _whole(self) -> bool:
-        """Whether the sums of the last layer are needed."""
+        """Whether the pre-activation of the last layer is needed."""
         return self.net.acts[-1].keeps != 0
 
     def _begin(self, table: str) -> list[str]:
@@ -510,7 +512,7 @@ class Chain:
         n, tiles = self.net.width(layer + 1) // 16, self.shape.tiles
         act = self.acts[self.net.acts[layer]]
         kept = ", ".join(
-            f"{Int('kept') + at[i]}{step}" for at, i in ((self.plan.kept, layer + 1), (self.plan.sums, layer))
+            f"{Int('kept') + at[i]}{step}" for at, i in ((self.plan.kept, layer + 1), (self.plan.preactivations, layer))
         )
         return [
             f"{{ float d[{tiles}][{2 * n}][4]; w_begin<{n}, {tiles}>(d, {self._vectors(layer, vector)}, lane);",
@@ -582,9 +584,9 @@ class Chain:
         return [f"w_keep_all<{self.shape.tiles}, {size}>({place}, {name}, record, lane, live);"]
 
     def _below(self, layer: int, to: str, gradient: str, turn: str = "", step: str = "") -> list[str]:
-        """From the gradient of a layer's sums to that of the sums of the layer below."""
+        """From the gradient of a layer's pre-activation to that of the layer below."""
         act = self.net.acts[layer - 1]
-        value = self.plan.sums[layer - 1] if act.keeps == 2 else self.plan.kept[layer]
+        value = self.plan.preactivations[layer - 1] if act.keeps == 2 else self.plan.kept[layer]
         k, tiles = self.net.width(layer) // 16, self.shape.tiles
         kind, kept = f"{self.acts[act]}, {k}, {tiles}", f"{Int('kept') + value}{step}, record"
         return [

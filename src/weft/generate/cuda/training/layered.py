@@ -1,8 +1,8 @@
 """Training of networks whose layers are too wide for registers: a kernel for each product of a layer.
 
 Forward, a layer is a product with bias and activation behind it. It leaves its result in memory and, where the
-derivative of the activation reads them, its sums, both rounded to 16 bits: backward recomputes nothing. Backward, with
-dz the gradient of a layer's sums,
+derivative of the activation reads it, its pre-activation, both rounded to 16 bits: backward recomputes nothing.
+Backward, with dz the gradient of a layer's pre-activation,
 
     dz of the layer below = (dz W) act'(what is kept)        the derivative behind the product
     dW = dz^T h                                              over all rows, divided among blocks in a fixed order
@@ -64,11 +64,11 @@ class Ref(NamedTuple):
     """A tensor of rows.
 
     input: x as it is; joined: the values `of` side by side, each padded; value: a result; act: a layer's result before
-    a value was added to it; sums: those of a layer; dz: the gradient of a layer's sums; gradient: that of a value;
+    a value was added to it; preactivation: z of a layer; dz: the gradient of that; gradient: that of a value;
     share: what some readers of a value give to it.
     """
 
-    kind: Literal["input", "joined", "value", "act", "sums", "dz", "gradient", "share"]
+    kind: Literal["input", "joined", "value", "act", "preactivation", "dz", "gradient", "share"]
     of: tuple[int, ...] = ()
 
 
@@ -160,7 +160,7 @@ def joins(net: Network) -> list[tuple[int, ...]]:
 def results(net: Network, layer: int) -> list[Ref]:
     """What the product of a layer leaves: what its derivative reads, and the value."""
     act, added = net.acts[layer], net.adds(layer)
-    found = [Ref("sums", (layer,))] if act.keeps == 2 else []
+    found = [Ref("preactivation", (layer,))] if act.keeps == 2 else []
     if act.keeps == 1 and added is not None and not added.before:
         found.append(Ref("act", (layer,)))
     return [*found, Ref("value", (layer + 1,))]
@@ -277,7 +277,7 @@ def _forward(net: Network, rows: int, layer: int) -> Problem:
     y = a = net.acts[layer].apply(b, z)
     if added is not None and more is not None and not added.before:
         y = b.apply(Prim.ADD, a, more)
-    left = {"sums": z, "act": a, "value": y}
+    left = {"preactivation": z, "act": a, "value": y}
     return _problem(b, [left[r.kind] for r in results(net, layer)])
 
 

@@ -53,7 +53,7 @@ class Segment(NamedTuple):
 
 
 class Added(NamedTuple):
-    """An earlier value that a layer takes in: added to its sums before the activation, or to its result."""
+    """An earlier value that a layer takes in: added to its pre-activation, or to its result."""
 
     value: int
     before: bool

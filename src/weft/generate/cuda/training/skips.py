@@ -113,12 +113,12 @@ class SkipChain(Chain):
             if net.adds(layer) is not None:
                 return None
             keeps = net.acts[layer].keeps == 2
-            sums = plan.sums[layer] if keeps else 32 * net.width(layer) * layer
-            places = plan.weights[layer], plan.vectors[layer], plan.home[layer + 1], sums, plan.kept[layer]
+            preactivation = plan.preactivations[layer] if keeps else 32 * net.width(layer) * layer
+            places = plan.weights[layer], plan.vectors[layer], plan.home[layer + 1], preactivation, plan.kept[layer]
             return net.acts[layer], net.widths[layer], places
         if layer in plan.pending or layer < 2 or net.adds(layer - 1) is not None:
             return None
-        value = plan.sums[layer - 1] if net.acts[layer - 1].keeps == 2 else plan.home[layer]
+        value = plan.preactivations[layer - 1] if net.acts[layer - 1].keeps == 2 else plan.home[layer]
         left = plan.gradients[layer - 1] if self.parameters else 32 * net.width(layer) * layer
         places = plan.weights[layer], plan.vectors[layer], value, left, plan.kept[layer]
         return net.acts[layer - 1], net.widths[layer], places
@@ -167,7 +167,7 @@ class SkipChain(Chain):
             n = net.width(layer + 1) // 16
             act, added = self.acts[net.acts[layer]], net.adds(layer)
             lines += [self._array(f"h{layer + 1}", net.width(layer + 1)), "{", *self._summed(layer)]
-            kept = f"{Int('kept') + plan.home[layer + 1]}, {Int('kept') + plan.sums[layer]}"
+            kept = f"{Int('kept') + plan.home[layer + 1]}, {Int('kept') + plan.preactivations[layer]}"
             if added is not None and added.before:
                 lines.append(f"w_more<{n}, {tiles}>(d, {Int('kept') + plan.home[added.value]}, record, lane);")
             if added is not None and not added.before:
@@ -184,7 +184,7 @@ class SkipChain(Chain):
         size, n = net.width(first), net.width(first) // 16
         name, move = f"h{first + count}", f"w_move<{tiles}, {n}>"
         step = f" + l * {32 * size}"
-        kept = f"{Int('kept') + plan.home[first + 1]}{step}, {Int('kept') + plan.sums[first]}{step}"
+        kept = f"{Int('kept') + plan.home[first + 1]}{step}, {Int('kept') + plan.preactivations[first]}{step}"
         (own,) = net.segments(first)
         others = range(first + 1, first + count)
         return [
@@ -204,7 +204,7 @@ class SkipChain(Chain):
         net, plan, tiles = self.net, self.plan, self.shape.tiles
         size, k = net.width(first), net.width(first) // 16
         act, to = net.acts[first - 1], f"g{first - count}"
-        value = plan.sums[first - 1] if act.keeps == 2 else plan.home[first]
+        value = plan.preactivations[first - 1] if act.keeps == 2 else plan.home[first]
         step = f" - l * {32 * size}"
         kind, kept = f"{self.acts[act]}, {k}, {tiles}", f"{Int('kept') + value}{step}, record"
         (own,) = net.segments(first)
@@ -267,7 +267,7 @@ class SkipChain(Chain):
         return lines
 
     def _kept_only(self, layer: int) -> list[str]:
-        """What a layer reads beside the last value is kept, though its sums are not needed again."""
+        """What a layer reads beside the last value is kept, though its pre-activation is not needed again."""
         lines = []
         for s in self.net.segments(layer):
             if s.value != layer or layer == 0:
@@ -314,11 +314,11 @@ class SkipChain(Chain):
         return [*lines, "}"] if opened else lines
 
     def _below_with(self, layer: int, own: Segment | None, known: set[int], left: dict[int, int]) -> list[str]:
-        """To the gradient of the sums of the layer below."""
+        """To the gradient of the pre-activation of the layer below."""
         net, plan, tiles = self.net, self.plan, self.shape.tiles
         act, k = net.acts[layer - 1], net.width(layer) // 16
         added = net.adds(layer - 1)
-        value = plan.sums[layer - 1] if act.keeps == 2 else plan.own.get(layer - 1, plan.home[layer])
+        value = plan.preactivations[layer - 1] if act.keeps == 2 else plan.own.get(layer - 1, plan.home[layer])
         kind, kept = f"{self.acts[act]}, {k}, {tiles}", f"{Int('kept') + value}, record"
         to = f"g{layer - 1}"
         lines = [
