@@ -45,15 +45,18 @@ from weft.pipeline import link as linking
 from weft.pipeline import plans as planning
 from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.finish import NOT_JUDGED, Contender, Expected
-from weft.pipeline.framework import TOO_LATE
+from weft.pipeline.framework import CAPTURE_RATIO, MOST_CAPTURE, TOO_LATE, LeftToFramework, first_run
+from weft.pipeline.framework import in_time as captures_in_time
+from weft.pipeline.job import Framework, Job
 from weft.pipeline.problems import collect
 from weft.pipeline.search.kernels import Order, write
 from weft.pipeline.search.loop import Standing
-from weft.pipeline.search.measure import search_line
+from weft.pipeline.search.measure import Bench, search_line
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import survey
 from weft.pipeline.stages import Stages, silent
 from weft.pipeline.verdict import judged
+from weft.platform.cpu import Cpu
 from weft.report import render
 from weft.runtime.any import AnyExecutable
 from weft.tune import kept
@@ -715,3 +718,60 @@ def test_orders_of_images_are_tried_while_there_is_time(
     calls = choose.rank(problems, known, library_only=True)
     plan = choose.library_plan(graph, calls, alternatives, options, facts, stop=lambda: stops)
     assert len(tried) == starts and plan.steps
+
+
+# --- a framework whose first run on another device takes seconds
+
+
+def starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, spent_s: float, takes_s: float) -> tuple[Job, Bench]:
+    """A job of ten seconds of which some are spent, on a device where the framework's first run takes so many."""
+    now = [0.0]
+
+    def slow(*_: object) -> list[torch.Tensor]:
+        now[0] += takes_s
+        return []
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(Cpu, "asynchronous", True)
+    options = Options(budget_s=10, cache_dir=tmp_path)
+    clock, stages = Deadline(0.0, 10.0, lambda: now[0]), Stages(options, silent)
+    framework = Framework("eager", slow, None, None)
+    job = Job.of(Imported(residual_net(1), operators=1), None, framework, "model", survey(options), stages, clock)
+    now[0] = spent_s
+    return job, cast("Bench", object())
+
+
+def test_a_search_leaves_time_to_capture_the_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, bench = starting(tmp_path, monkeypatch, spent_s=1.0, takes_s=2.0)
+    searching = first_run(job, bench, [])
+    assert searching.clock.end == pytest.approx(10.0 - CAPTURE_RATIO * 2.0) and job.clock.end == 10.0
+    assert captures_in_time(job, []) == []
+
+
+def test_a_slow_capture_takes_no_more_than_its_share_of_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, bench = starting(tmp_path, monkeypatch, spent_s=1.0, takes_s=8.0)
+    searching = first_run(job, bench, [])
+    assert searching.clock.end == pytest.approx((1 - MOST_CAPTURE) * 10.0)
+    assert captures_in_time(job, []) is None, "of the 3.2 s left, the capture would take 6.4"
+
+
+@pytest.mark.parametrize(("spent_s", "takes_s", "runs"), [(9.0, 0.5, False), (6.0, 5.0, True)])
+def test_without_time_for_the_first_run_or_after_it_the_framework_answers_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spent_s: float, takes_s: float, runs: bool
+) -> None:
+    job, bench = starting(tmp_path, monkeypatch, spent_s=spent_s, takes_s=takes_s)
+    with pytest.raises(LeftToFramework) as left:
+        first_run(job, bench, [])
+    assert left.value.inputs is None and left.value.lost == [TOO_LATE]
+    assert (job.stages.seconds("first run") > 0) == runs
+
+
+def test_without_a_worker_or_a_device_of_its_own_nothing_is_run_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, bench = starting(tmp_path, monkeypatch, spent_s=9.5, takes_s=2.0)
+    assert first_run(job, None, []).clock == job.clock
+    monkeypatch.setattr(Cpu, "asynchronous", False)
+    assert first_run(job, bench, []).clock == job.clock and not job.stages.records

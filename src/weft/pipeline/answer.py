@@ -16,7 +16,7 @@ from weft.kernels.record import CompileRecord, PlanRecord
 from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import finish, reference, warm
 from weft.pipeline.finish import Contender, Expected, Other
-from weft.pipeline.framework import NO_PLAN, UNTUNED_LATE, LeftToFramework, captured, started_late, why
+from weft.pipeline.framework import NO_PLAN, UNTUNED_LATE, LeftToFramework, captured, in_time, started_late, why
 from weft.pipeline.job import Decision, Job, Searched
 from weft.pipeline.link import judged_in_time, link_all
 from weft.pipeline.plans import over_budget
@@ -93,7 +93,7 @@ def check_plans(job: Job, searched: Searched, inputs: Tensors, lost: Sequence[st
     if searched.verdict is not None and searched.verdict.warning:
         warnings.warn(searched.verdict.warning, BudgetWarning, stacklevel=3)
     if job.stands_in and not plans:
-        raise LeftToFramework(job, lost, searched, inputs=None if job.clock.passed() else inputs)
+        raise LeftToFramework(job, lost, searched, inputs=in_time(job, inputs))
     _check_untuned(job, searched, inputs)
     return started_late(job, plans)
 

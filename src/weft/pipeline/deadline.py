@@ -65,6 +65,10 @@ class Deadline:
         """As if it had begun so much later."""
         return replace(self, began=self.began + seconds)
 
+    def leaving(self, seconds: float) -> Deadline:
+        """As if the budget were so much smaller: for stages after which something of known length is to be done."""
+        return replace(self, budget_s=max(0.0, self.budget_s - seconds)) if self.budget_s > 0 else self
+
     @property
     def end(self) -> float:
         """When the budget is spent."""

@@ -23,6 +23,10 @@ STARTS_S, START_SHARE = 5.0, 0.2
 """A framework that must be started is, with a budget of so many seconds, in this share of it."""
 
 
+FIRST_RUN_S = 1.5
+"""Where less of the budget is left, the framework's first run on another device is not begun: 0.4 to 3 s on an H200."""
+CAPTURE_RATIO, MOST_CAPTURE = 0.8, 0.2
+"""What recording the framework's own model takes of what its first run did, and of the budget at most."""
 TOO_LATE = "the time was up before anything was looked for"
 UNTUNED_LATE = "without a budget there was no time to make and judge one; a larger `budget_s` has it"
 
@@ -73,11 +77,31 @@ def _started(job: Job, budget_s: float) -> Job:
     return replace(job, framework=replace(job.framework, run=run))
 
 
-def first_run(job: Job, bench: Bench | None, inputs: Tensors) -> None:
-    """What the framework's first run on another device loads, for seconds, is loaded while the worker is."""
+def first_run(job: Job, bench: Bench | None, inputs: Tensors) -> Job:
+    """What the framework's first run on another device loads, for seconds, is loaded while the worker is.
+
+    The job for the stages that search: they leave time for `captured`.
+
+    Raises:
+        LeftToFramework: there is not enough time left for it, or none after it.
+    """
     eager = job.framework.run
     if bench is not None and job.setting.platform.asynchronous and eager is not None:
+        check_budget(job, FIRST_RUN_S)
         job.stages.run("first run", run_once, eager, inputs, job.setting)
+        check_budget(job)
+    return replace(job, clock=job.clock.leaving(min(_capture_s(job), MOST_CAPTURE * job.setting.options.budget_s)))
+
+
+def _capture_s(job: Job) -> float:
+    """Seconds that recording the framework's own model takes, about; 0 where it was not run."""
+    return CAPTURE_RATIO * job.stages.seconds("first run")
+
+
+def in_time(job: Job, inputs: Tensors) -> Tensors | None:
+    """The inputs, if there is time to capture the framework's own model with them."""
+    clock = job.clock
+    return inputs if not clock.passed(min(clock.end, clock.last - _capture_s(job))) else None
 
 
 def run_once(eager: Callable[..., Tensors], inputs: Tensors, setting: Setting) -> None:
