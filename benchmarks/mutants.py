@@ -1123,7 +1123,8 @@ def main() -> None:
         stated = CpuFacts(simd_bytes=64, threads=2) if given.device == "cpu" else bench.facts
         drawn = draw(origins(given.device, stated, given.seed), int(given.count * SPARE), given.seed, given.only)
         journal = Journal(given.journal)
-        journal.begin(environment(" ".join(["python -m benchmarks.mutants", *sys.argv[1:]])))
+        command = " ".join(["python -m benchmarks.mutants", *sys.argv[1:]])
+        journal.begin(environment(command, on_cpu=given.device == "cpu"))
         drawn = [m for m in drawn[part - 1 :: parts] if not given.finish or key_of(m) in journal.known]
         different, same = prepare(bench, drawn, -(-given.count // parts), journal)
         print(

@@ -323,7 +323,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = run(seeds, given.device, given.jobs)
     judged = [x for x in found if x.outcome != "refused"]
     cases, total, ways = lines(found), len(judged), dict(Counter(x.way for x in judged))
-    head = environment(" ".join(["python -m benchmarks.random_programs", *sys.argv[1:]]))
+    command = " ".join(["python -m benchmarks.random_programs", *sys.argv[1:]])
+    head = environment(command, on_cpu=given.device == "cpu")
     if part > 1 and path.exists():
         old = [json.loads(x) for x in path.read_text().splitlines()]
         head, last = old[0], old[-1]

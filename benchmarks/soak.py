@@ -385,7 +385,7 @@ def main() -> None:
     step = max(1, len(log.rss_mb) // 60)
     series = {"rss_mb": log.rss_mb, "in_use_mb": log.in_use_mb}
     memory = {"record": "memory", "every_s": step, **{k: [round(x) for x in v[::step]] for k, v in series.items()}}
-    head = environment(" ".join(["python -m benchmarks.soak", *sys.argv[1:]]))
+    head = environment(" ".join(["python -m benchmarks.soak", *sys.argv[1:]]), on_cpu=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text("".join(json.dumps(x) + "\n" for x in (head, memory, *log.failures.values(), end)))
     for failure in log.failures.values():

@@ -29,14 +29,17 @@ _TOLD = 300
 Row = dict[str, object]
 
 
-def environment(command: str) -> Row:
-    """What a reader needs to judge the numbers: the first line of a record."""
+def environment(command: str, *, on_cpu: bool = False) -> Row:
+    """What a reader needs to judge the numbers: the first line of a record.
+
+    `on_cpu`: of what ran on the processor; else the device is the GPU, where there is one.
+    """
     cpu = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             cpu = line.partition(":")[2].strip()
             break
-    gpu = _gpu() if torch.cuda.is_available() else {}
+    gpu = _gpu() if torch.cuda.is_available() and not on_cpu else {}
     return {
         "record": "environment",
         "device": cpu,
@@ -124,7 +127,7 @@ class Record:
         """Cases of this run that failed."""
         old = lines_of(self.path)
         then = old[0] if old and old[0].get("record") == "environment" else {}
-        self.head = environment(command or " ".join(["python -m", *_module_command()]))
+        self.head = environment(command or " ".join(["python -m", *_module_command()]), on_cpu=device == "cpu")
         self._rows = {self._case(x): _stamped(x, then, self.head) for x in old if x.get("record") == "case"}
         self._others: list[Row] = []
         print(json.dumps(self.head), flush=True)

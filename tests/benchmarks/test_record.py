@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.harness import record
 from benchmarks.harness.record import Record, environment, lines_of, merge
 
@@ -144,3 +145,11 @@ def test_sources_that_are_not_the_commits_are_marked(tmp_path: Path, monkeypatch
     assert dirty["commit"] == f"{clean['commit']}-dirty" and dirty["changed"] == ["src/a.py", "src/b.py"]
     monkeypatch.setenv("WEFT_COMMIT", "abc")
     assert environment("x")["commit"] == "abc", "a copy without history is told"
+
+
+def test_what_ran_on_the_processor_is_said_to_have_run_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(record, "_gpu", lambda: {"device": "a GPU"})
+    assert environment("x")["device"] == "a GPU" != environment("x", on_cpu=True)["device"]
+    heads = [Record(at, "budget", path=tmp_path / f"{at}.jsonl").head["device"] for at in ("cpu", "a-gpu")]
+    assert heads[0] != "a GPU" == heads[1]
