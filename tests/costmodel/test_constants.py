@@ -169,7 +169,7 @@ STAY: Mapping[tuple[str, str], str] = {
 REGISTERS = "an estimate of registers, and how far the compiler is off it"
 COUNTED: Mapping[tuple[str, str], str] = {
     ("generate/cuda/attention/shapes.py", "cycles"): REGISTERS,
-    ("costmodel/tiles.py", "least_together"): OFFERED,
+    ("costmodel/tiles.py", "least_grouped_cycles"): OFFERED,
 }
 """The same of whole numbers in functions whose result is a cost."""
 ARCHITECTURE = frozenset({90, 255})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from weft.costmodel.profile import CostProfile, choose, costs_of, from_json, instead, load, profiles
-from weft.costmodel.tiles import Block, Cut, Sizes
+from weft.costmodel.tiles import Sizes, TileCost, TileShape
 from weft.device.cuda.facts import PROFILES, GpuFacts, profile
 from weft.errors import ArtifactError
 from weft.ir.types import DType
@@ -64,13 +64,13 @@ def test_constants_are_those_of_the_model_then_of_the_newest_generation_that_is_
 
 
 def test_a_model_asks_the_profile_each_time() -> None:
-    facts, cut = GpuFacts(), Cut(64, 64, 64, 64, 64, group=True)
+    facts, tile = GpuFacts(), TileShape(64, 64, 64, 64, 64, group=True)
     product = Sizes(DType.F16, 784, 256, 1152, 1, "taps", "packed", 0, 8, 1, 2, 0, 2)
     now = costs_of(facts)
-    before = Block(product, cut, facts, 1).cycles(1, cluster=False)
+    before = TileCost(product, tile, facts, 1).cycles(1, cluster=False)
     with instead(replace(now, tiles=replace(now.tiles, end=now.tiles.end + 1000.0))):
-        assert Block(product, cut, facts, 1).cycles(1, cluster=False) == pytest.approx(before + 1000.0)
-    assert costs_of(facts) is now and Block(product, cut, facts, 1).cycles(1, cluster=False) == before
+        assert TileCost(product, tile, facts, 1).cycles(1, cluster=False) == pytest.approx(before + 1000.0)
+    assert costs_of(facts) is now and TileCost(product, tile, facts, 1).cycles(1, cluster=False) == before
 
 
 def missing(data: dict[str, Any]) -> None:

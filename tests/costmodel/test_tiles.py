@@ -1,4 +1,4 @@
-"""The cost of a block of a product: what must hold for any values, and products measured outside of the fit."""
+"""The cost of a tile of a product: what must hold for any values, and products measured outside of the fit."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from weft.costmodel.tiles import CUTS, Block, Cut, Sizes, least_cycles
+from weft.costmodel.tiles import TILE_SHAPES, Sizes, TileCost, TileShape, least_cycles
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.ir.types import DType
 
 H200 = replace(GpuFacts(), clock_ghz=1.98, l2_bandwidth=7890.0, dependent_launch_us=0.6)
 PLAIN = Sizes(DType.F16, 784, 256, 1152, 1, "taps", "packed", 0, 8, 1, 2, 0, 2)
-TILE = Cut(64, 64, 64, 64, 64, group=True)
+TILE = TileShape(64, 64, 64, 64, 64, group=True)
 
 
-def us(p: Sizes, cut: Cut, split: int = 1, cluster: bool = False, facts: GpuFacts = H200) -> float:
-    block = Block(p, cut, facts, cut.fit(facts, p.dtype.itemsize))
-    return block.cycles(split, cluster) / facts.clock_ghz / 1e3
+def us(p: Sizes, tile: TileShape, split: int = 1, cluster: bool = False, facts: GpuFacts = H200) -> float:
+    cost = TileCost(p, tile, facts, tile.ctas_per_sm(facts, p.dtype.itemsize))
+    return cost.cycles(split, cluster) / facts.clock_ghz / 1e3
 
 
 def cube(n: int) -> Sizes:
@@ -26,31 +26,31 @@ def cube(n: int) -> Sizes:
 
 
 @pytest.mark.parametrize(
-    ("n", "cut", "measured"),
+    ("n", "tile", "measured"),
     [
-        (1024, Cut(128, 96, 64, 64, 96, group=True), 7.46),
-        (1024, Cut(128, 64, 64, 32, 32), 10.48),
-        (2048, Cut(256, 128, 64, 64, 128, group=True, ahead=2), 27.39),
-        (2048, Cut(128, 256, 64, 64, 64, ahead=3), 45.94),
-        (4096, Cut(256, 128, 64, 64, 128, group=True, ahead=2), 206.11),
-        (4096, Cut(128, 256, 64, 64, 64, ahead=3), 354.5),
-        (8192, Cut(128, 256, 64, 64, 256, group=True, ahead=2), 1647.7),
-        (8192, Cut(128, 256, 64, 64, 64, ahead=3), 3344.0),
+        (1024, TileShape(128, 96, 64, 64, 96, group=True), 7.46),
+        (1024, TileShape(128, 64, 64, 32, 32), 10.48),
+        (2048, TileShape(256, 128, 64, 64, 128, group=True, ahead=2), 27.39),
+        (2048, TileShape(128, 256, 64, 64, 64, ahead=3), 45.94),
+        (4096, TileShape(256, 128, 64, 64, 128, group=True, ahead=2), 206.11),
+        (4096, TileShape(128, 256, 64, 64, 64, ahead=3), 354.5),
+        (8192, TileShape(128, 256, 64, 64, 256, group=True, ahead=2), 1647.7),
+        (8192, TileShape(128, 256, 64, 64, 64, ahead=3), 3344.0),
     ],
 )
-def test_large_products_that_no_constant_was_fitted_to(n: int, cut: Cut, measured: float) -> None:
-    """Microseconds on an NVIDIA H200; one block fits where the registers of two do not."""
-    block = Block(cube(n), cut, H200, max(1, min(2, cut.fit(H200, 2))))
-    assert block.cycles(1, False) / 1.98e3 == pytest.approx(measured, rel=0.3)
+def test_large_products_that_no_constant_was_fitted_to(n: int, tile: TileShape, measured: float) -> None:
+    """Microseconds on an NVIDIA H200; one CTA fits where the registers of two do not."""
+    cost = TileCost(cube(n), tile, H200, max(1, min(2, tile.ctas_per_sm(H200, 2))))
+    assert cost.cycles(1, False) / 1.98e3 == pytest.approx(measured, rel=0.3)
 
 
 @pytest.mark.parametrize("field", ["m", "n", "k", "z", "operands", "plain", "special", "stored"])
-@pytest.mark.parametrize("cut", [cut for cuts in CUTS.values() for cut in cuts], ids=str)
-def test_more_work_takes_no_less_time(field: str, cut: Cut) -> None:
-    p = replace(PLAIN, dtype=DType.F32) if cut in CUTS["simt"] else PLAIN
+@pytest.mark.parametrize("tile", [tile for shapes in TILE_SHAPES.values() for tile in shapes], ids=str)
+def test_more_work_takes_no_less_time(field: str, tile: TileShape) -> None:
+    p = replace(PLAIN, dtype=DType.F32) if tile in TILE_SHAPES["simt"] else PLAIN
     more = replace(p, **{field: 2 * getattr(p, field) + 1})
     for split in (1, 4):
-        assert us(more, cut, split, split > 1) >= us(p, cut, split, split > 1)
+        assert us(more, tile, split, split > 1) >= us(p, tile, split, split > 1)
 
 
 def test_how_operands_are_found_matters() -> None:
@@ -65,8 +65,8 @@ def test_one_more_block_than_there_are_multiprocessors_costs() -> None:
     p = replace(PLAIN, m=64 * 132, n=64)
     one, more = us(p, TILE), us(replace(p, m=64 * 132 + 1), TILE)
     assert more > one
-    tight = Block(p, TILE, H200, 1)
-    assert Block(replace(p, m=64 * 132 + 1), TILE, H200, 1).cycles(1, False) > 1.5 * tight.cycles(1, False)
+    tight = TileCost(p, TILE, H200, 1)
+    assert TileCost(replace(p, m=64 * 132 + 1), TILE, H200, 1).cycles(1, False) > 1.5 * tight.cycles(1, False)
 
 
 def test_long_sums_of_few_tiles_are_worth_a_split_and_short_ones_are_not() -> None:
@@ -77,24 +77,24 @@ def test_long_sums_of_few_tiles_are_worth_a_split_and_short_ones_are_not() -> No
 
 
 def test_what_does_not_fit_takes_forever() -> None:
-    huge = Cut(256, 256, 64, 64, 256, group=True, ahead=8)
-    assert huge.fit(H200, 2) == 0 and us(PLAIN, huge) == math.inf
+    huge = TileShape(256, 256, 64, 64, 256, group=True, ahead=8)
+    assert huge.ctas_per_sm(H200, 2) == 0 and us(PLAIN, huge) == math.inf
 
 
 def test_weights_come_from_memory_at_its_rate() -> None:
     p = Sizes(DType.F16, 16, 1 << 16, 4096, 1, "rows", "packed", 0, 8, 0, 0, 0, 2)
     rate = H200.read_bandwidth[-1][1]
-    assert us(p, Cut(16, 64, 64, 16, 32, 2)) >= p.n * p.k * 2 / rate / 1e3
+    assert us(p, TileShape(16, 64, 64, 16, 32, 2)) >= p.n * p.k * 2 / rate / 1e3
 
 
 @pytest.mark.parametrize("name", ["h200", "h100", "a100"])
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F32])
-def test_the_least_of_usual_blocks(name: str, dtype: DType) -> None:
+def test_the_least_of_usual_tiles(name: str, dtype: DType) -> None:
     facts = profile(name)
     p = replace(PLAIN, dtype=dtype)
     kinds = ["simt"] if dtype is DType.F32 else ["mma"] if facts.capability < 90 else ["mma", "group"]
     least = least_cycles(facts, p) / facts.clock_ghz / 1e3
-    times = [us(p, cut, facts=facts) for kind in kinds for cut in CUTS[kind]]
+    times = [us(p, tile, facts=facts) for kind in kinds for tile in TILE_SHAPES[kind]]
     assert 0 < least <= min(times) < math.inf
     flops = 2.0 * p.m * p.n * p.k
     assert least >= flops / facts.peak_flops("f32" if dtype is DType.F32 else dtype.value) * 1e6

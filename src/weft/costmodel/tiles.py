@@ -1,12 +1,12 @@
-"""What a block shape of a matrix product costs: cycles of a multiprocessor from the end of one kernel to the next.
+"""What a tile shape of a matrix product costs: cycles of a multiprocessor from the end of one kernel to the next.
 
-    gap + start + waves * (steps * step + end) (+ the meeting of blocks that share a sum), or the weights from memory
+    gap + start + waves * (k-tiles * k-tile + end) (+ the fix-up of CTAs that split K), or the weights from memory
 
-A step of the sum is bound by one of: matrix instructions, shared memory, the ports to the L2 cache, issue slots of the
-copies, the chain of one step (barrier, fragments, products that wait for each other), or the latency of memory over the
-steps that run ahead; the others are hidden but for a small share. Blocks on one multiprocessor share all but the last
-two. The constants are those of the device's profile (docs/performance-model.md says how well they hold for networks
-that were left out); the model ranks, and measuring decides. Source: performance notes, sections 3 and 6.
+A k-tile is bound by one of: matrix instructions, shared memory, the ports to the L2 cache, issue slots of the copies,
+the chain of one k-tile (barrier, fragments, products that wait for each other), or the latency of memory over those
+that run ahead; the others are hidden but for a small share. CTAs on one multiprocessor share all but the last two. The
+constants are those of the device's profile (docs/performance-model.md says how well they hold for networks that were
+left out); the model ranks, and measuring decides. Source: performance notes, sections 3 and 6.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from weft.device.cuda.record import FLOPS_PER_CLOCK, GpuFacts
 from weft.ir.types import DType
 
 
-def crowded(active: int, blocks: int, room: int, fit: int) -> int:
-    """Blocks of the busiest multiprocessor, where `active` were its share of so many blocks on so much room.
+def crowded(active: int, ctas: int, sms: int, ctas_per_sm: int) -> int:
+    """CTAs of the busiest multiprocessor, where `active` were its share of so many CTAs on so many multiprocessors.
 
-    A kernel's blocks are placed while the one before it runs: where both together do not fit, those that must wait go
-    to the multiprocessors that are done first, which take as many as fit. Where a share of the blocks fills a
-    multiprocessor, or all find room at once, each has its share.
+    A kernel's CTAs are placed while the one before it runs: where both together do not fit, those that must wait go
+    to the multiprocessors that are done first, which take as many as fit (`ctas_per_sm`). Where a share of the CTAs
+    fills a multiprocessor, or all are resident at once, each has its share.
     """
-    return fit if active < fit < 2 * active and 2 * blocks > fit * room else active
+    return ctas_per_sm if active < ctas_per_sm < 2 * active and 2 * ctas > ctas_per_sm * sms else active
 
 
 RightLoad = Literal["packed", "nk", "kn", "elements"]
@@ -40,7 +40,7 @@ RightLoad = Literal["packed", "nk", "kn", "elements"]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A product out[z, m, n] = sum over k of a[z, m, k] * w[z, n, k], and what follows the sum."""
+    """A product out[z, m, n] = sum over k of a[z, m, k] * w[z, n, k], and its epilogue."""
 
     dtype: DType
     m: int
@@ -71,7 +71,7 @@ class Sizes:
 
 
 class TileConfig(Protocol):
-    """How one block is cut; sizes in elements."""
+    """The tile of a CTA, and of its warps; sizes in elements."""
 
     @property
     def bm(self) -> int:
@@ -83,7 +83,7 @@ class TileConfig(Protocol):
 
     @property
     def bk(self) -> int:
-        """Of the sum, in one step."""
+        """Of K, in a k-tile."""
 
     @property
     def wm(self) -> int:
@@ -95,7 +95,7 @@ class TileConfig(Protocol):
 
     @property
     def wk(self) -> int:
-        """Warps that share a sum."""
+        """Warps that split K."""
 
     @property
     def group(self) -> bool:
@@ -103,27 +103,26 @@ class TileConfig(Protocol):
 
     @property
     def warps(self) -> int:
-        """Of a block."""
+        """Of a CTA."""
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Of a CTA."""
 
     @property
     def ahead(self) -> int:
-        """Steps that copies run ahead."""
+        """K-tiles that copies run ahead."""
 
 
-class Block:
-    """A shape apart from how its sum is divided: what does not depend on that is computed once."""
+class TileCost:
+    """A product by one tile configuration, whatever its split-K: what does not depend on that is computed once."""
 
-    def __init__(self, p: Sizes, s: TileConfig, facts: GpuFacts, fit: int) -> None:
+    def __init__(self, p: Sizes, s: TileConfig, facts: GpuFacts, ctas_per_sm: int) -> None:
         c = self.costs = costs_of(facts).tiles
-        self.sizes, self.shape, self.facts = p, s, facts
-        self.fit = fit
-        """Blocks that a multiprocessor holds at once."""
+        self.sizes, self.config, self.facts = p, s, facts
+        self.ctas_per_sm = ctas_per_sm
         self.tiles = -(-p.m // s.bm) * -(-p.n // s.bn) * p.z
-        self.steps = math.ceil(p.k / s.bk)
+        self.k_tiles = math.ceil(p.k / s.bk)
         self.gap = gap_us(facts) * facts.clock_ghz * 1e3 + c.start
         size = p.dtype.itemsize
         self.kind: Unit = "group" if s.group else "mma" if p.tensor else "simt"
@@ -145,9 +144,9 @@ class Block:
         self.slots = c.result + c.plain * p.plain + c.special * p.special
 
     def _chain(self) -> float:
-        """Cycles of a step that more blocks do not share."""
+        """Cycles of a k-tile that more CTAs do not share."""
         c = self.costs
-        p, s = self.sizes, self.shape
+        p, s = self.sizes, self.config
         chain = c.chain[self.kind]
         if self.kind == "mma":
             chain += c.mma * (s.bk * p.dtype.itemsize // 32 / s.wk) * (s.wm // 16) * (s.wn // 8)
@@ -158,32 +157,32 @@ class Block:
         return chain
 
     def cycles(self, split: int, cluster: bool, *, spread: bool = False) -> float:
-        """The whole kernel with so many blocks to a sum; infinite where a block does not fit.
+        """The whole kernel with so many CTAs to a tile (split-K); infinite where a CTA does not fit.
 
-        `spread`: as if multiprocessors shared all blocks evenly.
+        `spread`: as if multiprocessors shared all CTAs evenly.
         """
         c = self.costs
-        if not self.fit:
+        if not self.ctas_per_sm:
             return math.inf
         p, facts = self.sizes, self.facts
-        blocks = self.tiles * split
-        room = facts.sms
+        ctas = self.tiles * split
+        sms = facts.sms
         if cluster and p.dtype is DType.F32:
-            room = int(room * c.clustered.get(split, 1.0)) // split * split
-        busiest = -(-blocks // room)
-        waves = -(-busiest // self.fit)
+            sms = int(sms * c.clustered.get(split, 1.0)) // split * split
+        busiest = -(-ctas // sms)
+        waves = -(-busiest // self.ctas_per_sm)
         active = -(-busiest // waves)
         if not spread:
-            active = crowded(active, blocks, room, self.fit)
-        sms = min(blocks, room)
+            active = crowded(active, ctas, sms, self.ctas_per_sm)
+        sms = min(ctas, sms)
         end = self._end(active, split, cluster)
-        inside = waves * (-(-self.steps // split) * self._step(active, sms) + end)
+        inside = waves * (-(-self.k_tiles // split) * self._k_tile(active, sms) + end)
         memory = c.latency + self.weights / port_bytes(facts, sms)
         return max(inside, memory) + self.gap
 
-    def one(self, split: int, cluster: bool, active: int, sms: int) -> float:
-        """Cycles of one block of `split` to a sum, `active` of them on each of so many multiprocessors."""
-        return -(-self.steps // split) * self._step(active, sms) + self._end(active, split, cluster)
+    def cta_cycles(self, split: int, cluster: bool, active: int, sms: int) -> float:
+        """Cycles of one CTA of `split` to a tile, `active` of them on each of so many multiprocessors."""
+        return -(-self.k_tiles // split) * self._k_tile(active, sms) + self._end(active, split, cluster)
 
     @property
     def weights(self) -> int:
@@ -191,10 +190,10 @@ class Block:
         p = self.sizes
         return p.n * p.k * p.z * p.dtype.itemsize
 
-    def _step(self, active: int, sms: int) -> float:
-        """Cycles of one step of the sum with so many blocks on each multiprocessor that has some."""
+    def _k_tile(self, active: int, sms: int) -> float:
+        """Cycles of a k-tile with so many CTAs on each multiprocessor that has some."""
         c = self.costs
-        s, facts = self.shape, self.facts
+        s, facts = self.config, self.facts
         # four tensor cores or groups of lanes: fewer warps leave some idle, and one warp each does not hide latencies
         warps = active * s.warps
         busy = 1.0 if s.group else min(1.0, warps / 4) * (c.few_warps if warps < 8 else 1.0)
@@ -210,9 +209,9 @@ class Block:
         return largest + c.exposed * (sum(costs) - largest)
 
     def _end(self, active: int, split: int, cluster: bool) -> float:
-        """Cycles from the last step to the last result."""
+        """Cycles from the last k-tile to the last result."""
         c = self.costs
-        p, s = self.sizes, self.shape
+        p, s = self.sizes, self.config
         share = split if cluster else 1
         items = -(-self.tile // (p.width * s.threads * share))
         end = c.end + items * (c.item + c.item_operand * p.operands)
@@ -229,35 +228,35 @@ def port_bytes(facts: GpuFacts, sms: int) -> float:
     return min(facts.read_bandwidth[-1][1] / facts.clock_ghz, sms * costs_of(facts).roofline.dram_port_bytes)
 
 
-def together(blocks: Sequence[Block], splits: Sequence[int], cluster: int = 1) -> float:
-    """Cycles of several products in one launch, a block for each tile or, with a split, its share of the sum.
+def grouped_cycles(products: Sequence[TileCost], splits: Sequence[int], cluster: int = 1) -> float:
+    """Cycles of several products in one launch, a CTA for each tile or, with a split, its share of K.
 
-    `cluster`: blocks of a cluster, if those that share a sum are one. Where all blocks find room at once, the slowest
+    `cluster`: CTAs of a cluster, if those of a tile are one. Where all CTAs are resident at once, the slowest
     counts, with as many others on its multiprocessor as there are; else all share the multiprocessors, and a part of
-    the slowest is waited for at the end. Infinite where a block does not fit.
+    the slowest is waited for at the end. Infinite where a CTA does not fit.
     """
-    c = costs_of(blocks[0].facts).tiles
-    fit = min(b.fit for b in blocks)
-    if not fit:
+    c = costs_of(products[0].facts).tiles
+    ctas_per_sm = min(b.ctas_per_sm for b in products)
+    if not ctas_per_sm:
         return math.inf
-    facts = blocks[0].facts
-    counts = [b.tiles * s for b, s in zip(blocks, splits, strict=True)]
+    facts = products[0].facts
+    counts = [b.tiles * s for b, s in zip(products, splits, strict=True)]
     total = sum(counts)
     sms = min(total, facts.sms)
     busiest = -(-total // facts.sms)
-    active = min(busiest, fit)
-    each = [b.one(s, cluster > 1 and s > 1, active, sms) for b, s in zip(blocks, splits, strict=True)]
+    active = min(busiest, ctas_per_sm)
+    each = [b.cta_cycles(s, cluster > 1 and s > 1, active, sms) for b, s in zip(products, splits, strict=True)]
     inside = max(each)
-    if busiest > fit:
-        shared = sum(n * t for n, t in zip(counts, each, strict=True)) / (facts.sms * fit)
+    if busiest > ctas_per_sm:
+        shared = sum(n * t for n, t in zip(counts, each, strict=True)) / (facts.sms * ctas_per_sm)
         inside = max(inside, shared + c.waited * inside)
-    memory = c.latency + sum(b.weights for b in blocks) / port_bytes(facts, sms)
-    return max(inside, memory) + blocks[0].gap
+    memory = c.latency + sum(b.weights for b in products) / port_bytes(facts, sms)
+    return max(inside, memory) + products[0].gap
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A shape of a block that good kernels of many products have."""
+class TileShape:
+    """A tile that good kernels of many products have."""
 
     bm: int
     bn: int
@@ -270,16 +269,16 @@ class Cut:
 
     @property
     def warps(self) -> int:
-        """Of a block."""
+        """Of a CTA."""
         return self.bm // self.wm * (self.bn // self.wn) * self.wk * (4 if self.group else 1)
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Of a CTA."""
         return 32 * self.warps
 
-    def fit(self, facts: GpuFacts, itemsize: int) -> int:
-        """Blocks that a multiprocessor holds at once."""
+    def ctas_per_sm(self, facts: GpuFacts, itemsize: int) -> int:
+        """CTAs that a multiprocessor holds at once."""
         shared = (
             max((self.ahead + 1) * (self.bm + self.bn) * self.bk * itemsize, self.wk * self.bm * self.bn * 4) + 2048
         )
@@ -288,20 +287,23 @@ class Cut:
         return min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // self.threads)
 
 
-CUTS = {
+TILE_SHAPES = {
     "group": (
-        *(Cut(64, n, 64, 64, n, group=True) for n in (16, 32, 64, 96, 128)),
-        *(Cut(128, n, 64, 64, n, group=True) for n in (32, 64, 128)),
-        Cut(128, 256, 64, 128, 128, group=True, ahead=2),
+        *(TileShape(64, n, 64, 64, n, group=True) for n in (16, 32, 64, 96, 128)),
+        *(TileShape(128, n, 64, 64, n, group=True) for n in (32, 64, 128)),
+        TileShape(128, 256, 64, 128, 128, group=True, ahead=2),
     ),
-    "mma": (
-        Cut(16, 16, 64, 16, 16, 4), Cut(16, 32, 64, 16, 16, 2), Cut(16, 64, 64, 16, 32, 2), Cut(32, 32, 64, 16, 32, 2),
-        Cut(32, 64, 64, 32, 32), Cut(64, 32, 64, 32, 32), Cut(64, 64, 32, 32, 32), Cut(128, 64, 32, 64, 32),
-        Cut(128, 128, 32, 64, 32),
+    "mma": tuple(
+        TileShape(*sizes)
+        for sizes in (
+            (16, 16, 64, 16, 16, 4), (16, 32, 64, 16, 16, 2), (16, 64, 64, 16, 32, 2), (32, 32, 64, 16, 32, 2),
+            (32, 64, 64, 32, 32), (64, 32, 64, 32, 32), (64, 64, 32, 32, 32), (128, 64, 32, 64, 32),
+            (128, 128, 32, 64, 32),
+        )
     ),
     "simt": (
-        Cut(32, 32, 32, 16, 16), Cut(64, 32, 32, 32, 16), Cut(64, 64, 32, 32, 32), Cut(128, 64, 32, 32, 32),
-        Cut(128, 128, 32, 32, 64), Cut(128, 128, 32, 64, 64, ahead=2),
+        TileShape(32, 32, 32, 16, 16), TileShape(64, 32, 32, 32, 16), TileShape(64, 64, 32, 32, 32),
+        TileShape(128, 64, 32, 32, 32), TileShape(128, 128, 32, 32, 64), TileShape(128, 128, 32, 64, 64, ahead=2),
     ),
 }  # fmt: skip
 SPLITS = (1, 2, 4, 8)
@@ -309,32 +311,32 @@ SPLITS = (1, 2, 4, 8)
 
 @lru_cache(maxsize=4096)
 def least_cycles(facts: GpuFacts, p: Sizes) -> float:
-    """The least of the model over usual blocks and splits: what a good kernel for the product may take."""
+    """The least of the model over usual tiles and splits: what a good kernel for the product may take."""
     kinds = ["mma"] if p.tensor else ["simt"]
     if p.dtype.itemsize == 2 and facts.capability >= 90 and p.a_load != "columns" and p.w_load != "kn":
         kinds.append("group")
     cluster = facts.capability >= 90 and p.width % 4 == 0
     best = math.inf
-    for cut in (cut for kind in kinds for cut in CUTS[kind]):
-        block = Block(p, cut, facts, cut.fit(facts, p.dtype.itemsize))
+    for tile in (tile for kind in kinds for tile in TILE_SHAPES[kind]):
+        cost = TileCost(p, tile, facts, tile.ctas_per_sm(facts, p.dtype.itemsize))
         for split in SPLITS:
-            if split > 1 and (block.steps < 2 * split or block.tiles * split > 3 * facts.sms):
+            if split > 1 and (cost.k_tiles < 2 * split or cost.tiles * split > 3 * facts.sms):
                 break
-            best = min(best, block.cycles(split, cluster and split > 1, spread=True))  # others fit otherwise
+            best = min(best, cost.cycles(split, cluster and split > 1, spread=True))  # others fit otherwise
     return best
 
 
 @lru_cache(maxsize=1024)
-def least_together(facts: GpuFacts, every: tuple[Sizes, ...]) -> float:
-    """The same of several products in one launch, whose blocks have one shape."""
+def least_grouped_cycles(facts: GpuFacts, every: tuple[Sizes, ...]) -> float:
+    """The same of several products in one launch, whose CTAs have one tile shape."""
     tensor = every[0].tensor
     best = math.inf
-    for cut in CUTS["mma" if tensor else "simt"]:
-        blocks = [Block(p, cut, facts, cut.fit(facts, p.dtype.itemsize)) for p in every]
+    for tile in TILE_SHAPES["mma" if tensor else "simt"]:
+        costs = [TileCost(p, tile, facts, tile.ctas_per_sm(facts, p.dtype.itemsize)) for p in every]
         for split in SPLITS:
-            splits = [split if b.steps >= 2 * split else 1 for b in blocks]
-            if split > 1 and (max(splits) == 1 or sum(b.tiles * s for b, s in zip(blocks, splits, strict=True)) > 600):
+            splits = [split if b.k_tiles >= 2 * split else 1 for b in costs]
+            if split > 1 and (max(splits) == 1 or sum(b.tiles * s for b, s in zip(costs, splits, strict=True)) > 600):
                 break
             cluster = facts.capability >= 90 and all(p.width % 4 == 0 for p in every)
-            best = min(best, together(blocks, splits, split if cluster else 1))
+            best = min(best, grouped_cycles(costs, splits, split if cluster else 1))
     return best

@@ -10,7 +10,7 @@ from typing import cast
 from weft.costmodel.constants import LeftLoad
 from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import Product, gap_us, product_us
-from weft.costmodel.tiles import Sizes, least_cycles, least_together
+from weft.costmodel.tiles import Sizes, least_cycles, least_grouped_cycles
 from weft.device.cuda.record import GpuFacts
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Node, NodeId
@@ -128,7 +128,7 @@ def together_us(problem: Problem, products: Sequence[NodeId], facts: GpuFacts) -
         sizes = _sizes(problem, at, product, _left_load(problem, node))
         few = replace(sizes, operands=min(sizes.operands, FEW_AFTER), plain=min(sizes.plain, FEW_AFTER))
         every.append(replace(few, special=min(few.special, 1), stored=node.type.dtype.itemsize, tf32=facts.tf32))
-    return least_together(facts, tuple(every)) / facts.clock_ghz / 1e3 - gap_us(facts)
+    return least_grouped_cycles(facts, tuple(every)) / facts.clock_ghz / 1e3 - gap_us(facts)
 
 
 def _in_place(graph: Graph, node: Node) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from weft.costmodel.tiles import together
+from weft.costmodel.tiles import grouped_cycles
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
@@ -82,12 +82,12 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Groupe
         clusters += _CLUSTERS
     ranked: list[tuple[float, GroupedConfig]] = []
     for base in _bases(found, facts):
-        blocks = [cost.block(p, base, facts) for p in sizes]
-        if not all(b.fit for b in blocks):
+        costs = [cost.tile_cost(p, base, facts) for p in sizes]
+        if not all(x.ctas_per_sm for x in costs):
             continue
         tried: set[tuple[int, tuple[int, ...]]] = set()
         for cluster, most in ((c, m) for c in clusters for m in _STEPS):
-            splits = tuple([_split(b.steps, most, cluster) for b in blocks])
+            splits = tuple([_split(x.k_tiles, most, cluster) for x in costs])
             own = cluster if max(splits) > 1 else 1
             if (own, splits) in tried:
                 continue
@@ -95,7 +95,7 @@ def shapes(found: Sequence[Member], facts: GpuFacts) -> list[tuple[float, Groupe
             shape = GroupedConfig(
                 base.bm, base.bn, base.bk, base.wm, base.wn, base.wk, base.stages, splits, own, base.group
             )
-            ranked.append((together(blocks, splits, own), shape))
+            ranked.append((grouped_cycles(costs, splits, own), shape))
     ranked.sort(key=lambda x: (x[0], x[1].stages))
     return _different(ranked)
 
@@ -148,8 +148,8 @@ def _split(steps: int, most: int, cluster: int) -> int:
 def cycles(found: Sequence[Member], s: GroupedConfig, facts: GpuFacts) -> float:
     """Modelled cycles of one shape."""
     every = [cost.sizes_of(m.product) for m in found]
-    blocks = [cost.block(p, s.of_member(i), facts) for i, p in enumerate(every)]
-    return together(blocks, s.splits, s.cluster)
+    costs = [cost.tile_cost(p, s.of_member(i), facts) for i, p in enumerate(every)]
+    return grouped_cycles(costs, s.splits, s.cluster)
 
 
 def emit(found: Sequence[Member], schedule: Schedule, entry: str) -> CudaSource | Declined:

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
-from weft.generate.cuda.gemm.mma.cost import Sizes, block, sizes_of
+from weft.generate.cuda.gemm.mma.cost import Sizes, sizes_of, tile_cost
 from weft.generate.cuda.gemm.mma.kernel import MmaConfig
 
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -69,8 +69,8 @@ def every(p: Product, facts: GpuFacts) -> list[tuple[float, MmaConfig]]:
 def _modelled(p: Sizes, cluster: bool, facts: GpuFacts) -> list[tuple[float, MmaConfig]]:
     found: list[tuple[float, MmaConfig]] = []
     for base in _fitting(p, facts):
-        model = block(p, base, facts)
-        if model.fit:
+        model = tile_cost(p, base, facts)
+        if model.ctas_per_sm:
             found += [(model.cycles(s.split, s.cluster), s) for s in _split(p, base, cluster)]
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.costmodel.tiles import Block, Sizes
+from weft.costmodel.tiles import Sizes, TileCost
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
@@ -10,7 +10,7 @@ from weft.generate.cuda.gemm.mma.kernel import MmaConfig, shared_of, table_bytes
 from weft.ir.prims import CATEGORY, Category
 from weft.ir.work import TRANSCENDENTAL
 
-__all__ = ["Sizes", "block", "cycles", "registers", "resident", "sizes_of"]
+__all__ = ["Sizes", "ctas_per_sm", "cycles", "registers", "sizes_of", "tile_cost"]
 
 
 def sizes_of(p: Product) -> Sizes:
@@ -45,8 +45,8 @@ def registers(s: MmaConfig, *, tensor: bool = True) -> int:
     return s.wm * s.wn // 32 + (s.wm + s.wn) // 16 * 4 + 44
 
 
-def resident(p: Sizes, s: MmaConfig, facts: GpuFacts) -> int:
-    """Blocks that fit on one multiprocessor."""
+def ctas_per_sm(p: Sizes, s: MmaConfig, facts: GpuFacts) -> int:
+    """CTAs that fit on one multiprocessor."""
     shared = shared_of(s, p.dtype.itemsize, p.tables) + 1024
     if shared > facts.shared_per_block:
         return 0
@@ -54,11 +54,11 @@ def resident(p: Sizes, s: MmaConfig, facts: GpuFacts) -> int:
     return min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // s.threads, facts.blocks_per_sm)
 
 
-def block(p: Sizes, s: MmaConfig, facts: GpuFacts) -> Block:
-    """The model of a shape, apart from how its sum is divided."""
-    return Block(p, s, facts, resident(p, s, facts))
+def tile_cost(p: Sizes, s: MmaConfig, facts: GpuFacts) -> TileCost:
+    """The model of a tile configuration, whatever its split-K."""
+    return TileCost(p, s, facts, ctas_per_sm(p, s, facts))
 
 
 def cycles(p: Sizes, s: MmaConfig, facts: GpuFacts) -> float:
     """Modelled cycles of the whole kernel in a chain of kernels; infinite where it does not fit."""
-    return block(p, s, facts).cycles(s.split, s.cluster)
+    return tile_cost(p, s, facts).cycles(s.split, s.cluster)
