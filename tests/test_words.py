@@ -111,6 +111,7 @@ OLD = (
     Old("parts", "CTAs that share the keys of the same rows", "split over keys", where=r"generate/cuda/attention/"),
     Old("Block|blocks?|Cuts?|CUTS|fit|steps|room", "tiles of a product and the CTAs that make them", "tile shape",
         where=r"costmodel/tiles"),
+    Old("blocks(_of)?", "thread blocks of a launch", "CTA", where=r"generate/cuda/training/"),
     Old("", "K of a product", "K", r"along the sum|steps of the sum", r"generate/cuda/gemm/"),
     Old("", "thread blocks", "CTA", r"\b(of|fits|fit) a block\b|\btwo blocks\b",
         r"generate/cuda/(gemm|conv|attention|mlp|loops)/"),

@@ -40,7 +40,7 @@ class Step:
     @property
     def grid(self) -> tuple[int, int, int]:
         """As `weft.nn` launches it."""
-        return max(1, min(self.entry.blocks, self.blocks)), 1, 1
+        return max(1, min(self.entry.max_ctas, self.blocks)), 1, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +143,18 @@ def gradients(net: Network, rows: int, shape: ChainConfig, facts: GpuFacts, *, c
         "scratch": kept + g.partial_bytes,
         "gradients": 4 * net.elements,
     }
-    steps = [Step(g.pack, g.pack.blocks, (*places, "image"))]
+    steps = [Step(g.pack, g.pack.max_ctas, (*places, "image"))]
     shares = g.shares
     for start in range(0, rows, chunk):
         count = min(chunk, rows - start)
         groups = g.count(count) // g.tiles
         blocks = -(-groups * 32 // g.chain.threads) if g.inside else groups
-        shares = max(1, min(g.chain.blocks, blocks)) if g.inside else shares
+        shares = max(1, min(g.chain.max_ctas, blocks)) if g.inside else shares
         x, dy, dx = ("x", start * row), ("dy", start * 2 * net.widths[-1]), ("dx", start * row)
         steps.append(Step(g.chain, blocks, (x, dy, "image", "scratch", dx, count)))
         if not g.inside:
-            steps.append(Step(g.sums, g.sums.blocks, ("scratch", ("scratch", kept), g.count(count), int(start > 0))))
-    steps.append(Step(g.finish, g.finish.blocks, (("scratch", kept), "gradients", shares)))
+            steps.append(Step(g.sums, g.sums.max_ctas, ("scratch", ("scratch", kept), g.count(count), int(start > 0))))
+    steps.append(Step(g.finish, g.finish.max_ctas, (("scratch", kept), "gradients", shares)))
     return Training(g.text, buffers, tuple(steps))
 
 
@@ -166,7 +166,7 @@ def beside(net: Network, rows: int, facts: GpuFacts) -> Training:
         name: TensorType(net.masters or net.dtype, p.shape) for name, p in zip(places, net.slices(), strict=True)
     }
     last = layers.padded(net.widths[-1])
-    shares = min(plan.columns.blocks, 5)
+    shares = min(plan.columns.max_ctas, 5)
     buffers |= {
         "image": plan.image.bytes,
         "x": TensorType(net.input_dtype, (rows, net.columns)),
@@ -176,7 +176,7 @@ def beside(net: Network, rows: int, facts: GpuFacts) -> Training:
         "partial": 4 * plan.partial_floats * shares,
         "gradients": 4 * net.elements,
     }
-    steps = [Step(plan.pack, plan.pack.blocks, (*places, "image"))]
+    steps = [Step(plan.pack, plan.pack.max_ctas, (*places, "image"))]
     for number, (reads, entry) in enumerate(plan.joins.items()):
         columns = sum(layers.padded(net.of(v)) for v in reads)
         for v in reads:
@@ -194,7 +194,7 @@ def beside(net: Network, rows: int, facts: GpuFacts) -> Training:
         of = f"sums{layer}" if summed else "dz"
         partial = ("partial", 4 * shares * plan.partial[layer])
         steps.append(Step(plan.columns, shares, (of, partial, rows, columns, summed)))
-    steps.append(Step(plan.total, plan.total.blocks, ("partial", "gradients", shares)))
+    steps.append(Step(plan.total, plan.total.max_ctas, ("partial", "gradients", shares)))
     return Training(plan.text, buffers, tuple(steps))
 
 

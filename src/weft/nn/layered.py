@@ -23,7 +23,7 @@ from weft.generate.cuda.training import Network
 from weft.generate.cuda.training import layered as text
 from weft.generate.cuda.training.beside import (
     biases_posed,
-    blocks_of,
+    ctas_of,
     ending_posed,
     grid_of,
     join_posed,
@@ -125,9 +125,9 @@ class Beside:
         entries = plan.pack, *plan.joins.values(), plan.ending, plan.columns, plan.total
         self._functions: dict[str, Function] = {e.name: module.function(e.name) for e in entries}
 
-    def launch(self, entry: Entry, blocks: int, *arguments: int) -> None:
+    def launch(self, entry: Entry, ctas: int, *arguments: int) -> None:
         """On the current stream; every kernel waits, before it reads anything, until those before it have ended."""
-        grid = grid_of(entry, blocks), 1, 1
+        grid = grid_of(entry, ctas), 1, 1
         self._functions[entry.name].launch(grid, (entry.threads, 1, 1), arguments, dependent=True, stream=stream())
 
 
@@ -320,7 +320,7 @@ class ByLayers:
                 size, device = plan.image.bytes, torch.cuda.current_device()
                 memory.image = torch.empty(size, dtype=torch.uint8, device=device)
         if memory.stamp != stamp or memory.addresses != list(addresses):
-            beside.launch(plan.pack, plan.pack.blocks, *addresses, memory.image.data_ptr())
+            beside.launch(plan.pack, plan.pack.max_ctas, *addresses, memory.image.data_ptr())
             memory.stamp, memory.addresses = stamp, list(addresses)
         return memory.image.data_ptr()
 
@@ -364,7 +364,7 @@ class ByLayers:
             made = held[ref] = self._empty(rows, columns)
             ins = [held[Ref("value", (v,)) if v > 0 else Ref("input")] for v in text.addressed(reads)]
             entry = beside.plan.joins[reads]
-            beside.launch(entry, blocks_of(entry, rows, columns), *(t.data_ptr() for t in ins), made.data_ptr(), rows)
+            beside.launch(entry, ctas_of(entry, rows, columns), *(t.data_ptr() for t in ins), made.data_ptr(), rows)
         return held[ref].data_ptr()
 
     def _empty(self, rows: int, columns: int) -> torch.Tensor:
@@ -425,7 +425,7 @@ class ByLayers:
             for ref in product.spent:
                 held.pop(ref, None)
         if grads is not None and any(net.biases):
-            beside.launch(plan.total, plan.total.blocks, partial.data_ptr(), grads.data_ptr(), shares)
+            beside.launch(plan.total, plan.total.max_ctas, partial.data_ptr(), grads.data_ptr(), shares)
         return None
 
     def _values(
@@ -474,7 +474,7 @@ class ByLayers:
         dz = self._empty(rows, columns)
         kept = 0 if mark is None else mark.data_ptr()
         entry = beside.plan.ending
-        beside.launch(entry, blocks_of(entry, rows, columns), dy.data_ptr(), kept, dz.data_ptr(), rows)
+        beside.launch(entry, ctas_of(entry, rows, columns), dy.data_ptr(), kept, dz.data_ptr(), rows)
         return dz
 
     def _weights(

@@ -53,7 +53,7 @@ def text_of(g: Gradient, *, parameters: bool = True) -> Text:
     return Text(
         g.text,
         tuple(
-            Launch(e.name, (e.blocks, 1, 1), (e.threads, 1, 1), (Pointer("in", 0),) * n, e.shared_bytes)
+            Launch(e.name, (e.max_ctas, 1, 1), (e.threads, 1, 1), (Pointer("in", 0),) * n, e.shared_bytes)
             for e, n in counts
         ),
     )
@@ -163,7 +163,7 @@ class Runner:
         self.library.clear_buffers()
         for b in (*held, image):
             self.library.add_buffer(ctypes.c_void_p(b.address), ctypes.c_long(b.data.size))
-        self._start(g.pack, [*(b.address for b in held), image.address], g.pack.blocks)
+        self._start(g.pack, [*(b.address for b in held), image.address], g.pack.max_ctas)
         assert image.intact() and all(b.intact() for b in held)
         partial, out = Buffer(g.partial_bytes), Buffer(4 * net.elements)
         pieces = []
@@ -186,10 +186,10 @@ class Runner:
             self._start(g.chain, [*addresses, rows], blocks)
             pieces.append(from_memory(dx.data.copy(), net.input_dtype, (rows, net.columns), Format.ROW))
             if sums and not g.inside:
-                self._start(g.sums, [kept.address, partial.address, g.count(rows), at > 0], g.sums.blocks)
+                self._start(g.sums, [kept.address, partial.address, g.count(rows), at > 0], g.sums.max_ctas)
             assert all(b.intact() for b in everything), "a guard zone was written"
         if sums:
-            self._start(g.finish, [partial.address, out.address, shares], g.finish.blocks)
+            self._start(g.finish, [partial.address, out.address, shares], g.finish.max_ctas)
             assert out.intact() and partial.intact()
         values = out.data.view(np.float32)
         return np.concatenate(pieces), [values[p.offset : p.offset + p.size].reshape(p.shape) for p in net.slices()]

@@ -44,7 +44,9 @@ class Net:
             (plan.columns, 5),
             (plan.total, 3),
         )
-        launches = (Launch(e.name, (e.blocks, 1, 1), (e.threads, 1, 1), (Pointer("in", 0),) * n, 0) for e, n in counts)
+        launches = (
+            Launch(e.name, (e.max_ctas, 1, 1), (e.threads, 1, 1), (Pointer("in", 0),) * n, 0) for e, n in counts
+        )
         return Text(plan.text, tuple(launches))
 
 
@@ -91,7 +93,7 @@ class Runner:
         net, plan, rows, short = self.made.net, self.made.plan, self.made.rows, self.made.net.dtype
         kind = net.masters or net.dtype
         image = Buffer(plan.image.bytes)
-        self._start(plan.pack, plan.pack.blocks, *(self._held(p, kind) for p in parameters), image)
+        self._start(plan.pack, plan.pack.max_ctas, *(self._held(p, kind) for p in parameters), image)
 
         def weights(at: int, shape: tuple[int, ...]) -> np.ndarray:
             return from_memory(image.data[at : at + 2 * int(np.prod(shape))].copy(), short, shape, ROW)
@@ -137,7 +139,7 @@ class Runner:
             mark = marks[p.layer - 1] if p.role == "below" else None
             (dz,) = self._product(p, [dz, turned] if mark is None else [dz, turned, mark])
             dx = dz
-        self._start(plan.total, plan.total.blocks, partial, out, shares)
+        self._start(plan.total, plan.total.max_ctas, partial, out, shares)
         biases = from_memory(out.data.copy(), self.made.dtype, (net.elements,), ROW)
         found: list[np.ndarray] = []
         for place in net.slices():

@@ -25,19 +25,19 @@ _UNIT = 256
 Posed = tuple[Problem, CudaSource]
 
 
-def blocks_of(entry: Entry, rows: int, columns: int) -> int:
+def ctas_of(entry: Entry, rows: int, columns: int) -> int:
     """Of a kernel over rows of so many columns."""
     return grid_of(entry, -(-rows * columns // _CHUNK))
 
 
-def grid_of(entry: Entry, blocks: int) -> int:
+def grid_of(entry: Entry, ctas: int) -> int:
     """Blocks that are launched where there is work for so many."""
-    return max(1, min(entry.blocks, blocks))
+    return max(1, min(entry.max_ctas, ctas))
 
 
 def shares_of(plan: Layered, rows: int) -> int:
     """Into which the rows are cut for sums of columns."""
-    return max(1, min(plan.columns.blocks, rows // _ROWS_OF_A_SHARE))
+    return max(1, min(plan.columns.max_ctas, rows // _ROWS_OF_A_SHARE))
 
 
 def pack_posed(net: Network, plan: Layered) -> Posed:
@@ -65,7 +65,7 @@ def pack_posed(net: Network, plan: Layered) -> Posed:
             outputs.append(_padded(b, bias, rows))
             parameters += 1
     arguments: tuple[CudaArgument, ...] = (*(Pointer("in", i) for i in range(parameters)), Pointer("work"))
-    launch = _launch(plan.pack, plan.pack.blocks, *arguments)
+    launch = _launch(plan.pack, plan.pack.max_ctas, *arguments)
     return posed(b, outputs, "image of weights"), _source(plan, "pack", (launch,), plan.image.bytes, tuple(left))
 
 
@@ -89,7 +89,7 @@ def join_posed(net: Network, plan: Layered, reads: tuple[int, ...], rows: int) -
     entry = plan.joins[reads]
     ins = (Pointer("in", i) for i in range(len(held)))
     arguments: tuple[CudaArgument, ...] = (*ins, Pointer("out"), Number(rows))
-    launch = _launch(entry, blocks_of(entry, rows, b.type_of(joined).shape[1]), *arguments)
+    launch = _launch(entry, ctas_of(entry, rows, b.type_of(joined).shape[1]), *arguments)
     return posed(b, [joined], "values side by side"), _source(plan, "join", (launch,))
 
 
@@ -105,8 +105,8 @@ def ending_posed(net: Network, plan: Layered, rows: int) -> Posed:
         dz = b.cast(act.slope(b, b.cast(dz, wide), b.cast(held, wide)), net.dtype)
     dz = _padded(b, dz, rows, padded(columns))
     read: CudaArgument = Number(0) if kept is None else Pointer("in", 1)
-    blocks = blocks_of(plan.ending, rows, padded(columns))
-    launch = _launch(plan.ending, blocks, Pointer("in"), read, Pointer("out"), Number(rows))
+    ctas = ctas_of(plan.ending, rows, padded(columns))
+    launch = _launch(plan.ending, ctas, Pointer("in"), read, Pointer("out"), Number(rows))
     return posed(b, [dz], "end of a backward pass"), _source(plan, "ending", (launch,))
 
 
@@ -136,14 +136,14 @@ def biases_posed(net: Network, plan: Layered, rows: int, summed: Mapping[int, in
         ends = Pointer("in", number), place, Number(count), Number(columns), Number(int(layer in summed))
         launches.append(_launch(plan.columns, shares, *ends))
     ends_of = Pointer("work"), Pointer("work", partial), Number(shares)
-    launches.append(_launch(plan.total, plan.total.blocks, *ends_of))
+    launches.append(_launch(plan.total, plan.total.max_ctas, *ends_of))
     size = partial + net.elements * dtype.itemsize
     return posed(b, outputs, "gradients of biases"), _source(plan, "biases", tuple(launches), size, tuple(left))
 
 
-def _launch(entry: Entry, blocks: int, *arguments: CudaArgument) -> Launch:
+def _launch(entry: Entry, ctas: int, *arguments: CudaArgument) -> Launch:
     # every kernel waits, before it reads anything, until those before it have ended
-    return Launch(entry.name, (grid_of(entry, blocks), 1, 1), (entry.threads, 1, 1), arguments)
+    return Launch(entry.name, (grid_of(entry, ctas), 1, 1), (entry.threads, 1, 1), arguments)
 
 
 def _source(

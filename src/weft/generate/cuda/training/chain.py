@@ -299,8 +299,8 @@ class Chain:
         """Of a warp, where sums are added inside."""
         return -(-len(items_inside(self.net)) // self.shape.warps)
 
-    def role(self, stem: str, blocks: int) -> DeviceRole:
-        """Of a text whose names begin with `stem`, for so many blocks at most."""
+    def role(self, stem: str, ctas: int) -> DeviceRole:
+        """Of a text whose names begin with `stem`, for so many CTAs at most."""
         net, plan, s = self.net, self.plan, self.shape
         x = storage(net.input_dtype)
         threads, table = 32 * s.warps, f"{stem}_chain_at"
@@ -346,7 +346,7 @@ class Chain:
             threads=threads,
             body="\n".join(lines),
             parameters=(*read("x_", "dy_", "image_"), *written("kept_", "dx_"), *read("rows_")),
-            grid=(blocks, 1, 1),
+            grid=(ctas, 1, 1),
             globals=self._table(table),
             name="chain",
             min_ctas_per_sm=s.resident,
@@ -392,7 +392,7 @@ class Chain:
             return []
         size = 32 * items_inside(self.net)[0].registers
         return [
-            # the sums of all blocks lie side by side
+            # the sums of all CTAs lie side by side
             "const int most = role.blocks_x();",
             f"float* const to = (float*)kept_ + ((w_rows)warp * most + role.block_x()) * {size};",
             f"w_put_sums<{self.results}>(to, sums, biases, used, (w_rows)most * {s.warps * size}, lane);",

@@ -15,8 +15,8 @@ class Entry:
 
     name: str
     threads: int
-    blocks: int
-    """At most; fewer do where there is less to do."""
+    max_ctas: int
+    """Of a launch; fewer do where there is less to do."""
     shared_bytes: int = 0
 
     @classmethod

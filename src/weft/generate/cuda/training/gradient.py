@@ -52,7 +52,7 @@ class Gradient:
 
     pack(each parameter, image), chain(x, gradient of the result, image, kept, gradient of x, rows),
     sums(kept, partial, tiles, more), finish(partial, gradients of the parameters, shares). `more` adds to what the
-    sums of earlier rows left in `partial`. Where blocks add inside there are no sums, and `kept` is `partial`.
+    sums of earlier rows left in `partial`. Where CTAs add inside there are no sums, and `kept` is `partial`.
     """
 
     text: str
@@ -67,13 +67,13 @@ class Gradient:
     partial_bytes: int
     image_bytes: int
     inside: bool = False
-    """Whether the blocks of `chain` add the sums themselves."""
+    """Whether the CTAs of `chain` add the sums themselves."""
     shares: int = 1
     """Of all rows, at most: what `finish` adds."""
 
     def kept_bytes(self, rows: int) -> int:
         """Of `kept` for so many rows; without gradients of parameters a warp has room for what it works on."""
-        at_once = self.chain.blocks * self.chain.threads // 32 * self.tiles
+        at_once = self.chain.max_ctas * self.chain.threads // 32 * self.tiles
         return self.record * (self.count(rows) if self.partial_bytes else min(self.count(rows), at_once))
 
     def count(self, rows: int) -> int:
@@ -347,7 +347,7 @@ def _warps(items: list[Item]) -> int:
 
 
 def _slices(items: list[Item], sms: int) -> int:
-    """Shares of the rows: so many that all blocks run at once."""
+    """Shares of the rows: so many that all CTAs run at once."""
     quads = len(_quads(items))
     if quads:  # one block on a multiprocessor; a square takes as long as four items by themselves
         return max(1, int(sms / (quads + (len(items) - 4 * quads) / 4)))

@@ -5,7 +5,7 @@ derivative of the activation reads it, its pre-activation, both rounded to 16 bi
 Backward, with dz the gradient of a layer's pre-activation,
 
     dz of the layer below = (dz W) act'(what is kept)        the derivative behind the product
-    dW = dz^T h                                              over all rows, divided among blocks in a fixed order
+    dW = dz^T h                                              over all rows, divided among CTAs in a fixed order
     db = sums of the columns of dz                           shares of the rows, added in their order
 
 so that equal inputs give equal bits. All products are problems of the templates for products. In memory columns are
@@ -435,9 +435,9 @@ def layered(net: Network, sms: int, dtype: DType = DType.F32) -> Layered:
     )
 
 
-def _role(name: str, parameters: tuple[Parameter, ...], lines: list[str], blocks: int) -> DeviceRole:
+def _role(name: str, parameters: tuple[Parameter, ...], lines: list[str], ctas: int) -> DeviceRole:
     body = "\n".join(("role.pdl_wait(); role.pdl_trigger();", *lines))
-    return DeviceRole(threads=_THREADS, body=body, parameters=parameters, grid=(blocks, 1, 1), name=name)
+    return DeviceRole(threads=_THREADS, body=body, parameters=parameters, grid=(ctas, 1, 1), name=name)
 
 
 def addressed(reads: tuple[int, ...]) -> list[int]:
@@ -445,17 +445,17 @@ def addressed(reads: tuple[int, ...]) -> list[int]:
     return [*([0] if any(v <= 0 for v in reads) else []), *dict.fromkeys(v for v in reads if v > 0)]
 
 
-def _ending(net: Network, blocks: int) -> DeviceRole:
+def _ending(net: Network, ctas: int) -> DeviceRole:
     """A thread makes eight columns of a row at a time."""
     last = net.widths[-1]
     lines = [
         f"w_ending<Last, {last}, {padded(last)}>((const u16*)dy_, (const u16*)kept_, (u16*)dz_,",
         "(u32)(u64)rows_, role.block_x() * 256u + role.thread(), role.blocks_x() * 256u);",
     ]
-    return _role("ending", (*read("dy_", "kept_"), *written("dz_"), *read("rows_")), lines, blocks)
+    return _role("ending", (*read("dy_", "kept_"), *written("dz_"), *read("rows_")), lines, ctas)
 
 
-def _join(net: Network, reads: tuple[int, ...], name: str, blocks: int) -> DeviceRole:
+def _join(net: Network, reads: tuple[int, ...], name: str, ctas: int) -> DeviceRole:
     """A thread copies eight columns of a row at a time."""
     held = addressed(reads)
     columns = sum(padded(net.of(v)) for v in reads)
@@ -477,7 +477,7 @@ def _join(net: Network, reads: tuple[int, ...], name: str, blocks: int) -> Devic
         ]
         at += padded(width)
     lines.append(f"*(uint4*)((u16*)h_ + r * {columns} + c) = v; }}")
-    return _role(name, (*read(*(f"v{v}" for v in held)), *written("h_"), *read("rows_")), lines, blocks)
+    return _role(name, (*read(*(f"v{v}" for v in held)), *written("h_"), *read("rows_")), lines, ctas)
 
 
 def _pack(net: Network, image: Image) -> DeviceRole:
@@ -487,7 +487,7 @@ def _pack(net: Network, image: Image) -> DeviceRole:
         "__shared__ u16 held[32][33];",
         "char* const image = (char*)image_; int b = role.block_x(); const int t = role.thread();",
     ]
-    blocks = number = 0
+    ctas = number = 0
     for layer in range(net.depth):
         n, across = net.widths[layer + 1], _reads(net, layer)
         np, columns = padded(n), sum(net.of(v) for v in net.reads(layer))
@@ -501,7 +501,7 @@ def _pack(net: Network, image: Image) -> DeviceRole:
                 f"(u16*)({Int('image') + plain}), (u16*)({Int('image') + transposed}), b, held, t); return; }}",
                 f"b -= {tiles};",
             ]
-            blocks += tiles
+            ctas += tiles
         number += 1
         if net.biases[layer]:
             lines += [
@@ -510,11 +510,11 @@ def _pack(net: Network, image: Image) -> DeviceRole:
                 f"if (i < {n}) v = w_short(((const {kind}*)p{number})[i]);",
                 f"((u16*)(image + {image.biases[layer]}))[i] = v; }} return; }}\n--b;",
             ]
-            blocks, number = blocks + 1, number + 1
-    return _role("pack", (*read(*(f"p{i}" for i in range(number))), *written("image_")), lines, blocks)
+            ctas, number = ctas + 1, number + 1
+    return _role("pack", (*read(*(f"p{i}" for i in range(number))), *written("image_")), lines, ctas)
 
 
-def _column_sums(net: Network, blocks: int) -> DeviceRole:
+def _column_sums(net: Network, ctas: int) -> DeviceRole:
     lines = [
         f"__shared__ float held[{_THREADS * 8}];",
         "const w_rows rows = (w_rows)(u64)rows_; const int columns = (int)(u64)columns_;",
@@ -529,7 +529,7 @@ def _column_sums(net: Network, blocks: int) -> DeviceRole:
             f"else w_column_sums<{columns}>(role, (const u16*)dz_, {rest} }}",
         ]
     parameters = *read("dz_"), *written("partial_"), *read("rows_", "columns_", "sums_")
-    return _role("columns", parameters, lines, blocks)
+    return _role("columns", parameters, lines, ctas)
 
 
 def _total(net: Network, partial: list[int], dtype: DType) -> DeviceRole:
@@ -564,5 +564,5 @@ def _total(net: Network, partial: list[int], dtype: DType) -> DeviceRole:
         f"(({kind}*)out_)[to] = {value};",
         "}",
     ]
-    blocks = sum(-(-w // 32) for w in net.widths[1:])
-    return _role("total", (*read("partial_"), *written("out_"), *read("shares_")), lines, blocks)
+    ctas = sum(-(-w // 32) for w in net.widths[1:])
+    return _role("total", (*read("partial_"), *written("out_"), *read("shares_")), lines, ctas)

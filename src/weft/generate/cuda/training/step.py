@@ -182,20 +182,20 @@ def step(
     for start in range(0, rows, chunk):
         count = min(chunk, rows - start)
         groups = plan.count(count) // plan.tiles
-        blocks = max(1, min(plan.chain.blocks, -(-groups * 32 // plan.chain.threads) if plan.inside else groups))
-        shares = blocks if plan.inside else shares
+        ctas = max(1, min(plan.chain.max_ctas, -(-groups * 32 // plan.chain.threads) if plan.inside else groups))
+        shares = ctas if plan.inside else shares
         to: CudaArgument = Pointer("work", dx + start * x_row) if inputs else Number(0)
         ends = _within(0, start * x_row), _within(1, start * dy_row)
-        launches.append(_launch(plan.chain, blocks, *ends, Pointer("packed"), Pointer("work"), to, Number(count)))
+        launches.append(_launch(plan.chain, ctas, *ends, Pointer("packed"), Pointer("work"), to, Number(count)))
         if cut:
             ends_of = Pointer("work"), Pointer("work", partial), Number(plan.count(count)), Number(int(start > 0))
-            launches.append(_launch(plan.sums, plan.sums.blocks, *ends_of))
+            launches.append(_launch(plan.sums, plan.sums.max_ctas, *ends_of))
     if parameters:
         launches.append(
-            _launch(plan.finish, plan.finish.blocks, Pointer("work", partial), Pointer("work", grads), Number(shares))
+            _launch(plan.finish, plan.finish.max_ctas, Pointer("work", partial), Pointer("work", grads), Number(shares))
         )
     weights = tuple(range(2, 2 + len(net.slices())))
-    pack = _launch(plan.pack, plan.pack.blocks, *(Pointer("in", i) for i in weights), Pointer("packed"))
+    pack = _launch(plan.pack, plan.pack.max_ctas, *(Pointer("in", i) for i in weights), Pointer("packed"))
     source = CudaSource(
         Schedule("training", (("name", name),)),
         plan.text,
@@ -213,8 +213,8 @@ def _within(number: int, size: int) -> CudaArgument:
     return Inside(Pointer("in", number), size) if size else Pointer("in", number)
 
 
-def _launch(entry: Entry, blocks: int, *arguments: CudaArgument) -> Launch:
-    grid = max(1, min(entry.blocks, blocks)), 1, 1
+def _launch(entry: Entry, ctas: int, *arguments: CudaArgument) -> Launch:
+    grid = max(1, min(entry.max_ctas, ctas)), 1, 1
     # every kernel of the text waits, before it reads anything, until those before it have ended
     return Launch(entry.name, grid, (entry.threads, 1, 1), arguments, entry.shared_bytes)
 
