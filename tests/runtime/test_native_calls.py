@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,11 +37,14 @@ def graph_of() -> Graph:
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Executable:
+    return native_in(tmp_path_factory.mktemp("cache"))
+
+
+def native_in(cache: Path) -> Executable:
     """(x + 1) * 2, one generated kernel per primitive, by two threads."""
     compiler = find_compiler()
     if not isinstance(compiler, HostCompiler):
         pytest.skip(compiler.reason)
-    cache: Path = tmp_path_factory.mktemp("cache")
     graph, facts = graph_of(), cpu_facts(None)
     steps: dict[int, Step] = {}
     objects: dict[str, Path] = {}
@@ -81,3 +86,19 @@ def test_a_forked_process_runs_kernels_too(native: Executable) -> None:
         same = bool((native(x)[0].numpy() == want.numpy()).all())
         os._exit(0 if same else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc/self/maps")
+def test_the_objects_of_a_plan_are_loaded_as_long_as_it_lives(native: Executable, tmp_path: Path) -> None:
+    native(torch.zeros(SHAPE))  # whose objects hold the OpenMP runtime
+    plan = native_in(tmp_path)
+    objects = [str(path) for path in plan.linked.objects.values()]
+    assert len(objects) == 2
+    x = torch.randn(SHAPE)
+    for _ in range(2):
+        assert torch.equal(plan(x)[0], (x + 1) * 2)
+        gc.collect()
+        assert all(path in Path("/proc/self/maps").read_text() for path in objects)
+    del plan
+    gc.collect()
+    assert not any(path in Path("/proc/self/maps").read_text() for path in objects)

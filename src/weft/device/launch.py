@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +14,9 @@ Pointers = ctypes.Array[ctypes.c_void_p]
 
 _ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _PACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_OPENMP: dict[int, ctypes.CDLL] = {}
+"""By where an OpenMP runtime lies: the first object that was loaded with it, which stays. Between parallel regions the
+threads of a runtime wait in its code, which would go with the last object that needs it."""
 
 
 def pointer_array(addresses: Sequence[int]) -> Pointers:
@@ -20,7 +25,12 @@ def pointer_array(addresses: Sequence[int]) -> Pointers:
 
 
 class NativeKernel:
-    """One entry point of a shared object (see `KernelSource` for the ABI). The object stays loaded."""
+    """One entry point of a shared object (see `KernelSource` for the ABI).
+
+    The object is unloaded with the last kernel of it: whoever calls `address` holds the kernel meanwhile. No thread is
+    in its code then, as a parallel region ends when all threads have left it; it has no thread-local variables and no
+    destructors. When the interpreter ends, what is loaded stays: a daemon thread may be in a call.
+    """
 
     def __init__(self, path: Path | str, entry: str) -> None:
         """Load.
@@ -29,15 +39,17 @@ class NativeKernel:
             DeviceError: the object cannot be loaded, or has no such entry.
         """
         try:
-            self._library = ctypes.CDLL(str(path))
-            self.address = ctypes.cast(self._library[entry], ctypes.c_void_p).value or 0
-        except (OSError, AttributeError) as error:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
             raise DeviceError(problem=f"cannot load kernel {entry}: {error}") from error
+        runtime = _address(library, "omp_get_max_threads")
+        if not runtime or _OPENMP.setdefault(runtime, library) is not library:
+            weakref.finalize(self, _ctypes.dlclose, library._handle).atexit = False
+        self.address = _address(library, entry)
+        if not self.address:
+            raise DeviceError(problem=f"cannot load kernel {entry}: {Path(path).name} has no such entry")
         self._entry = _ENTRY(self.address)
-        try:
-            pack = ctypes.cast(self._library[f"{entry}_pack"], ctypes.c_void_p).value or 0
-        except AttributeError:
-            pack = 0
+        pack = _address(library, f"{entry}_pack")
         self._pack = _PACK(pack) if pack else None
 
     def pack(self, inputs: Pointers, packed: Pointers) -> None:
@@ -48,3 +60,11 @@ class NativeKernel:
     def __call__(self, inputs: Pointers, outputs: Pointers, workspace: int, packed: Pointers) -> None:
         """Run once on the caller's thread (and its OpenMP team)."""
         self._entry(ctypes.addressof(inputs), ctypes.addressof(outputs), workspace, ctypes.addressof(packed))
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    """Where a symbol of an object, or of one that it needs, lies; 0: there is none."""
+    try:
+        return ctypes.cast(library[name], ctypes.c_void_p).value or 0
+    except AttributeError:
+        return 0

@@ -233,7 +233,7 @@ class Executable:
     def _bind(self) -> list[Callable[[], None]]:
         launches: list[Callable[[], None]] = []
         run: list[NativeStep] = []
-        keep: list[Pointers] = []
+        keep: list[NativeKernel | Pointers] = []
         runner: Runner | None = None
 
         def flush() -> None:
@@ -246,9 +246,9 @@ class Executable:
             if i in self._native:
                 if runner is None:
                     runner = self._runner()
-                native, arrays = self._bind_native(i, step)
+                native, used = self._bind_native(i, step)
                 run.append(native)
-                keep += arrays
+                keep += used
             else:
                 flush()
                 launches.append(self._bind_call(step))
@@ -260,7 +260,7 @@ class Executable:
             raise InvalidGraphError(problem="a plan with generated kernels but no compiled runner")
         return Runner(self.linked.compiler, self.linked.cache_dir)
 
-    def _bind_native(self, i: int, step: Step) -> tuple[NativeStep, list[Pointers]]:
+    def _bind_native(self, i: int, step: Step) -> tuple[NativeStep, list[NativeKernel | Pointers]]:
         source = self._source(i)
         kernel = NativeKernel(self.linked.objects[source.sha256], source.entry)
         skipped = set(source.replaces_weights)
@@ -284,7 +284,7 @@ class Executable:
         workspace = self._arena.data_ptr() + self.memory.offsets[self._workspaces[i]] if i in self._workspaces else 0
         arrays = [inputs, outputs, packed]
         addresses = [ctypes.addressof(x) for x in arrays]
-        return NativeStep(kernel.address, addresses[0], addresses[1], workspace, addresses[2]), arrays
+        return NativeStep(kernel.address, addresses[0], addresses[1], workspace, addresses[2]), [kernel, *arrays]
 
     def _pack_weights(self) -> None:
         """Repack all weights, several at a time, and let go of those that nothing reads as they were."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from weft.device.launch import Pointers
+from weft.device.launch import NativeKernel, Pointers
 from weft.device.toolchain import HostCompiler
 
 TEXT = """
@@ -58,7 +58,7 @@ class NativeStep(ctypes.Structure):
 
 
 class Runner:
-    """Compiled once per machine; the loaded object stays."""
+    """Compiled once per machine; the loaded object stays, as all plans use the same."""
 
     def __init__(self, compiler: HostCompiler, cache_dir: Path | None) -> None:
         made = compiler.compile(TEXT, cache_dir=cache_dir)
@@ -66,8 +66,8 @@ class Runner:
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_int]
         self._run.restype = None
 
-    def bind(self, steps: Sequence[NativeStep], keep: Sequence[Pointers], threads: int) -> NativeRun:
-        """A callable that launches these steps in order; `keep` are the pointer arrays they use."""
+    def bind(self, steps: Sequence[NativeStep], keep: Sequence[NativeKernel | Pointers], threads: int) -> NativeRun:
+        """A callable that launches these steps in order; `keep` are their kernels and the pointer arrays they use."""
         array = (NativeStep * len(steps))(*steps)
         return NativeRun(self._run, array, list(keep), threads)
 
@@ -76,7 +76,11 @@ class NativeRun:
     """Launches a fixed list of kernels."""
 
     def __init__(
-        self, run: ctypes._NamedFuncPointer, array: ctypes.Array[NativeStep], keep: list[Pointers], threads: int
+        self,
+        run: ctypes._NamedFuncPointer,
+        array: ctypes.Array[NativeStep],
+        keep: list[NativeKernel | Pointers],
+        threads: int,
     ) -> None:
         self._function = run
         self._array = array
@@ -86,7 +90,7 @@ class NativeRun:
         self._threads = threads
 
     def singly(self) -> list[Callable[[], None]]:
-        """The launches one by one, for timing each of them in its place."""
+        """The launches one by one, for timing each of them in its place, as long as this lives."""
         size = ctypes.sizeof(NativeStep)
         return [partial(self._function, self._address + k * size, 1, self._threads) for k in range(self._count)]
 
