@@ -10,7 +10,7 @@ from tools.lanes import Lanes, Unit, known_durations, main, read_report, table, 
 
 from tools import lanes
 
-GOOD = "def test_one(): pass\n\ndef test_two(): pass\n"
+GOOD = "def test_one(): pass\n\ndef test_two(record_property): record_property('a', 1)\n"
 BAD = "import pytest\n\ndef test_wrong(): assert 1 == 2\n\ndef test_left_out(): pytest.skip('no reason')\n"
 HANGS = "import time\n\ndef test_hangs(): time.sleep(600)\n"
 
@@ -21,6 +21,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "checks").mkdir(parents=True)
     for name in ("good", "bad", "hangs"):
         (root / "checks" / f"test_{name}.py").write_text({"good": GOOD, "bad": BAD, "hangs": HANGS}[name])
+    (root / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     monkeypatch.setattr(lanes, "ROOT", root)
     monkeypatch.setattr(lanes, "END_S", 2.0)
     return root
