@@ -9,9 +9,14 @@ what it loaded, one injects faults: it kills the worker that measures (SIGKILL),
 Every result must be that of one of the two sets of weights, by gate B against float64, and nothing may raise. The
 process's memory is read once a second; it is flat where the line through the medians of its second half rises by less
 than `FLAT_SHARE` of what it takes in an hour. What the C library's allocator has given out stands beside it: where that
-is flat and the process grows, what grows is free memory in pieces. What is in use grows by what oneDNN keeps: up to
-1,024 primitives, some 0.26 MB each for the products of a library plan, one for each shape that it meets. An hour does
-not reach that; `ONEDNN_PRIMITIVE_CACHE_CAPACITY=64` in the environment does, and what grows then is ours.
+is flat and the process grows, what grows is free memory in pieces. So do the process's mappings: a compiled object that
+stays takes five.
+
+The framework keeps what its CPU library made for a product or a convolution of some shape: up to 1,024 primitives of
+oneDNN in the process, and 1,024 descriptions of such in each thread that called it (ideep). One shape of a small
+product takes 0.57 MB, half of it in either, so that a process with new shapes grows for hours, by gigabytes. Both are
+bounded by the framework's own settings (`CAPACITIES`), which are set here unless the environment does: what grows then
+is ours.
 
 Of each kind of failure (what was done, and where it raised) the first is kept, with how many followed.
 """
@@ -60,6 +65,9 @@ FIRST_S = 10.0
 """Budget of the compilations that are remembered before the clock runs."""
 BATCHES = 12
 MAX_PLANS = 4
+CAPACITIES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "16"}
+"""Settings of the framework, read when it first calls oneDNN: primitives of the process, descriptions of a thread.
+Few, so that all are there before the second half begins."""
 
 
 class Perceptron(nn.Module):
@@ -163,6 +171,8 @@ class Log:
     rss_mb: list[float] = field(default_factory=list)
     in_use_mb: list[float] = field(default_factory=list)
     """Of the C library's allocator; where that cannot say, 0."""
+    mappings: list[float] = field(default_factory=list)
+    """How many the process has."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, what: str) -> None:
@@ -289,6 +299,7 @@ class Soak:
         while not self.over:
             self.log.rss_mb.append(int(Path("/proc/self/statm").read_text().split()[1]) * page / 2**20)
             self.log.in_use_mb.append(in_use_mb())
+            self.log.mappings.append(Path("/proc/self/maps").read_bytes().count(b"\n"))
             self.pause(1.0)
 
 
@@ -323,12 +334,12 @@ def in_use_mb() -> float:
     return float((found.uordblks + found.hblkhd) / 2**20)
 
 
-def growth(memory_mb: list[float]) -> tuple[float, float]:
-    """By how much memory, read once a second, rises in an hour, in MiB by the line through medians of tenths of what
-    follows the warm-up, and the median itself."""
-    late = memory_mb[int(len(memory_mb) * WARM_UP) :]
+def growth(readings: list[float]) -> tuple[float, float]:
+    """By how much memory (or what else was read once a second) rises in an hour, by the line through medians of tenths
+    of what follows the warm-up, and the median itself; in the unit of the readings."""
+    late = readings[int(len(readings) * WARM_UP) :]
     if len(late) < 20:
-        return 0.0, statistics.median(memory_mb or [0.0])
+        return 0.0, statistics.median(readings or [0.0])
     tenth = len(late) // 10
     medians = [statistics.median(late[k * tenth : (k + 1) * tenth]) for k in range(10)]
     slope = statistics.linear_regression([(k + 0.5) * tenth for k in range(10)], medians).slope
@@ -357,6 +368,7 @@ def summary(log: Log, seconds: float) -> dict[str, object]:
     """The last line."""
     rise, median = growth(log.rss_mb)
     rise_in_use, in_use = growth(log.in_use_mb)
+    rise_mappings, mappings = growth(log.mappings)
     others = ("shapes", "refits", "loads", "nothing to save", "workers killed", "cache gone")
     counts = log.counts
     return {
@@ -366,6 +378,7 @@ def summary(log: Log, seconds: float) -> dict[str, object]:
         **{k.replace(" ", "_"): counts[k] for k in others},
         "rss_mb": round(median, 1), "rise_mb_per_h": round(rise, 1), "bound_mb_per_h": round(FLAT_SHARE * median, 1),
         "in_use_mb": round(in_use, 1), "in_use_rise_mb_per_h": round(rise_in_use, 1),
+        "mappings": round(mappings), "mappings_rise_per_h": round(rise_mappings),
         "flat": rise <= FLAT_SHARE * median,
     }  # fmt: skip
 
@@ -378,14 +391,17 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=3.0, help="of a compilation, in seconds")
     parser.add_argument("--out", type=Path, default=RESULTS / "cpu" / "soak.jsonl")
     given = parser.parse_args()
+    for name, value in CAPACITIES.items():
+        os.environ.setdefault(name, value)
     warnings.simplefilter("ignore")  # a cache that is gone and workers that die are warned of each time
     with tempfile.TemporaryDirectory(prefix="weft-soak-") as folder:
         log = run(given.seconds, given.callers, given.budget, Path(folder))
     end = summary(log, given.seconds)
     step = max(1, len(log.rss_mb) // 60)
-    series = {"rss_mb": log.rss_mb, "in_use_mb": log.in_use_mb}
+    series = {"rss_mb": log.rss_mb, "in_use_mb": log.in_use_mb, "mappings": log.mappings}
     memory = {"record": "memory", "every_s": step, **{k: [round(x) for x in v[::step]] for k, v in series.items()}}
     head = environment(" ".join(["python -m benchmarks.soak", *sys.argv[1:]]), on_cpu=True)
+    head["settings"] = {name: os.environ[name] for name in CAPACITIES}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text("".join(json.dumps(x) + "\n" for x in (head, memory, *log.failures.values(), end)))
     for failure in log.failures.values():

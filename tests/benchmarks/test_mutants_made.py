@@ -1,9 +1,7 @@
-"""Operators of mutants, what means the same, and the memory of a soak."""
+"""Operators of mutants, and what means the same."""
 
 from __future__ import annotations
 
-import math
-import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from tests.generate.cuda.products import convolution, product
 
-from benchmarks import mutants, soak
+from benchmarks import mutants
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.device.facts import CpuFacts
@@ -144,25 +142,6 @@ def test_what_a_journal_has_is_not_judged_again(tmp_path: Path) -> None:
     assert [(m.outcome, m.note) for m in again] == [("caught", "wrong"), ("survived", "ok"), ("", "")]
 
 
-def test_memory_that_grows_is_not_flat() -> None:
-    assert abs(soak.growth([400.0 + k % 7 for k in range(600)])[0]) < 10
-    rise, median = soak.growth([400.0 + 0.01 * k for k in range(600)])
-    assert rise == pytest.approx(36.0) and median == pytest.approx(404.5, abs=0.1)
-    log = soak.Log(rss_mb=[400.0 + 0.01 * k for k in range(600)], in_use_mb=[200.0] * 600)
-    end = soak.summary(log, 600)
-    assert end["flat"] is False and end["in_use_rise_mb_per_h"] == 0.0 and end["bound_mb_per_h"] == 20.2
-    # what is loaded once does not count, what is not given back does
-    once = soak.Log(rss_mb=[min(400.0 + k, 600.0) for k in range(600)])
-    assert soak.summary(once, 600)["flat"] is True
-
-
-def test_what_the_allocator_has_given_out_is_counted() -> None:
-    before = soak.in_use_mb()
-    held = bytearray(64 << 20)
-    assert soak.in_use_mb() - before == (0.0 if before == 0.0 else pytest.approx(64.0, abs=4.0))
-    del held
-
-
 @pytest.mark.parametrize(
     ("between", "reason"),
     [
@@ -201,27 +180,3 @@ def test_a_row_that_lies_beside_the_image_in_all_its_tiles(high: int) -> None:
     assert asked == ({f"if ((unsigned long)(h + 2) < {high}ul) {{"} if high == 9 else set())
     for m in beside:
         assert " tile_1_" in next(x for x in reversed(lines[: m.number]) if x.startswith("static "))
-
-
-def test_each_kind_of_failure_of_a_soak_is_told_once_with_its_count() -> None:
-    log = soak.Log()
-    work = soak.Soak([], Path(), Options(), log, math.inf)
-    raised = iter([KeyError("a"), KeyError("b"), ValueError("c")])
-
-    def step(_: random.Random) -> None:
-        error = next(raised, None)
-        if error is None:
-            work.end = 0.0
-            return
-        raise error
-
-    work.pause = lambda seconds: None  # type: ignore[method-assign]
-    work.forever("grow", step, 1)
-    log.fail("wrong", "calls block 3", "neither of the two results")
-    found = [(f["case"], f["outcome"], f["count"], str(f["note"]).splitlines()[-1]) for f in log.failures.values()]
-    assert found == [
-        ("grow", "failed", 2, "KeyError: 'a'"),
-        ("grow", "failed", 1, "ValueError: c"),
-        ("calls block 3", "wrong", 1, "neither of the two results"),
-    ]
-    assert log.counts == {"failed": 3, "wrong": 1}
