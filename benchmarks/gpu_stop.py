@@ -1,15 +1,22 @@
-"""Stop latency of a persistent co-runner: from when `stop` is raised until its kernel has ended.
+"""Stop latency: from when `stop` is raised until the last best-effort block has ended.
 
-    python -m benchmarks.gpu_stop [--only ffma/b1,...] [--trials 10000] [--seconds 300] [--out FILE|-]
+    python -m benchmarks.gpu_stop [--what role|co-runner] [--only ffma,b1,...] [--trials 10000] [--seconds 300]
+        [--cache DIR] [--out FILE|-]
     python -m benchmarks.gpu_stop --plans DIR --beside resnet50/b1 [--budget 20] ...
-    python -m benchmarks.gpu_stop --dry
+    python -m benchmarks.gpu_stop --dry [--cache DIR]
 
-In a trial the kernel is launched, works for 20 to 120 µs, and is told to stop: by the host (a write of the stream,
-which needs no SM) or by the first node of a graph (a kernel of one thread), both put on a stream beforehand that waits
-for a word of the host's memory. An event lies before what raises `stop`, another behind the kernel. The work counter
-goes on from trial to trial: after each all blocks that were drawn must have ended, and at the end every block must have
-counted itself once. Blocks are as long as those beside a batch of 1 and of 16 (`benchmarks/co_runner/units.py`). With
+**Roles** (`benchmarks/co_runner/role_stops.py`): a chain of launches of a fused kernel is under way when the host has
+`stop` written. LC goes on to the end of the chain; the latency ends with the last block. LC's results are compared with
+those alone. A kernel cannot raise it: where fused CTAs fill all SMs, it would wait for one of them to end.
+
+**Co-runners**: in a trial the kernel is launched, works for 20 to 120 µs, and is told to stop: by the host (a write of
+the stream, which needs no SM) or by the first node of a graph (a kernel of one thread), both put on a stream beforehand
+that waits for a word of the host's memory. An event lies before what raises `stop`, another behind the kernel. With
 `--beside` a plan's queries run back to back meanwhile (`DIR` as for `benchmarks.gpu_corunner`).
+
+The work counter goes on from trial to trial: after each all blocks that were drawn must have ended, and at the end
+every block must have counted itself once. Blocks are as long as those beside a batch of 1 and of 16
+(`benchmarks/co_runner/units.py`).
 """
 
 from __future__ import annotations
@@ -30,14 +37,16 @@ import torch
 from benchmarks.co_runner.beside import AHEAD_QUERIES, Served
 from benchmarks.co_runner.machine import GRID, LIMIT_S, MOST_BLOCKS, CoRunner, Gpu, timed
 from benchmarks.co_runner.plans import BUDGET, LANES, compiled, posed, recorded
-from benchmarks.co_runner.rows import BATCHES, MODELS, lost_or_doubled, quantile, wanted
+from benchmarks.co_runner.role_stops import LCS, RoleCase, RoleStopper, RoleTrials, compile_all
+from benchmarks.co_runner.rows import BATCHES, MODELS, exact, lost_or_doubled, quantile, wanted
 from benchmarks.co_runner.units import USUAL, co_runner, unit_of
 from benchmarks.gpu_corunner import budget_of, known
+from benchmarks.gpu_pairs import Loader
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.device.cuda import streams
 from weft.device.cuda.api import call, driver_api
 from weft.device.cuda.driver import Bound, Module, primary_context
-from weft.device.cuda.facts import GpuFacts, gpu_facts
+from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.device.cuda.resident import prefer_shared
 from weft.device.cuda.streams import Stream
@@ -73,6 +82,12 @@ def cases(only: Sequence[str]) -> list[Case]:
     return [c for c in every if wanted(str(c), only)]
 
 
+def role_cases(only: Sequence[str]) -> list[RoleCase]:
+    """All of roles whose name holds one of the texts; none: all."""
+    every = [RoleCase(k, b, lc) for k in USUAL for b in BATCHES for lc in LCS[b]]
+    return [c for c in every if wanted(str(c), only)]
+
+
 @dataclass(frozen=True, slots=True)
 class Trials:
     """Latencies in microseconds, and what the counter said at the end."""
@@ -97,14 +112,11 @@ def row_of(case: str, found: Trials) -> Row:
     }  # fmt: skip
 
 
-def exact(before: WorkCounter, after: WorkCounter) -> str:
-    """What is wrong with the counter after a stop; empty: all that was drawn has ended, and it went on where it was."""
-    drawn = min(after.ticket, after.end)
-    if after.finished != drawn:
-        return f"{drawn} blocks were drawn, {after.finished} have ended"
-    if after.finished < before.finished:
-        return f"{after.finished} blocks have ended, {before.finished} had before"
-    return ""
+def role_row_of(case: str, found: RoleTrials, told: dict[str, object]) -> Row:
+    """The same of roles; what was measured, and by how much a latency may be too long."""
+    trials = Trials(found.us, found.host_us, found.finished, found.worked_us / max(1, found.finished))
+    more = {"missed": found.missed, "clock_us": round(quantile(found.clock_us, 0.99), 2)}
+    return {**row_of(case, trials), "what": "role", **more, **told}
 
 
 @final
@@ -205,7 +217,7 @@ class Stopper:
         return Trials(us, host_us, counter.finished, ran_us * work.ctas / max(1, counter.finished))
 
 
-def dry(asked: Sequence[Case]) -> None:
+def dry(asked: Sequence[Case], roles: Sequence[RoleCase], cache: Path | None) -> None:
     """Compile all for an H200."""
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
@@ -214,6 +226,9 @@ def dry(asked: Sequence[Case]) -> None:
     for unit in dict.fromkeys(unit_of(c.kind, c.threads, c.batch) for c in asked):
         source = co_runner(unit, GpuFacts().sms, GpuFacts())
         print(unit, nvrtc.compile(source.text, arch="sm_90a", flags=source.flags).of(source.entry), flush=True)
+    with ExitStack() as held:
+        for case, found in compile_all(Loader(nvrtc, "sm_90a", held, cache), roles, profile("h200")).items():
+            print(case, found, flush=True)
 
 
 def served_by(gpu: Gpu, chosen: argparse.Namespace, budget: SmBudget) -> Served | None:
@@ -227,7 +242,9 @@ def served_by(gpu: Gpu, chosen: argparse.Namespace, budget: SmBudget) -> Served 
     return Served(recorded(found, lanes, gpu.facts, budget), gpu.high, model.inputs)
 
 
-def measure(chosen: argparse.Namespace, asked: Sequence[Case], record: Record | None, end: float) -> None:
+def measure(
+    chosen: argparse.Namespace, asked: Sequence[Case], roles: Sequence[RoleCase], record: Record | None, end: float
+) -> None:
     """All cases that have no row yet."""
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
@@ -235,29 +252,61 @@ def measure(chosen: argparse.Namespace, asked: Sequence[Case], record: Record | 
     torch.zeros(1, device="cuda")
     with primary_context(), ExitStack() as held:
         gpu = Gpu(gpu_facts(None, calibrate=False), nvrtc, held)
-        served = [served_by(gpu, chosen, budget_of(chosen.sm_budget))]
-        held.callback(gc.collect)
-        held.callback(served.clear)
-        stopper = Stopper(gpu, nvrtc, held, served[0])
-        for case in asked:
-            name = f"{case}/{chosen.beside.replace('/', '-')}" if chosen.beside else str(case)
+
+        def row(name: str, found: Callable[[], Row]) -> None:
+            """Measured, unless it is known or there is no time."""
             if not chosen.again and known(record, name):
-                continue
+                return
             if time.perf_counter() > end:
                 print(f"not begun in time: {name}", flush=True)
-                continue
+            elif record is None:
+                print(found(), flush=True)
+            else:
+                with record.measuring(case=name):
+                    record.add(found())
+
+        if left := [c for c in roles if chosen.again or not known(record, str(c))]:
+            stop_roles(gpu, held, chosen, left, row, end)
+        if asked:
+            stop_co_runners(gpu, held, chosen, asked, row, end)
+
+
+Measured = Callable[[str, Callable[[], Row]], None]
+"""Takes the name of a case, and what measures it."""
+
+
+def stop_roles(
+    gpu: Gpu, held: ExitStack, chosen: argparse.Namespace, asked: Sequence[RoleCase], row: Measured, end: float
+) -> None:
+    """All cases of roles."""
+    stopper = RoleStopper(gpu, held, chosen.cache)
+    stopper.prepare(asked)
+    for case in asked:
+        row(str(case), lambda c=case: role_row_of(str(c), *stopper.run(c, chosen.trials, end)))  # type: ignore[misc]
+
+
+def stop_co_runners(
+    gpu: Gpu, held: ExitStack, chosen: argparse.Namespace, asked: Sequence[Case], row: Measured, end: float
+) -> None:
+    """All cases of co-runners."""
+    served = [served_by(gpu, chosen, budget_of(chosen.sm_budget))]
+    held.callback(gc.collect)
+    held.callback(served.clear)
+    stopper = Stopper(gpu, gpu.nvrtc, held, served[0])
+    for case in asked:
+        name = f"{case}/{chosen.beside.replace('/', '-')}" if chosen.beside else str(case)
+
+        def one(case: Case = case, name: str = name) -> Row:
             work = gpu.co_runner(unit_of(case.kind, case.threads, case.batch), gpu.facts.sms)
-            if record is None:
-                print(row_of(name, stopper.run(work, case.raiser, chosen.trials, end)), flush=True)
-                continue
-            with record.measuring(case=name):
-                record.add(row_of(name, stopper.run(work, case.raiser, chosen.trials, end)))
-        del stopper
+            return row_of(name, stopper.run(work, case.raiser, chosen.trials, end))
+
+        row(name, one)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and record; the exit status is 1 where a case fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", choices=("role", "co-runner", "both"), default="both", help="what is told to stop")
     parser.add_argument("--only", default="", help="cases, or parts of them between slashes, by commas")
     parser.add_argument("--trials", type=int, default=10_000, help="starts and stops of a case")
     parser.add_argument("--again", action="store_true", help="cases that have a row of this commit, too")
@@ -266,11 +315,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of tuning of a plan, as it was prepared")
     parser.add_argument("--sm-budget", default=BUDGET, help="what a plan may take of each SM")
     parser.add_argument("--seconds", type=float, default=300.0, help="no case is begun after so many")
+    parser.add_argument("--cache", type=Path, help="folder of the fused kernels' cubins; `--dry` fills it beforehand")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
     parser.add_argument("--dry", action="store_true", help="no GPU: compile for sm_90a")
     chosen = parser.parse_args(arguments)
-    asked = cases([x for x in chosen.only.split(",") if x])
-    if not asked:
+    only = [x for x in chosen.only.split(",") if x]
+    asked = cases(only) if chosen.what != "role" else []
+    roles = role_cases(only) if chosen.what != "co-runner" and not chosen.beside else []
+    if not asked and not roles:
         parser.error(f"--only {chosen.only}: no case is named so")
     if chosen.trials < 1:
         parser.error("--trials: at least 1")
@@ -284,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     if chosen.dry:
-        dry(asked)
+        dry(asked, roles, chosen.cache)
         return
     end = time.perf_counter() + chosen.seconds
     with ExitStack() as ends:
@@ -292,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if chosen.out:
             record = Record(folder_of_gpu(), SUITE, path=None if str(chosen.out) == "-" else chosen.out)
             ends.callback(record.close)
-        measure(chosen, asked, record, end)
+        measure(chosen, asked, roles, record, end)
 
 
 if __name__ == "__main__":

@@ -164,12 +164,15 @@ class Gpu:
         return self._modules[path]
 
     def _addresses(self, unit: Unit) -> Addresses:
-        own = (self.ran.data_ptr(), self._out.data_ptr())
+        return Addresses(self.inputs_of(unit), (self.ran.data_ptr(), self._out.data_ptr()))
+
+    def inputs_of(self, unit: Unit) -> tuple[int, ...]:
+        """Addresses of what the work reads, drawn once."""
         if unit.kind in ("ffma", "dense", "exponentials"):
-            return Addresses((), own)
+            return ()
         if self._data is None:
             self._data = torch.randint(-(1 << 31), (1 << 31) - 1, (DATA_WORDS,), dtype=torch.int32, device="cuda")
-        return Addresses((self._data.data_ptr(),), own)
+        return (self._data.data_ptr(),)
 
     def co_runner(self, unit: Unit, ctas: int) -> CoRunner:
         """The persistent kernel of so many CTAs, compiled and loaded once."""

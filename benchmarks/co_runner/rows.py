@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from weft.kernels.colocation import WorkCounter
+
 MODELS = ("resnet50", "bert_base", "vit_b16", "inception_v3", "vgg16")
 BATCHES = (1, 16)
 WHOLE = 256
@@ -192,3 +194,13 @@ def lost_or_doubled(cells: Sequence[int], finished: int) -> str:
     at = short[0]
     want = (finished - at + size - 1) // size
     return f"{len(short)} of {size} cells differ: cell {at} has {cells[at]} blocks, {want} of {finished} are its own"
+
+
+def exact(before: WorkCounter, after: WorkCounter) -> str:
+    """What is wrong with the counter after a stop; empty: all that was drawn has ended, and it went on where it was."""
+    drawn = min(after.ticket, after.end)
+    if after.finished != drawn:
+        return f"{drawn} blocks were drawn, {after.finished} have ended"
+    if after.finished < before.finished:
+        return f"{after.finished} blocks have ended, {before.finished} had before"
+    return ""

@@ -8,6 +8,16 @@
 #define REPEATS 1
 #endif
 #define CELLS 4096
+#ifdef STAMPED  // the latest time at which a warp ended lies behind the cells
+#define STAMP() \
+  if (threadIdx.x % 32 == 0) { \
+    unsigned long long now; \
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); \
+    atomicMax((unsigned long long*)(ran + CELLS), now); \
+  }
+#else
+#define STAMP()
+#endif
 
 // 8 multiply-adds in a turn: a warp issues one in some three clocks, and leaves the others to its neighbours
 extern "C" __global__ void __launch_bounds__(THREADS) ffma(unsigned* ran, float* out) {
@@ -24,6 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) ffma(unsigned* ran, float*
   for (int j = 0; j < 8; ++j) sum += a[j];
   out[threadIdx.x] = sum;
   if (threadIdx.x == 0) atomicAdd(&ran[blockIdx.x % CELLS], 1u);
+  STAMP()
 }
 
 // 64 in a turn: one warp takes two thirds of what a quarter of an SM can issue, two take all of it
@@ -44,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dense(unsigned* ran, float
   for (int j = 0; j < 8; ++j) sum += a[j];
   out[threadIdx.x] = sum;
   if (threadIdx.x == 0) atomicAdd(&ran[blockIdx.x % CELLS], 1u);
+  STAMP()
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) exponentials(unsigned* ran, float* out) {
@@ -60,6 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) exponentials(unsigned* ran
   for (int j = 0; j < 8; ++j) sum += a[j];
   out[threadIdx.x] = sum;
   if (threadIdx.x == 0) atomicAdd(&ran[blockIdx.x % CELLS], 1u);
+  STAMP()
 }
 
 // reads THREADS * REPEATS * 4 pieces of 16 bytes, behind those of the block before
@@ -81,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) streaming(const uint4* dat
   }
   if (sum == 0x9e3779b9u) out[0] = sum;
   if (threadIdx.x == 0) atomicAdd(&ran[blockIdx.x % CELLS], 1u);
+  STAMP()
 }
 
 // counts bytes: 16 of a thread in a turn, behind those of the block before
@@ -105,4 +119,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) histogram(const uint4* dat
   __syncthreads();
   for (int bin = threadIdx.x; bin < 256; bin += THREADS) atomicAdd(&counts[bin], own[bin]);
   if (threadIdx.x == 0) atomicAdd(&ran[blockIdx.x % CELLS], 1u);
+  STAMP()
 }

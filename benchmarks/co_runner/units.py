@@ -30,6 +30,10 @@ FULL_THREADS = 256
 """Of blocks by which the whole GPU is filled."""
 SHORT = 3
 """Blocks of the stream of lowest priority do a third of the turns."""
+ROLE_THREADS = 128
+"""Of blocks that run in roles: a warpgroup."""
+ROLE = 4
+"""They do a quarter of the turns of a co-runner's block: a role may run two further ones when it is told to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Unit:
     kind: str
     threads: int
     turns: int
+    stamped: bool = False
+    """Whether the latest time at which a warp ended is kept: 64 bits in nanoseconds, behind the cells of `ran`."""
 
     @property
     def work(self) -> int:
@@ -52,6 +58,8 @@ class Unit:
             ValueError: the kernel cannot be a role.
         """
         defined = {"THREADS": str(self.threads), "REPEATS": str(self.turns)}
+        if self.stamped:
+            defined["STAMPED"] = "1"
         changes: dict[str, object] = {"block": [self.threads, 1, 1], "define": defined}
         found = foreign(manifests.read(FOLDER / f"{self.kind}.toml", changes=changes), "w_f0")
         if isinstance(found, Declined):
@@ -69,6 +77,16 @@ def unit_of(kind: str, threads: int, batch: int, *, short: bool = False) -> Unit
         raise ValueError(f"no work {kind!r}: there are {', '.join(KINDS)}")
     turns = TURNS[kind] * (4 if batch >= 16 else 1)
     return Unit(kind, threads, max(1, TURNS[kind] // SHORT) if short else turns)
+
+
+def role_unit(kind: str, batch: int) -> Unit:
+    """Blocks that run in roles of fused kernels, and tell when they ended.
+
+    Raises:
+        ValueError: no such kind.
+    """
+    whole = unit_of(kind, ROLE_THREADS, batch)
+    return replace(whole, turns=max(1, whole.turns // ROLE), stamped=True)
 
 
 def co_runner(unit: Unit, ctas: int, facts: GpuFacts) -> FusedSource:

@@ -30,6 +30,7 @@ def stage_of(kind: str, threads: int) -> Stage:
 def host_text(stage: Stage) -> str:
     """Without what the host does not have."""
     text = re.sub(r'asm volatile\("ex2[^;]*;[^;]*;', "a[j] = exp2f(-a[j]);", stage.text)
+    text = re.sub(r'asm volatile\("mov.u64 %0, %%globaltimer;[^;]*;', "now = 0;", text)
     assert "asm" not in text
     return "#define __ldcs(p) (*(p))\n#define ffma our_ffma\n" + text  # a host's library has one of that name
 
