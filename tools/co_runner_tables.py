@@ -80,9 +80,10 @@ def _table(
     left: Sequence[int] = (0,),
     *,
     with_failed: bool = False,
+    kept: Callable[[Line], bool] = lambda x: True,
 ) -> str:
-    """Rows of a record with where they are from; or what makes them."""
-    lines = records(GPU, suite)
+    """Rows of a record with where they are from; or what makes them. `kept`: of its cases, those of the table."""
+    lines = [x for x in records(GPU, suite) if x.get("record") != "case" or kept(x)]
     rows = rows_of(lines)
     if not rows:
         return f"_not measured yet: `python -m benchmarks.{command}`_"
@@ -136,23 +137,46 @@ def first_query() -> str:
     return _table("colocate-guests", first_query_rows, head, "gpu_corunner --first", (0, 1, 2))
 
 
+_STOP = ["block µs", "1 %", "25 %", "p50", "75 %", "p99", "99.9 %", "most", "by the host's clock: p50, p99", "stops",
+         "blocks", "lost or doubled"]  # fmt: skip
+
+
+def _stop_row(x: Line) -> list[str]:
+    q = x["quantiles_us"]
+    return [f"{x['block_us']:.1f}", f"{q['0.01']:.1f}", f"{q['0.25']:.1f}", f"**{x['p50_us']:.1f}**",
+            f"{q['0.75']:.1f}", f"**{x['p99_us']:.1f}**", f"{q['0.999']:.1f}", f"{q['1']:.1f}",
+            f"{x['host_p50_us']:.1f}, {x['host_p99_us']:.1f}", f"{x['trials']}", f"{x['blocks']}",
+            f"{x['lost_or_doubled']}"]  # fmt: skip
+
+
+def _in_role(x: Line) -> bool:
+    return str(x.get("case")).startswith("role/")
+
+
 def stop_rows(lines: Sequence[Line]) -> list[list[str]]:
     """Stop latencies, and how many blocks were counted."""
-    rows = []
-    for x in sorted(good(lines), key=lambda x: str(x["case"])):
-        q = x["quantiles_us"]
-        rows.append([str(x["case"]), f"{x['block_us']:.1f}", f"{q['0.01']:.1f}", f"{q['0.25']:.1f}",
-                     f"**{x['p50_us']:.1f}**", f"{q['0.75']:.1f}", f"**{x['p99_us']:.1f}**", f"{q['0.999']:.1f}",
-                     f"{q['1']:.1f}", f"{x['host_p50_us']:.1f}, {x['host_p99_us']:.1f}", f"{x['trials']}",
-                     f"{x['blocks']}", f"{x['lost_or_doubled']}"])  # fmt: skip
-    return rows
+    return [[str(x["case"]), *_stop_row(x)] for x in sorted(good(lines), key=lambda x: str(x["case"]))]
 
 
 def stops() -> str:
     """Stop latency of co-runners."""
-    head = ["work/block as beside batch/threads/raised by", "block µs", "1 %", "25 %", "p50", "75 %", "p99", "99.9 %",
-            "most", "by the host's clock: p50, p99", "stops", "blocks", "lost or doubled"]  # fmt: skip
-    return _table("colocate-stop", stop_rows, head, "gpu_stop", with_failed=True)
+    head = ["work/block as beside batch/threads/raised by", *_STOP]
+    command = "gpu_stop --what co-runner"
+    return _table("colocate-stop", stop_rows, head, command, with_failed=True, kept=lambda x: not _in_role(x))
+
+
+def role_stop_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """The same of roles, with how long LC takes alone and by how much a latency may be too long."""
+    return [
+        [str(x["case"]).removeprefix("role/"), f"{x['lc_us']:.1f}", *_stop_row(x), f"{x['clock_us']:.1f}"]
+        for x in sorted(good(lines), key=lambda x: str(x["case"]))
+    ]
+
+
+def role_stops() -> str:
+    """Stop latency of roles in fused kernels."""
+    head = ["work/block as beside batch/LC kernel", "LC alone µs", *_STOP, "may be too long by µs"]
+    return _table("colocate-stop", role_stop_rows, head, "gpu_stop --what role", with_failed=True, kept=_in_role)
 
 
 def presence_rows(lines: Sequence[Line]) -> list[list[str]]:
@@ -181,5 +205,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "co-runner-budgets": co_runner_budgets,
     "first-query": first_query,
     "co-runner-stops": stops,
+    "role-stops": role_stops,
     "co-runner-presence": presence,
 }

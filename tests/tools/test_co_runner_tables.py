@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.co_runner.role_stops import RoleTrials
 from benchmarks.co_runner.rows import Sample, Way, beside
-from benchmarks.gpu_stop import Trials, row_of
+from benchmarks.gpu_stop import Trials, role_row_of, row_of
 from tools.co_runner_tables import (
     HEAD,
     best_of,
@@ -11,6 +12,7 @@ from tools.co_runner_tables import (
     co_runner_rows,
     first_query_rows,
     presence_rows,
+    role_stop_rows,
     stop_rows,
 )
 
@@ -70,6 +72,13 @@ def test_stops() -> None:
     us = [float(x) for x in range(1, 101)]
     (made,) = stop_rows([row_of("ffma/b1/128/host", Trials(us, us, 5, 9.0))])
     assert made[1] == "9.0" and made[4] == "**50.0**" and made[6] == "**99.0**" and made[-3:] == ["100", "5", "0"]
+
+
+def test_stops_of_roles() -> None:
+    us = [float(x) for x in range(1, 101)]
+    found = RoleTrials(us, us, [2.25] * 100, 0, 5, 10.0)
+    (made,) = role_stop_rows([role_row_of("role/ffma/b16/vgg16-conv3x3-64-224", found, {"lc_us": 100.21})])
+    assert made[:3] == ["ffma/b16/vgg16-conv3x3-64-224", "100.2", "2.0"] and made[-4:] == ["100", "5", "0", "2.2"]
 
 
 def test_what_only_stays() -> None:
