@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import queue
 import random
 import statistics
@@ -37,6 +38,8 @@ import torch
 
 from benchmarks.best_effort import jobs
 from benchmarks.cases.colocate_lc import LcKernel, drawn, hosts, lc_kernel, lc_names
+from benchmarks.co_runner.machine import Meter
+from benchmarks.co_runner.rows import clocks
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.device.cuda import streams
 from weft.device.cuda.driver import Module, encode_tensor_map, primary_context
@@ -70,6 +73,7 @@ from weft.tune.cuda_pair import (
     Side,
     Wanted,
     alone,
+    forms,
     launches_for,
     many,
     measure,
@@ -93,6 +97,8 @@ LEAST_THREADS = 96
 """Of a best-effort role: smaller ones never won on an H200."""
 MOMENT_US = 400.0
 """How long the launches of such a moment last, about."""
+METERED_US = 150_000.0
+"""How long each form runs while clock and power are read, about."""
 PEER_TIMES = 5
 """Rounds in which the sizes of two parts are compared."""
 
@@ -489,7 +495,7 @@ class Bench:
     ) -> None:
         self.lc, self.facts, self.loader, self.rounds, self._held = lc, facts, loader, rounds, held
         self.cache = cache
-        self.gpu = Gpu(held)
+        self.gpu, self.meter = Gpu(held), Meter(str(torch.cuda.get_device_properties(0).uuid))
         self.counter, self.fresh = (held.enter_context(device_memory(BYTES)) for _ in range(2))
         given = [np.frombuffer(bytearray(x), np.uint8) for x in lc.inputs]
         self.addresses, self.memory = self.gpu.place([*given, *lc.outputs])
@@ -592,7 +598,18 @@ class Bench:
             "peers_us": {k: round(v, 1) for k, v in times.peers.items()},
             "fused_us": round(times.fused_us, 1),
             "blocks": pair.total,
+            **self._metered(times, pair),
         }
+
+    def _metered(self, times: PairTimes, pair: Pair) -> Row:
+        """Clock of the SMs (MHz) and power (W) while LC, the job and the fused launches run, each by itself."""
+        us = {"lc": times.lc_us, "be": times.be_us, "fused": times.inside_us}
+        found: dict[str, dict[str, float]] = {}
+        for name, work in forms(self.gpu, pair, times.launches).items():
+            with self.meter.sampling() as seen:
+                self.gpu.samples_us([work], math.ceil(METERED_US / us[name]))
+            found[name] = clocks(seen)
+        return {key: {name: x[key] for name, x in found.items()} for key in ("sm_clock_mhz", "watts")}
 
     def _job(self, job: Job, held: ExitStack) -> tuple[Side, float, Prepared, list[Addresses], int]:
         """The job by itself, its time, its persistent form, addresses, and the most registers of a thread."""

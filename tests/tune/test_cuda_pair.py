@@ -18,6 +18,7 @@ from weft.tune.cuda_pair import (
     Side,
     Wanted,
     alone,
+    forms,
     launches_for,
     measure,
     rate,
@@ -202,6 +203,16 @@ def test_times_are_put_together() -> None:
     assert found.inside_us == 44.0 == found.idle_us and found.inside_blocks == 160 and found.drained
     assert found.fused_us == 44.0 + (240 - 160) * 0.5
     assert found.ratio == pytest.approx(160 / 84) and found.slowdown == pytest.approx(0.1)
+
+
+def test_each_form_runs_by_itself_as_often_as_one_likes() -> None:
+    m = Simulated(capacity=40)
+    works = forms(m, pair_of(m), launches=4)
+    assert list(works) == ["lc", "be", "fused"]
+    for _ in range(2):
+        for name, us in (("lc", 40.0), ("be", 120.0), ("fused", 44.0)):
+            assert m.samples_us([works[name]], 2)[0][1] == us, name
+        assert m.counter().finished == 160, "each run begins the job anew"
 
 
 def test_a_job_that_does_not_end_is_said() -> None:

@@ -279,6 +279,13 @@ def launches_for(total: int, blocks: float, most: int = 256) -> int:
     return most if blocks * most <= total else max(1, math.ceil(total / blocks))
 
 
+def forms(machine: Machine, pair: Pair, launches: int) -> dict[str, Callable[[int], None]]:
+    """So many launches of LC alone, the job alone, and as many fused launches from the job's begin on."""
+    machine.write(pair.fresh, _start(machine, pair).pack())
+    inside = many([pair.fused], launches)
+    return {"lc": many(pair.lc.alone, launches), "be": many(pair.be.alone), "fused": _begun(machine, pair, inside)}
+
+
 def measure(
     machine: Machine,
     pair: Pair,
