@@ -94,7 +94,7 @@ OLD = (
         where=r"generate/cuda/gemm/common/(product|pack)\.py"),
     Old("sums", "gradients of all parameters", "gradient buffer", where=r"nn/|generate/cuda/training/step"),
     Old("SUMS|sums|back_of_sums", "what an activation is computed of", "pre-activation",
-        where=r"generate/cuda/training/(activation|chain|skips)"),
+        where=r"generate/cuda/(activations|training/(activation|chain|skips))"),
     Old("in_parts|possible_parts", "reductions of which CTAs share a row", "split reduction",
         where=r"generate/cuda/loops/"),
     Old("pieces|Piece|pieces_of", "the loops of an elementwise kernel", "loop profile", where=r"generate/cuda/loops/"),
