@@ -31,7 +31,8 @@ def _activations() -> dict[str, Callable[[], nn.Module]]:
     from weft.nn.layers import module_class
 
     tuned = {name: partial(module_class(kind), **kind.options) for name, kind in KINDS.items() if name != "identity"}
-    return {**tuned, "mish": nn.Mish, "selu": nn.SELU, "hardswish": nn.Hardswish, "none": nn.Identity}
+    others = {c.__name__.lower(): c for c in (nn.Mish, nn.SELU, nn.Hardswish)}
+    return {**tuned, **{name: c for name, c in others.items() if name not in tuned}, "none": nn.Identity}
 
 
 def mlp_command(

@@ -30,8 +30,6 @@ COMPOSED = 2048
 """Rows of a step by layers that are judged as a whole; the others are zeros."""
 _MOST_ROWS = 1 << 30
 _ALIGNMENT = 16
-_WIDENED = ("softplus", "formula")
-"""Last activations whose result may have another type than their argument."""
 
 
 class FusedMLP(nn.Sequential):
@@ -93,7 +91,7 @@ class FusedMLP(nn.Sequential):
         run = self._run(x, known)
         if isinstance(run, Declined) or isinstance(known, Declined):
             return super().forward(x)  # type: ignore[no-any-return,no-untyped-call]
-        end = self._end(run, x) if run.layers.acts[-1].kind in _WIDENED else None
+        end = self._end(run, x) if run.layers.acts[-1].widened else None
         call = SeenCall(known, run, x, end)
         y = call(x)
         if key is not None and type(x) in (torch.Tensor, nn.Parameter):

@@ -17,6 +17,7 @@ from weft.ir.types import DType, round_bf16
 from weft.kernels.formats import Format
 from weft.kernels.source import Launch, Pointer
 from weft.nn import formulas
+from weft.nn.layers import module_of
 
 
 @dataclass
@@ -118,23 +119,11 @@ def error_of(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def by_torch(act: Activation, z: torch.Tensor) -> torch.Tensor:
-    f = torch.nn.functional
+    """By torch's own function, or by what a formula says."""
     if act.formula is not None:
         return formulas.by_torch(act.formula, z)
-    match act.kind:
-        case "identity":
-            return z
-        case "leaky_relu":
-            return f.leaky_relu(z, act.numbers[0])
-        case "elu":
-            return f.elu(z, act.numbers[0])
-        case "gelu_tanh":
-            return f.gelu(z, approximate="tanh")
-        case "softplus":
-            return f.softplus(z, *act.numbers)
-        case "sin":
-            return torch.sin(z * act.numbers[0])
-    return getattr(f, act.kind, None)(z) if act.kind not in ("tanh", "sigmoid") else getattr(torch, act.kind)(z)
+    found: torch.Tensor = module_of(act)(z)
+    return found
 
 
 class Runner:

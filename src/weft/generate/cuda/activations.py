@@ -100,6 +100,17 @@ class Kind:
     """Further numbers of the C text, behind the others."""
     both: str = "w_narrow2_{dtype}(of(z), of(y))"
     """The activations of `z` and `y` as a pair."""
+    functions: str = ""
+    """C text of functions that `of` and `back` call, each `static W_FN`; {dtype} is filled in."""
+    fused: bool = False
+    """Whether forward kernels compute it by `of` too, where results have 16 bits and its numbers are the defaults.
+
+    Else they compute its nodes one by one.
+    """
+    slots: tuple[float, float] = (0.0, 0.0)
+    """For the cost models, where it is fused: operations of `of`, and those of the special-function unit."""
+    widened: bool = False
+    """Whether autocast computes it in float32, whatever its argument has."""
 
     def keeps(self, *numbers: float) -> Kept:
         """What the derivative reads with these numbers."""
@@ -112,6 +123,12 @@ class Kind:
         back = self.back if self.keeps(*numbers) == self.kept else self.back_of_preactivation
         of, back, both = (text.format(*n, dtype=dtype) for text in (self.of, back, self.both))
         return of, back, both
+
+    def forward(self, name: str, dtype: str) -> str:
+        """A struct with `of(z)` alone, with the default numbers, for kernels of the forward pass."""
+        functions = self.functions.replace("{dtype}", dtype)
+        of, _, _ = self.text(dtype, tuple(self.numbers.values()))
+        return f"struct {name} {{ {functions}static W_FN float of(float z) {{ {of} }} }};\n"
 
 
 def _relu_slope(n: Nodes, g: NodeId) -> NodeId:
@@ -227,7 +244,7 @@ _ALL = (
         "fmaf(z * z, 0.107032224f, 0.797884561f), 1.0f + t));",
     ),
     Kind(
-        "softplus", "Softplus", "softplus", Kept.PREACTIVATION, numbers={"beta": 1.0, "threshold": 20.0},
+        "softplus", "Softplus", "softplus", Kept.PREACTIVATION, numbers={"beta": 1.0, "threshold": 20.0}, widened=True,
         refused=lambda beta, threshold: beta == 0,
         graph=lambda b, x, beta, threshold: softplus.softplus(b, x, beta=beta, threshold=threshold),
         slope=_softplus_slope,

@@ -15,6 +15,7 @@ from weft.generate.cuda.mlp import beside as mlp_beside
 from weft.generate.cuda.mlp import image as mlp_image
 from weft.generate.cuda.mlp import pair as mlp_pair
 from weft.generate.cuda.mlp import wide as mlp_wide
+from weft.generate.cuda.mlp.activation import activation_functions
 from weft.generate.cuda.mlp.image import Image
 from weft.generate.cuda.mlp.match import chain, padded
 from weft.generate.cuda.mlp.prescale import prepared, prescale_header
@@ -53,6 +54,7 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
         prelude(),
         mlp_header(),
         prescale_header() if image.prescaled or s.keep else "",
+        activation_functions(p),
         tma_header() if s.stages else "",
         *(instruction(p.dtype, n) for n in widths),
     ]

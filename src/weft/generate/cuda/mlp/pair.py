@@ -17,6 +17,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.intrinsics.prelude import prelude, storage, tma_header
 from weft.generate.cuda.intrinsics.ring import initialised, prologue
 from weft.generate.cuda.mlp import image as mlp_image
+from weft.generate.cuda.mlp.activation import activation_functions
 from weft.generate.cuda.mlp.beside import each
 from weft.generate.cuda.mlp.image import PANEL, Image
 from weft.generate.cuda.mlp.match import Chain, chain, last_use
@@ -296,7 +297,13 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
     )
     return RoleSource(
         schedule=schedule,
-        headers=(prelude(), mlp_header(), tma_header(), *(instruction(p.dtype, n) for n in widths)),
+        headers=(
+            prelude(),
+            mlp_header(),
+            activation_functions(p),
+            tma_header(),
+            *(instruction(p.dtype, n) for n in widths),
+        ),
         roles=(role,),
         pack=(packing,),
         pack_first=True,

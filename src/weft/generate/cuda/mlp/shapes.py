@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from weft.costmodel.constants import Mlp
 from weft.costmodel.profile import costs_of
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.mlp.activation import unfused
 from weft.generate.cuda.mlp.image import PANEL, Image
 from weft.generate.cuda.mlp.match import Chain, last_use, padded
 from weft.generate.parameters import Parameters
@@ -323,10 +324,10 @@ def cycles(image: Image, shape: MlpConfig, facts: GpuFacts) -> float:
         k, n = layer.depth, padded(layer.n)
         matrix += shape.rows * k * n / 2048
         reads += 0 if shape.group else k * n * 2 / 128
-        steps = [p.graph.nodes[s].prim for s in p.steps[at]]
-        plain = sum(x not in TRANSCENDENTAL for x in steps)
+        steps, plain, functions = unfused(p, at)
+        plain += sum(x not in TRANSCENDENTAL for x in steps)
         arithmetic += shape.rows * n * (1.0 + plain) / 128
-        special += shape.rows * n * _special(p, steps) / costs.roofline.sfu_per_clock
+        special += shape.rows * n * (_special(p, steps) + functions) / costs.roofline.sfu_per_clock
         latency += c.layer + c.layer_columns * n / 16
     matrix /= 1.0 if shape.group else c.warp_rate
     width = sum(p.rows * g.width * g.dtype.itemsize for g in p.inputs.values()) + p.stored_bytes

@@ -17,6 +17,7 @@ from weft.generate.cuda.intrinsics.prelude import storage
 from weft.generate.cuda.intrinsics.ring import Ring, initialised, prologue
 from weft.generate.cuda.intrinsics.wgmma import wgmma
 from weft.generate.cuda.mlp import beside as mlp_beside
+from weft.generate.cuda.mlp.activation import activation_at
 from weft.generate.cuda.mlp.beside import PERIODIC, each
 from weft.generate.cuda.mlp.image import PANEL, Image, layer_bytes
 from weft.generate.cuda.mlp.image import column as column_of
@@ -739,6 +740,9 @@ class Kernel:
         if record.prim in PERIODIC and self._ends_narrow(part):
             return PERIODIC[record.prim], record.inputs
         approximate = self._approximate_steps(part)
+        fused = activation_at(p, node) if approximate else None
+        if fused is not None and fused.steps & approximate and fused.steps <= set(p.steps[part]):
+            return fused.text, (fused.operand,)
         short = p.dtype is DType.BF16 and self._ends_short(part)
         if record.prim is Prim.MUL and short and approximate:
             return self._gated(node, approximate)

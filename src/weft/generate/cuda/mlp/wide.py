@@ -15,6 +15,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.generate.cuda.mlp import beside as mlp_beside
 from weft.generate.cuda.mlp import image as mlp_image
+from weft.generate.cuda.mlp.activation import activation_functions, unfused
 from weft.generate.cuda.mlp.image import PANEL, Image, pieces
 from weft.generate.cuda.mlp.match import Chain, chain
 from weft.generate.cuda.mlp.shapes import MlpConfig
@@ -129,8 +130,9 @@ def cycles(p: Chain, shape: MlpWideConfig, facts: GpuFacts) -> float:
         count, columns = pieces(layer.n, shape.columns)
         matrix += shape.rows * layer.depth * count * columns / 2048
         bytes_ += 2.0 * layer.depth * count * columns
-        steps = [p.graph.nodes[s].prim for s in p.steps[at]]
-        slots = c.result_slots + len(steps) + c.special_slots * sum(x in TRANSCENDENTAL for x in steps)
+        steps, plain, functions = unfused(p, at)
+        slots = c.result_slots + len(steps) + plain
+        slots += c.special_slots * (sum(x in TRANSCENDENTAL for x in steps) + functions)
         special += shape.rows * layer.n * slots / 128
     matrix /= 1.0 if shape.group else c.warp_rate
     overlapped = max(matrix, special) + min(matrix, special) / (1 if shape.owners == 1 else shape.owners)
@@ -151,6 +153,7 @@ def roles(problem: Problem, schedule: Schedule, masters: DType | None = None) ->
     headers = [
         prelude(),
         mlp_header(),
+        activation_functions(p),
         tma_header() if s.group else "",
         *(instruction(p.dtype, n) for n in widths),
     ]

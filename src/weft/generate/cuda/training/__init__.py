@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from weft.generate.cuda.training.activation import KINDS, Activation, Kept, Kind, called
+from weft.generate.cuda.activations import KINDS, Kept, Kind
+from weft.generate.cuda.training.activation import Activation, called
 from weft.generate.cuda.training.chain import ChainConfig
 from weft.generate.cuda.training.formula import IDENTITY, Formula, formula
 from weft.generate.cuda.training.gradient import Gradient, gradient, shapes

@@ -61,19 +61,25 @@ class Activation:
         return self.formula is None and self._kind.whole
 
     @property
+    def widened(self) -> bool:
+        """Whether the result may have another type than the argument, under autocast."""
+        return self.formula is not None or self._kind.widened
+
+    @property
     def keeps(self) -> Kept:
         """What the derivative reads."""
         return Kept.PREACTIVATION if self.formula is not None else self._kind.keeps(*self.numbers)
 
     def text(self, name: str, dtype: DType) -> str:
         """A struct: `of(z)`, `both(z, z)` narrowed, `back(g, v)`: gradient g times the derivative where v was kept."""
-        kind = dtype.value
+        kind, functions = dtype.value, ""
         if self.formula is not None:
             of, back, both = _formula_texts(self.formula, kind)
         else:
             of, back, both = self._kind.text(kind, self.numbers)
+            functions = self._kind.functions.replace("{dtype}", kind)
         return (
-            f"struct {name} {{ enum {{ KEEP = {int(self.keeps)} }};\n"
+            f"struct {name} {{ enum {{ KEEP = {int(self.keeps)} }};\n{functions}"
             f"static W_FN float of(float z) {{ {of} }}\n"
             f"static W_FN u32 both(float z, float y) {{ return {both}; }}\n"
             f"static W_FN float back(float g, float z) {{ {back} }} }};\n"
