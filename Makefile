@@ -12,6 +12,8 @@ endif
 # the targets for a GPU take whatever torch there is, and install nothing
 GPU_PY := $(or $(WEFT_PYTHON),$(wildcard .venv/bin/python),python3)
 export PYTHONPATH := src:.
+# every worker, and every process that a test starts, reads what the first has translated
+unexport PYTHONDONTWRITEBYTECODE
 RUN := $(PY) -m
 BASE ?= HEAD
 SEED ?= 1

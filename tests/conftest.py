@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+# before torch: OpenMP's threads sleep while they wait for one another. There are more of them than cores where several
+# processes run tests, and a thread that spins takes the core from the one that it waits for
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 from tests import alone

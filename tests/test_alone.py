@@ -287,3 +287,20 @@ def test_in_any_order_tests_see_the_same(tmp_path: Path) -> None:
         seen.add(frozenset(lines))
         orders.add(lines[0][:5])
     assert len(seen) == 1 and len(orders) == 2
+
+
+def test_threads_of_torch_sleep_while_they_wait() -> None:
+    """OpenMP reads what is asked of it once, when torch is loaded: `conftest.py` says it before its first import."""
+    assert os.environ.get("OMP_WAIT_POLICY")
+    statements = ast.parse((TESTS / "conftest.py").read_text()).body
+    said = next(i for i, s in enumerate(statements) if "OMP_WAIT_POLICY" in ast.unparse(s))
+    assert said < next(i for i, s in enumerate(statements) if "pytest" in ast.unparse(s) and isinstance(s, ast.Import))
+    assert all(named_module(s) in sys.stdlib_module_names for s in statements[:said] if not isinstance(s, ast.Expr))
+
+
+def named_module(statement: ast.stmt) -> str:
+    """The package that a statement imports from."""
+    if isinstance(statement, ast.ImportFrom):
+        return (statement.module or "").partition(".")[0]
+    assert isinstance(statement, ast.Import)
+    return statement.names[0].name.partition(".")[0]
