@@ -77,6 +77,7 @@ gpu-faults:
 
 gpu-sanitize:
 	$(GPU_PY) -m tools.sanitize
+	$(GPU_PY) -m tools.sanitize_pairs
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -284,10 +284,10 @@ def launch_all(report: Path, only: Sequence[str] = ()) -> None:
             stream.synchronise()  # the tool may turn the fault into an error here, after which nothing runs
 
 
-def findings(log: str, entries: Mapping[str, Sequence[str]]) -> Counter[str]:
-    """Reports of a tool by label; those that name no known kernel count under `(no kernel)`."""
+def reports(log: str, entries: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """What a tool reports, by label; what names no known kernel is under `(no kernel)`."""
     owner = {entry: label for label, names in entries.items() for entry in names}
-    found: Counter[str] = Counter()
+    found: dict[str, list[str]] = {}
     blocks: list[list[str]] = []
     for text in log.splitlines():
         body = text.removeprefix("========= ")
@@ -297,13 +297,19 @@ def findings(log: str, entries: Mapping[str, Sequence[str]]) -> Counter[str]:
             blocks[-1].append(body)
         else:
             blocks.append([body])
-    for head, *rest in blocks:
-        if not re.match(r"(Invalid|Error|Warning|Barrier|Race|Misaligned|Address|Unaligned|Potential)", head):
+    for block in blocks:
+        if not re.match(r"(Invalid|Error|Warning|Barrier|Race|Misaligned|Address|Unaligned|Potential)", block[0]):
             continue
-        words = re.findall(r"[A-Za-z_]\w*", " ".join([head, *rest]))
-        labels = {owner[w] for w in words if w in owner}
-        found.update(labels or {"(no kernel)"})
+        text = " ".join(block)
+        labels = {owner[w] for w in re.findall(r"[A-Za-z_]\w*", text) if w in owner}
+        for label in labels or {"(no kernel)"}:
+            found.setdefault(label, []).append(text)
     return found
+
+
+def findings(log: str, entries: Mapping[str, Sequence[str]]) -> Counter[str]:
+    """Reports of a tool by label; those that name no known kernel count under `(no kernel)`."""
+    return Counter({label: len(texts) for label, texts in reports(log, entries).items()})
 
 
 def watch(

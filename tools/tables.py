@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tools import co_runner_tables, pair_tables, record_tables
+from tools import co_runner_tables, pair_tables, record_tables, sanitize_table
 from tools.record_tables import ROOT, failed, failures, geometric_mean, good, markdown, records
 
 
@@ -467,6 +467,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **record_tables.TABLES,
     **co_runner_tables.TABLES,
     **pair_tables.TABLES,
+    **sanitize_table.TABLES,
 }
 
 
