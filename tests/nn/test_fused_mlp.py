@@ -128,7 +128,7 @@ class Snake(nn.Module):
 
 
 def test_an_expression_of_the_users_is_an_activation() -> None:
-    net = FusedMLP(nn.Sequential(nn.Linear(3, 4), Snake(2.0), nn.Dropout(0.5), nn.Linear(4, 2), nn.Mish()).eval())
+    net = FusedMLP(nn.Sequential(nn.Linear(3, 4), Snake(2.0), nn.Dropout(0.5), nn.Linear(4, 2), nn.Hardswish()).eval())
 
     def layers() -> Layers:
         known = net._known()
