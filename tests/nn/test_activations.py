@@ -28,7 +28,7 @@ from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate
-from weft.ir.types import DType
+from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource
 from weft.nn.layers import activation_of, layers_of, module_of
@@ -176,6 +176,22 @@ def test_forward_kernels_compute_it_by_its_own_text(
     for source in sources:
         got = np.asarray(run(emulated, problem, source, inputs)[0], dtype=np.float64)
         assert error_of(got, exact_result) <= 1.2 * error_of(own, exact_result), str(source.schedule)
+
+
+def test_mish_and_its_derivative_far_from_zero() -> None:
+    """By its nodes, in float64, where the two branches meet and where exponentials vanish."""
+    z = np.array([-1e4, -90.0, -20.0, -3.0, -1e-3, 0.0, 1e-3, 1.0, 19.9, 20.1, 80.0, 1e4])
+    x = torch.tensor(z, requires_grad=True)
+    y = nn.functional.mish(x)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    for kept, wanted in ((False, y), (True, slope)):
+        b = GraphBuilder()
+        node = b.input(TensorType(DType.F32, z.shape))
+        act = Activation("mish")
+        one = b.broadcast(b.scalar(1.0, DType.F32), z.shape)
+        graph = b.build([act.slope(b, one, node) if kept else act.apply(b, node)])
+        got = evaluate(graph, [z.astype(np.float32)], precise=True)[0]
+        np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=2e-6, atol=1e-7)
 
 
 def _swapped(b: GraphBuilder, x: NodeId) -> NodeId:

@@ -164,6 +164,14 @@ def _softplus_slope(n: Nodes, g: NodeId, beta: float, threshold: float) -> NodeI
     return n.op(Prim.SELECT, n.op(Prim.GT, scaled, threshold), g, n.mul(g, n.share(scaled)))
 
 
+def _mish_slope(n: Nodes, g: NodeId) -> NodeId:
+    e = n.op(Prim.EXP, n.op(Prim.MIN, n.x, 20.0))
+    m = n.mul(e, n.op(Prim.ADD, e, 2.0))
+    t = n.mul(m, n.op(Prim.RECIPROCAL, n.op(Prim.ADD, m, 2.0)))
+    curve = n.mul(n.x, n.share(n.x), n.less(n.mul(t, t)))
+    return n.op(Prim.SELECT, n.op(Prim.GT, n.x, 20.0), g, n.mul(g, n.op(Prim.ADD, curve, t)))
+
+
 def _sine(b: GraphBuilder, x: NodeId, omega: float) -> NodeId:
     wide = b.cast(x, DType.F32)
     scaled = wide if omega == 1.0 else b.apply(Prim.MUL, wide, omega)
@@ -173,6 +181,7 @@ def _sine(b: GraphBuilder, x: NodeId, omega: float) -> NodeId:
 _ERF_HALF = "0.5f * w_rough_one_plus_erf(z * 0.707106781f)"
 _GELU_TANH = "const float t = w_mlp_tanh_{dtype}(z * fmaf(z * z, 0.0356774081f, 0.797884561f));"
 _SOFT = "const float t = w_rough_exp(w_min_f32(z * {0}, {1}));"
+_MISH = "const float e = w_rough_exp(w_min_f32(z, 20.0f)), n = e * (e + 2.0f), r = w_mlp_share(1.0f, n + 2.0f);"
 _SOFT_SHORT = "fmaf(t, fmaf(t, 0.333333333f, -0.5f), 1.0f) * t"
 
 _ALL = (
@@ -251,6 +260,13 @@ _ALL = (
         derived=lambda beta, threshold: (1 / beta,),
         of=f"{_SOFT} return z * {{0}} > {{1}} ? z : (t < 0.01f ? {_SOFT_SHORT} : w_log(1.0f + t)) * {{2}};",
         back=f"{_share('z * {0}')} return z * {{0}} > {{1}} ? g : g * s;",
+    ),
+    Kind(
+        "mish", "Mish", "mish", Kept.PREACTIVATION, fused=True, slots=(5.0, 2.0),
+        graph=softplus.mish,
+        slope=_mish_slope,
+        of=f"{_MISH} return z * (n * r);",  # from 20 on n * r is 1
+        back=f"{_MISH} return z > 20.0f ? g : g * fmaf(z * (4.0f * e * r), (e + 1.0f) * r, n * r);",
     ),
     Kind(
         "sin", "Sine", "sin", Kept.PREACTIVATION, numbers={"omega": 1.0}, call_takes=(),
