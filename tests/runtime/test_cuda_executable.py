@@ -317,3 +317,29 @@ def test_a_kernel_of_several_steps_is_loaded_once(cuda: FakeCuda, monkeypatch: p
     CudaExecutable(linked, device=torch.device("cpu"))
     assert seen.paths == [Path("one.cubin"), Path("two.cubin")]
     assert len(set(seen.bound)) == 3, "each step has addresses of its own"
+
+
+@pytest.mark.parametrize(("most", "expected_kernels"), [(0, [3]), (1, [1, 1, 1]), (2, [2, 1]), (5, [3])])
+def test_stages_of_a_few_kernels_are_a_run(cuda: FakeCuda, most: int, expected_kernels: list[int]) -> None:
+    b = GraphBuilder()
+    node = b.input(TensorType(DType.F32, (64, 64)))
+    for _ in range(3):
+        node = b.apply(Prim.TANH, node)
+    graph = b.build([node])
+    plan = replace(library_plan(graph), branches=1 if most == 0 else 2)
+    found = CudaExecutable(
+        Linked(graph, plan, {}, None, None, 0, FACTS), device=torch.device("cpu"), stage_kernels=most
+    )
+    assert [stage.kernels for stage in found.stages] == expected_kernels and found.order.width == 1
+    x = torch.randn(64, 64)
+    found.place(x)
+    for stage in found.stages:
+        stage.launch()
+    want = x.tanh().tanh().tanh()
+    assert torch.equal(found.static_outputs[0], want)
+    assert torch.equal(found(x)[0], want)
+    assert len(found.with_graph(graph).stages) == len(expected_kernels)
+    with pytest.raises(InputError, match="takes 1 tensors"):
+        found.place(x, x)
+    with pytest.raises(InputError, match="expected"):
+        found.place(x.double())

@@ -15,6 +15,9 @@ says: it is not copied into the plan's own memory, and is given back after its l
 
 Library calls run by the numeric policy that the plan was tuned with (`facts["allow_tf32"]`), whatever the process has
 set. Steps that need the host (ONNX Runtime's operators) cannot be recorded: they stand between graphs.
+
+Beside another plan it may be recorded as stages, graphs of a few kernels each, so that whoever launches them decides
+between them (`weft.colocate.network`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast, final
 
@@ -99,6 +102,20 @@ def _kept_values(plan: Plan, values: Values) -> frozenset[Key]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Some steps of a plan that follow each other, launched together."""
+
+    kernels: int
+    """Launches of ours, library calls and copies, one each."""
+    launch: Run
+    """On the current stream."""
+
+
+def _kernels_of(step: Step) -> int:
+    return len(step.kernel.launches) if isinstance(step.kernel, CudaSource) else 1
+
+
 def _launch_and_drop(launch: Run, ends: Sequence[Held]) -> None:
     launch()
     for held in ends:
@@ -121,12 +138,15 @@ class CudaExecutable:
         device: torch.device | None = None,
         lease: Lease | None = None,
         budgeted: Budgeted | None = None,
+        stage_kernels: int = 0,
     ) -> None:
         """Allocate, pack weights, run once, and record the graphs.
 
         `lease`: streams to record on, shared with plans that never run at the same time (None: of its own).
         `budgeted`: loads the kernels of a plan that was made under a budget of an SM; its graphs are then brought to
         the GPU here, not by the first run.
+        `stage_kernels`: kernels of a graph, more only where one step has more, and all steps one after another; 0: as
+        many as there are, in as many streams as the plan has branches.
 
         Raises:
             InvalidGraphError: the plan reads a value before a step wrote it: our bug.
@@ -142,10 +162,12 @@ class CudaExecutable:
         self.check_indices = True
         """False where the plan's `checks` are passed over: values that were drawn may lie anywhere."""
         self._lease = lease or Lease(self.device)
+        self._stage_kernels = stage_kernels
         self._values: Values = survey(self.graph, self.plan)
         hosted = any(isinstance(s.kernel, LibraryCall) and not is_capturable(s.kernel) for s in self.plan.steps)
-        self.order = order_of(self.plan, self._values, 1 if hosted else self.plan.branches)
-        kept = frozenset() if hosted or self.order.width > 1 else _kept_values(self.plan, self._values)
+        self.order = order_of(self.plan, self._values, 1 if hosted or stage_kernels else self.plan.branches)
+        several = hosted or stage_kernels > 0 or self.order.width > 1
+        kept = frozenset() if several else _kept_values(self.plan, self._values)
         self._held: dict[Key, Held] = {key: self._room_of(key) for key in kept}
         self._constants: dict[NodeId, torch.Tensor] = {}
         self._state: list[torch.Tensor] = []
@@ -160,7 +182,9 @@ class CudaExecutable:
             self._launches = [self._bind(i, s) for i, s in enumerate(self.plan.steps)]
             self.static_outputs = tuple(self._shaped(n) for n in self.graph.outputs)
             self._ends = self._copied_outputs()
-            self._segments = self._record()
+            self.stages: tuple[Stage, ...] = tuple(self._record())
+            """One after another they are a run."""
+            self._segments = [stage.launch for stage in self.stages]
             self._bring()
         self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
         owned = [self._arena, *self.static_inputs, self._packed, *self._state, *self._constants.values()]
@@ -169,7 +193,12 @@ class CudaExecutable:
 
     def with_graph(self, graph: Graph) -> CudaExecutable:
         """The same plan with the constants of another graph, which has the same nodes: its weights are packed anew."""
-        return CudaExecutable(replace(self.linked, graph=graph), device=self.device, budgeted=self._budgeted)
+        return CudaExecutable(
+            replace(self.linked, graph=graph),
+            device=self.device,
+            budgeted=self._budgeted,
+            stage_kernels=self._stage_kernels,
+        )
 
     @contextlib.contextmanager
     def _policy(self) -> Iterator[None]:
@@ -324,7 +353,7 @@ class CudaExecutable:
 
     # -- graphs
 
-    def _record(self) -> list[Run]:
+    def _record(self) -> list[Stage]:
         """Run once (libraries choose algorithms and allocate), then record runs of steps that may be recorded."""
         (stream,) = self._lease.streams(1)
         if stream != torch.cuda.current_stream():
@@ -333,8 +362,9 @@ class CudaExecutable:
             for launch in (*self._launches, *self._ends):
                 launch()
         stream.synchronize()
-        segments: list[Run] = []
+        stages: list[Stage] = []
         run: list[Run] = []
+        held = 0
         self._graphs: list[torch.cuda.CUDAGraph] = []
         pool = torch.cuda.graph_pool_handle()
         if self.order.width > 1:
@@ -343,9 +373,10 @@ class CudaExecutable:
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._in_lanes(lanes)
             self._graphs.append(graph)
-            return [graph.replay]
+            return [Stage(self.kernels + len(self._ends), graph.replay)]
 
         def flush() -> None:
+            nonlocal held
             if run:
                 graph = torch.cuda.CUDAGraph()
                 # only this thread is kept from what cannot be recorded
@@ -353,18 +384,27 @@ class CudaExecutable:
                     for launch in run:
                         launch()
                 self._graphs.append(graph)
-                segments.append(graph.replay)
+                stages.append(Stage(held, graph.replay))
                 run.clear()
+                held = 0
+
+        def add(launch: Run, kernels: int) -> None:
+            nonlocal held
+            if 0 < self._stage_kernels < held + kernels:
+                flush()
+            run.append(launch)
+            held += kernels
 
         for step, launch in zip(self.plan.steps, self._launches, strict=True):
             if isinstance(step.kernel, LibraryCall) and not is_capturable(step.kernel):
                 flush()
-                segments.append(launch)
+                stages.append(Stage(1, launch))
             else:
-                run.append(launch)
-        run += self._ends
+                add(launch, _kernels_of(step))
+        for copy in self._ends:
+            add(copy, 1)
         flush()
-        return segments
+        return stages
 
     def _bring(self) -> None:
         """Beside a co-runner the first run shall wait for nothing: what it would load, is loaded now."""
@@ -395,6 +435,20 @@ class CudaExecutable:
                 copy()
 
     # -- calling
+
+    def place(self, *tensors: torch.Tensor) -> None:
+        """Put inputs into `static_inputs`, in the order of the current stream; `replay` or the stages then run on them.
+
+        Raises:
+            InputError: wrong number, shape, type or device of the tensors [W011].
+        """
+        check_count(tensors, self._input_types)
+        for position, tensor in enumerate(tensors):
+            self._check(position, tensor)
+        with self._lock, torch.cuda.device(self.device), torch.no_grad():
+            self._turns.take()
+            for static, tensor in zip(self.static_inputs, tensors, strict=True):
+                static.copy_(tensor)
 
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run on whatever `static_inputs` hold; the results stand in `static_outputs` until the next run.
@@ -508,4 +562,4 @@ class CudaExecutable:
     @property
     def kernels(self) -> int:
         """Number of launches per replay that are ours, plus one per library call."""
-        return sum(len(s.kernel.launches) if isinstance(s.kernel, CudaSource) else 1 for s in self.plan.steps)
+        return sum(map(_kernels_of, self.plan.steps))
