@@ -194,6 +194,24 @@ TAKEN: dict[str, tuple[str, str, int]] = {
         "",
         0,
     ),
+    "an array's size that is handed over": (
+        "#define N 8\n__device__ int last(const int* a, int n, int i) { return a[(n + i) % n]; }\n"
+        + K % "__shared__ int s[N]; s[0] = 1; x[0] = last(s, N, threadIdx.x); if (N > 4) __syncthreads();",
+        "",
+        0,
+    ),
+    "an array that is handed over": (
+        "#define N 8\n__device__ void put(int* a, int n, int i) { a[n % 2] = i; }\n"
+        + K % "int s[N]; s[0] = 1; put(s, N, threadIdx.x); if (s[0] > 4) __syncthreads(); x[0] = s[0];",
+        "",
+        1,
+    ),
+    "an array of pointers in an array of a size": (
+        "#define N 8\n__device__ void put(int** a, int i) { *a[0] = i; }\n"
+        + K % "int n = 0; int* s[N] = {&n}; put(s, threadIdx.x); if (*s[0] > N) __syncthreads(); x[0] = n;",
+        "",
+        1,
+    ),
     "a guard like a name of the compiler": (
         "#ifndef __CUDA_HELPERS__\n#define __CUDA_HELPERS__\n#define __FILEH__\n#endif\n" + K % "x[0] = 1;",
         "",

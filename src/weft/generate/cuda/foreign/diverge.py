@@ -154,12 +154,20 @@ def _thread_dependent(cut: Cut, item: Item) -> set[str]:
 
 
 def _writable(item: Item) -> set[str]:
-    """Names of arrays and pointers of a function."""
+    """Names of arrays and pointers of a function; the sizes of arrays are none."""
     found = set()
     for node in walk(item.node):
         if node.type in ("array_declarator", "pointer_declarator", "reference_declarator"):
-            found |= {x.text.decode() for x in walk(node) if x.type == "identifier" and x.text}
+            found |= _declared(node)
     return found
+
+
+def _declared(node: Node) -> set[str]:
+    """Names in a declarator without those in the sizes of its arrays."""
+    if node.type == "identifier":
+        return {node.text.decode()} if node.text else set()
+    size = node.child_by_field_name("size") if node.type == "array_declarator" else None
+    return set().union(*(_declared(x) for x in node.children if x != size))
 
 
 def _handed_over(cut: Cut, call: Node, writable: set[str]) -> tuple[set[str], set[str]]:
