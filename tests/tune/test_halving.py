@@ -155,6 +155,32 @@ def test_effort_goes_where_it_matters() -> None:
     assert found.dropped[-1].effort == 1 and found.dropped[0].effort == 16
 
 
+@given(POINTS, st.integers(1, 3), st.integers(0, 3), st.integers(1, 4), st.integers(2, 3), st.integers(1, 200))
+def test_a_budget_is_never_exceeded(
+    points: list[At], effort: int, doublings: int, least: int, share: int, budget: int
+) -> None:
+    spent = 0
+
+    def measure(candidate: int, with_: int) -> At | None:
+        nonlocal spent
+        spent += with_
+        return None if candidate % 5 == 4 else points[candidate]
+
+    most = effort * share**doublings
+    if budget < effort:
+        with pytest.raises(ValueError, match="a budget of"):
+            halve(range(len(points)), measure, effort=effort, most_effort=most, least=least, share=share, budget=budget)
+        return
+    found = halve(range(len(points)), measure, effort=effort, most_effort=most, least=least, share=share, budget=budget)
+    assert spent == found.effort <= budget
+    seen = [*(m.candidate for m in (*found.survivors, *found.dropped)), *found.failed, *found.unmeasured]
+    assert sorted(seen) == list(range(len(points))), "each candidate is told once"
+    assert len(found.unmeasured) < max(1, len(points)), "something is measured where there is something"
+    whole = halve(range(len(points)), measure, effort=effort, most_effort=most, least=least, share=share)
+    if budget >= (doublings + 1) * max(1, len(points)) * most:
+        assert found == whole, "a budget that suffices changes nothing"
+
+
 @pytest.mark.parametrize("wrong", [{"effort": 0}, {"effort": 8, "most_effort": 4}, {"share": 1}, {"least": 0}])
 def test_searches_that_are_none(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="efforts of"):

@@ -145,6 +145,8 @@ class Halved(Generic[T, P]):
     """Of which nothing could be measured."""
     effort: int
     """Sum over all measurements."""
+    unmeasured: tuple[T, ...] = ()
+    """For which the budget was too small."""
 
 
 def halve(
@@ -155,11 +157,13 @@ def halve(
     most_effort: int = 12,
     least: int = 2,
     share: int = 2,
+    budget: int | None = None,
 ) -> Halved[T, P]:
     """Measure all candidates with little effort, then round by round fewer of them with `share` times as much.
 
     A round keeps one of `share` candidates, but all of the first layer (what no other dominates) and at least `least`.
-    So where measuring has no noise, nothing that is on the front is ever dropped.
+    So where measuring has no noise and no budget is given, nothing that is on the front is ever dropped. A budget
+    that is too small for all is divided evenly among the rounds, as in the published form.
 
     Args:
         candidates: what may be measured; of equals the first is preferred.
@@ -168,16 +172,23 @@ def halve(
         most_effort: beyond which nothing is measured again.
         least: so few are all measured to the end.
         share: the part that a round keeps, as one of so many.
+        budget: the most effort that all measurements may take together; the first candidates are then preferred.
 
     Raises:
-        ValueError: efforts that do not rise, or a share that keeps all.
+        ValueError: efforts that do not rise, a share that keeps all, or a budget below the first round's effort.
     """
     if not 1 <= effort <= most_effort or share < 2 or least < 1:
         raise ValueError(f"efforts of {effort} to {most_effort}, one of {share}, at least {least}")
+    if budget is not None and budget < effort:
+        raise ValueError(f"a budget of {budget}, where one measurement takes {effort}")
     failed: list[T] = []
     dropped: list[Measured[T, P]] = []
     spent = 0
     alive: list[T] = list(candidates)
+    unmeasured: tuple[T, ...] = ()
+    if budget is not None:
+        first = max(1, budget // (effort * _rounds(effort, most_effort, share)))
+        alive, unmeasured = alive[:first], tuple(alive[first:])
     while True:
         measured: list[Measured[T, P]] = []
         for candidate in alive:
@@ -188,11 +199,21 @@ def halve(
             else:
                 measured.append(Measured(candidate, point, effort))
         ranked = layers([m.point for m in measured])
-        if effort >= most_effort or not measured:
-            order = [i for layer in ranked for i in layer]
-            return Halved(tuple(measured[i] for i in order), tuple(dropped), tuple(failed), spent)
-        slots = max(least, -(-len(measured) // share), len(ranked[0]))
-        kept = sorted([i for layer in ranked for i in layer][:slots])
+        order = [i for layer in ranked for i in layer]
+        longer = min(most_effort, effort * share)
+        left = len(measured) if budget is None else (budget - spent) // longer
+        if effort >= most_effort or not measured or left < 1:
+            return Halved(tuple(measured[i] for i in order), tuple(dropped), tuple(failed), spent, unmeasured)
+        slots = min(left, max(least, -(-len(measured) // share), len(ranked[0])))
+        kept = sorted(order[:slots])
         dropped[:0] = [m for i, m in enumerate(measured) if i not in set(kept)]
         alive = [measured[i].candidate for i in kept]
-        effort = min(most_effort, effort * share)
+        effort = longer
+
+
+def _rounds(effort: int, most_effort: int, share: int) -> int:
+    """Of a search."""
+    count = 1
+    while effort < most_effort:
+        effort, count = effort * share, count + 1
+    return count
