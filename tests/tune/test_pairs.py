@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Any
 import pytest
 from benchmarks.cases.colocate_lc import hosts, lc_kernel
 from benchmarks.gpu_pairs import job_of
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from tests.tune.records import environment, measurement
 
 from weft.device.cuda.facts import profile
@@ -22,6 +26,7 @@ from weft.kernels.colocation import FusedSource, FusionShape, RoleRegisters
 from weft.kernels.pairs import PairKey, PairRecord, geometric_mean, record_from_json, record_to_json
 from weft.kernels.source import Schedule
 from weft.tune import pairs
+from weft.tune.halving import dominates
 from weft.tune.keys import PACKAGE
 from weft.tune.pairs import (
     Arm,
@@ -36,6 +41,7 @@ from weft.tune.pairs import (
     study,
     summed_up,
     timed,
+    verdict,
     write_rows,
 )
 from weft.tune.store import FILE_NAME, Database
@@ -264,6 +270,103 @@ def test_kernels_that_came_later_are_measured_beside_what_is_known(database: Dat
     found = study(database, arms(3), machine(told, calls))
     assert found is not None and [p.key.kernel for p in found.front] == ["k2"]
     assert {n for n, _ in calls} == {"k2"}
+
+
+TRUE = st.tuples(st.integers(0, 16).map(lambda n: n / 16), st.integers(0, 32).map(lambda n: n / 16))
+"""(s, f) of a kernel."""
+
+
+def noisy(told: Sequence[tuple[float, float]], peer: float, noise: float, seed: int) -> pairs.Measure:
+    """Times that are off by at most `noise` over the root of the rounds; `peer`: how much better than serial it is."""
+
+    def measure(arm: Arm, rounds: int) -> PairRecord:
+        name = arm.record.key.kernel
+        chance = random.Random(f"{seed} {name} {rounds}")
+        s, f = (x + chance.uniform(-noise, noise) / math.sqrt(rounds) for x in told[int(name[1:])])
+        found = (1 + f) / (1 + s) / peer
+        peers = (("serial", 1001.0 * peer), ("streams", 1000.0))
+        return replace(
+            arm.record, rounds=rounds, slowdown=s, fraction=max(0.0, f), ratio=found, peers=peers, started=1.0
+        )
+
+    return measure
+
+
+@settings(deadline=None, max_examples=40, phases=[Phase.explicit, Phase.generate])
+@given(
+    st.lists(TRUE, min_size=1, max_size=12),
+    st.sampled_from([1.0, 1.1, 1.5]),
+    st.sampled_from([0.0, 0.02, 0.1]),
+    st.integers(0, 99),
+    st.one_of(st.none(), st.integers(3, 150)),
+)
+def test_a_search_under_noise_is_as_good_as_measuring_all(
+    told: list[tuple[float, float]], peer: float, noise: float, seed: int, budget: int | None
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, Database.open(Path(folder)) as database:
+        every, spent = arms(len(told)), 0
+        model = noisy(told, peer, noise, seed)
+
+        def measure(arm: Arm, rounds: int) -> PairRecord:
+            nonlocal spent
+            spent += rounds
+            return model(arm, rounds)
+
+        found = study(database, every, measure, budget=budget)
+        assert found is not None and found.best is not None
+        assert budget is None or spent <= budget
+        # a front, of kernels that pay
+        assert all(p.pays for p in found.front) and len(found.front) <= 4
+        assert not any(dominates(p, q) for p in found.front for q in found.front)
+        works = [(1 + f) / (1 + s) / peer for s, f in told]
+        if budget is None:
+            # each of three steps may prefer what seems to dominate; and so may the choice among all that was measured
+            off = [noise / math.sqrt(n) for n in (3, 6, 12)]
+            bound = (2 * sum(off) + 2.5 * off[0]) * (1 + max(works) * peer) / peer
+            assert works[int(found.best.key.kernel[1:])] >= max(works) - bound - 1e-9
+        # the verdict is kept, and the same search measures nothing again
+        verdicts = [r for r in known(database) if not r.key.kernel]
+        assert len(verdicts) == (not found.kept)
+        for v in verdicts:
+            assert v.declined == f"do not fuse: {found.reason}" and v.ratio == found.best.ratio
+            assert v.best_peer == ("streams", 1000.0) and v.schedule is None and not v.pays
+        spent, rows = 0, len(known(database))
+        for other in (measure, noisy(told, peer, 1.0, seed + 1)):
+            assert study(database, every, other, budget=budget) == found, "what is declined stays declined"
+        assert spent == 0 and len(known(database)) == rows
+        assert summed_up(known(database))[0].kept == found.kept
+
+
+def test_a_verdict_travels_without_its_kernels(database: Database) -> None:
+    found = study(database, arms(3), machine([(0.5, 0.2), (0.4, 0.1), (0.1, 0.05)], []))
+    assert found is not None and not found.kept and found.best is not None
+    (one,) = [r for r in known(database) if not r.key.kernel]
+    assert one.ratio == found.best.ratio < 1 and one.peers == found.best.peers
+    (alone,) = summed_up(read_rows(write_rows([one])))
+    assert not alone.kept and alone.reason == one.declined and alone.best == one
+    (all_of_it,) = summed_up(known(database))
+    assert (all_of_it.measured, all_of_it.declined, all_of_it.reason) == (3, 0, found.reason), "it is no kernel"
+    with pytest.raises(ValueError, match="pay"):
+        verdict(summed_up([record()])[0], record())
+
+
+def test_a_pair_of_which_no_kernel_is_right_has_a_verdict_too(database: Database) -> None:
+    for _ in range(2):
+        found = study(database, arms(2), machine([None, None], []))
+        assert found is not None and found.declined == 2 and found.best is None
+        assert [r.declined for r in known(database) if not r.key.kernel] == ["do not fuse: the results differ"]
+    assert database.stats().others == {"pair": 3, "pair search": 1}
+
+
+def test_short_runs_are_no_choice(database: Database) -> None:
+    def measure(arm: Arm, rounds: int) -> PairRecord:
+        return replace(arm.record, rounds=rounds, ratio=1.4, peers=() if rounds < 9 else arm.record.peers)
+
+    found = study(database, arms(2), measure, rounds=1, most_rounds=1)
+    assert found is not None and not found.kept and "in a short run" in found.reason and found.best is None
+    assert all(r.key.kernel for r in known(database)), "and no verdict"
+    found = study(database, arms(2), measure, rounds=1, most_rounds=9, share=9)
+    assert found is not None and found.kept and found.best is not None and found.best.rounds == 9
 
 
 def test_searches_that_are_none(database: Database) -> None:

@@ -27,7 +27,8 @@ class PairKey:
     job: str
     """SHA-256 of the sources of BE's stages, in order."""
     kernel: str
-    """SHA-256 of the fused text and its compiler options: LC's schedule, BE's text and the shape are in it."""
+    """SHA-256 of the fused text and its compiler options: LC's schedule, BE's text and the shape are in it.
+    Empty: of no kernel, but the verdict `do not fuse` on the pair."""
     blocks: int
     """BE blocks that one launch may draw; 0: as many as it comes to."""
     gpu: str
@@ -73,9 +74,19 @@ class PairRecord:
     """Seconds since the epoch."""
 
     @property
+    def compared(self) -> bool:
+        """Whether it was timed beside its peers; otherwise `ratio` is over one after the other, from a short run."""
+        return bool(self.peers)
+
+    @property
+    def best_peer(self) -> tuple[str, float]:
+        """Name and time of the fastest peer; ("", NaN): there is none."""
+        return min(self.peers, key=lambda p: p[1], default=("", math.nan))
+
+    @property
     def pays(self) -> bool:
         """Whether it may be chosen: right, no slower than its best peer, and more gained than lost."""
-        return not self.declined and self.ratio >= 1.0 and self.fraction > self.slowdown
+        return not self.declined and self.compared and self.ratio >= 1.0 and self.fraction > self.slowdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,8 @@ class PairSummary:
     """Those that were not."""
     reason: str = ""
     """Why nothing is kept; empty where something is."""
+    best: PairRecord | None = None
+    """The best that was timed beside its peers, kept or not; None: nothing was."""
 
     @property
     def kept(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,6 +28,8 @@ from weft.tune.store import Database
 
 KIND = "pair"
 """Of rows in the database."""
+SEARCH_KIND = "pair search"
+"""Of rows that say which searches came to their end: a search that goes by what longer ones measured could go on."""
 MEASURING_PARTS = (
     "device/cuda/streams.py",
     "generate/bind.py",
@@ -227,21 +228,46 @@ def summed_up(records: Iterable[PairRecord], *, all_versions: bool = False) -> t
 
 
 def _summary(rows: Sequence[PairRecord]) -> PairSummary:
-    last, chosen = rows[-1], front(rows)
-    right = [r for r in rows if not r.declined]
+    kernels = [r for r in rows if r.key.kernel] or list(rows)  # the verdict alone: it came without its kernels
+    last, chosen = kernels[-1], front(kernels)
+    right = [r for r in kernels if not r.declined]
+    best = _best(kernels)
     reason = ""
     if not chosen:
-        best = max(right, key=lambda r: r.ratio, default=None)
-        reason = last.declined if best is None else _why_not(best)
+        reason = last.declined if not right else _why_not(best or right[-1])
     return PairSummary(
-        last.lc, last.be, last.key.gpu, last.key.driver, chosen, len(right), len(rows) - len(right), reason
+        last.lc, last.be, last.key.gpu, last.key.driver, chosen, len(right), len(kernels) - len(right), reason, best
     )
+
+
+def _best(rows: Sequence[PairRecord]) -> PairRecord | None:
+    """The largest ratio to a best peer, of verdicts too; of what is wrong none."""
+    return max(
+        (r for r in rows if r.compared and not (r.declined and r.key.kernel)), key=lambda r: r.ratio, default=None
+    )
+
+
+def verdict(summary: PairSummary, of: PairRecord) -> PairRecord:
+    """`do not fuse`, as a record of the pair: with the figures of the best kernel that was timed, and its peers.
+
+    Args:
+        summary: of the whole search.
+        of: a record of it, whose pair, GPU and versions are the verdict's.
+
+    Raises:
+        ValueError: something of the pair pays.
+    """
+    if summary.kept:
+        raise ValueError(f"{summary.lc} and {summary.be} pay: {summary.ratio:.3f} of the best peer")
+    found = replace(of if summary.best is None else summary.best, key=replace(of.key, kernel="", blocks=0))
+    return refused(replace(found, schedule=None, shape=None, cubin=""), f"do not fuse: {summary.reason}")
 
 
 def _why_not(best: PairRecord) -> str:
     if best.ratio < 1.0:
-        name = min(best.peers, key=lambda p: p[1], default=("a peer", math.nan))[0]
-        return f"{best.ratio:.3f} of the best peer ({name})"
+        return f"{best.ratio:.3f} of the best peer ({best.best_peer[0] or 'a peer'})"
+    if not best.compared:
+        return f"no kernel was timed beside its peers; {best.ratio:.3f} of one after the other in a short run"
     if best.fraction <= best.slowdown:
         return f"gains {best.fraction:.3f} and costs {best.slowdown:.3f} of LC's time"
     return f"LC takes {1 + best.slowdown:.2f} times as long"
@@ -258,11 +284,26 @@ def study(
     *,
     rounds: int = ROUNDS,
     most_rounds: int = MOST_ROUNDS,
+    least: int = 2,
+    share: int = 2,
+    budget: int | None = None,
 ) -> PairSummary | None:
     """Search the kernels of one pair by successive halving.
 
     What the database knows from as many rounds is not measured again, and every measurement is kept at once: when a
-    search is cut off, the next one goes on from there. None: there are no arms.
+    search is cut off, the next one goes on from there. Where nothing pays, the verdict is kept, too. None: there are no
+    arms.
+
+    Args:
+        database: where records are kept and looked up.
+        arms: kernels of one pair on one GPU, the preferred ones first.
+        measure: what takes the times.
+        rounds: of the first measurement of a kernel.
+        most_rounds: of the last one.
+        least: so few are measured to the end.
+        share: a step keeps one of so many.
+        budget: the most rounds of all measurements together, with those that are known. The same search is not begun
+            again: what was declined stays so.
 
     Raises:
         ValueError: arms of several pairs, or a record of another kernel than was asked for.
@@ -283,8 +324,24 @@ def study(
         mine[key] = found
         return None if found.declined else found
 
-    halve(list({a.record.key: a for a in arms}.values()), one, effort=rounds, most_effort=most_rounds)
-    return _summary(sorted(mine.values(), key=lambda r: r.started)) if mine else None
+    every = list({a.record.key: a for a in arms}.values())
+    search = digest(
+        canonical([*sorted(_text(a.record.key) for a in every), rounds, most_rounds, least, share, budget or 0])
+    )
+    rows = sorted((told[a.record.key] for a in every if a.record.key in told), key=lambda r: r.started)
+    if rows and search in database.of_kind(SEARCH_KIND):
+        return _summary(rows)
+    halve(every, one, effort=rounds, most_effort=most_rounds, least=least, share=share, budget=budget)
+    if not mine:
+        return None
+    found = _summary(sorted(mine.values(), key=lambda r: r.started))
+    if not found.kept and most_rounds > rounds:
+        told_now = verdict(found, every[0].record)
+        before = told.get(told_now.key)
+        if before is None or repr(replace(before, started=told_now.started)) != repr(told_now):  # a NaN is the same
+            keep(database, [told_now])
+    database.keep(SEARCH_KIND, [(search, len(mine))])
+    return found
 
 
 def read_rows(text: str) -> tuple[PairRecord, ...]:
