@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import re
@@ -10,9 +11,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-# before torch: OpenMP's threads sleep while they wait for one another. There are more of them than cores where several
-# processes run tests, and a thread that spins takes the core from the one that it waits for
+# before torch and NumPy: OpenMP's threads sleep while they wait for one another, and NumPy's products have one. There
+# are more of them than cores where several processes run tests: one that spins takes the core from whom it waits for
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 from tests import alone
@@ -102,6 +104,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=why))
     if (number := config.getoption("--shuffle")) is not None:
         items[:] = alone.shuffled(items, number)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and tests stay for good: no collection of garbage looks at them again
 
 
 @cache
