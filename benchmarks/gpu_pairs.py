@@ -37,7 +37,7 @@ import numpy as np
 import torch
 
 from benchmarks.best_effort import jobs
-from benchmarks.cases.colocate_lc import LcKernel, drawn, hosts, lc_kernel, lc_names
+from benchmarks.cases.colocate_lc import LcKernel, drawn, hosts, lc_kernel, lc_names, lc_source
 from benchmarks.co_runner.machine import Meter
 from benchmarks.co_runner.rows import clocks
 from benchmarks.harness.record import Record, Row, folder_of_gpu
@@ -57,6 +57,7 @@ from weft.generate.cuda.foreign.read import ForeignRole
 from weft.generate.cuda.foreign.read import read as foreign
 from weft.generate.cuda.gemm.common.product import Product, product
 from weft.generate.cuda.gemm.tma.kernel import roles
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.fused import control_bytes, fuse, judge, lc_role, shapes, shared_of, stages_of
 from weft.generate.cuda.role.persistent import persistent
@@ -93,6 +94,8 @@ FINALISTS = 3
 """Fused kernels that are measured, of those timed for a moment; and of which a form that draws in time is tried."""
 FEW_ACCUMULATORS = 64
 """Registers of a thread for sums, beside which further warps find room."""
+DRAWING_REGISTERS = 8
+"""Of a thread, that a role takes besides those of its job's kernel by itself, at least."""
 LEAST_THREADS = 96
 """Of a best-effort role: smaller ones never won on an H200."""
 MOMENT_US = 400.0
@@ -129,7 +132,7 @@ def lc_of(text: str, facts: GpuFacts, most: int, shared_bytes: int, *, contents:
     if text in lc_names():
         kernel = lc_kernel(text, facts)
         every = [s for s in hosts(kernel, facts, 6 * most, shared_bytes=shared_bytes) if _one_wave(s, facts)]
-        sources = mixed(every, most)
+        sources = [x for source in mixed(every, most) for x in (source, *_with_split(kernel, source))]
         inputs = tuple(drawn(b, seed) for seed, b in enumerate(kernel.inputs)) if contents else ()
         return Lc(
             text,
@@ -175,6 +178,18 @@ def mixed(every: Sequence[RoleSource], most: int) -> list[RoleSource]:
     """The first third of so many are the fastest by the model, the others those that also leave registers."""
     first = list(every[: -(-most // 3)])
     return first + [s for s in every if s not in first and accumulators(s) <= FEW_ACCUMULATORS][: most - len(first)]
+
+
+def _with_split(kernel: LcKernel, source: RoleSource) -> Iterator[RoleSource]:
+    """The same where registers move to its consumers, if they do not yet: then a best-effort role costs them fewer."""
+    schedule = source.schedule
+    if dict(schedule.params).get("template") == "tma":
+        config = TmaConfig.of(schedule)
+        split = replace(config, register_split=True)
+        if split.moves_registers != config.moves_registers:
+            made = lc_source(kernel, split.schedule())
+            if isinstance(made, RoleSource):
+                yield made
 
 
 def accumulators(source: RoleSource) -> float:
@@ -449,11 +464,11 @@ def varied(every: Sequence[FusionShape], registers: int, *, fills: bool) -> list
     """Of all shapes of a configuration one for each place, number of threads and, where they move, of registers.
 
     `fills`: those that fill the grid; without: those that do not. The idle warps as one role; `registers` of a thread
-    or a step more.
+    and those that a role takes to draw, or a step more.
     """
     kinds: dict[object, FusionShape] = {}
     there = sorted({s.registers.best_effort for s in every if s.registers})
-    enough = [r for r in there if r >= registers][:2] or there[-1:]
+    enough = [r for r in there if r >= registers + DRAWING_REGISTERS][:2] or there[-1:]
     for s in every:
         if s.fill_grid != fills or (s.place == "idle" and s.replicas > 1) or s.threads < LEAST_THREADS:
             continue

@@ -92,7 +92,7 @@ def test_schedules_are_the_choosers_and_all_others_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", lc_names())
 def test_a_host_is_packed_run_and_fused_with_plain_buffers(name: str) -> None:
-    kernel, job = lc_kernel(name), job_of("mriq", small=True)
+    kernel, job = lc_kernel(name), job_of("cp", small=True)
     found = hosts(kernel, H200, 3)
     assert len(found) == 3 and len({s.schedule for s in found}) == 3
     for source in found:

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from benchmarks.gpu_pairs import accumulators, candidates, gemm_of, job_of, lc_of, main, mangled, united, varied
 
 from benchmarks import gpu_pairs
-from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.facts import GpuFacts, profile
+from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.types import DType
 from weft.kernels.colocation import FusionShape, RoleRegisters
 
@@ -64,6 +66,19 @@ def shape(place: str, threads: int, replicas: int, registers: int | None, *, fil
     return FusionShape(place, threads, 2, 1024, replicas, split, 1, fill)  # type: ignore[arg-type]
 
 
+def test_hosts_are_tried_with_and_without_a_register_split() -> None:
+    lc = lc_of("bert_base/product-2048x3072x768", profile("h200"), 3, 1104, contents=False)
+    schedules = [s.schedule for s in lc.sources]
+    split = [s for s in schedules if dict(s.params).get("register_split")]
+    assert split and len(set(schedules)) == len(schedules)
+    for one in split:
+        plain = schedules[schedules.index(one) - 1]
+        assert TmaConfig.of(plain) == replace(TmaConfig.of(one), register_split=False), "the one before it"
+        at, before = (next(s for s in lc.sources if s.schedule == x).roles[0] for x in (one, plain))
+        assert before.registers is None and before.threads == at.threads - 96 and at.idle_threads == 96
+        assert at.registers is not None and at.registers.producer < at.registers.consumer
+
+
 def test_shapes_of_each_kind_are_tried() -> None:
     every = [shape("extra", n, r, None, fill=f) for n in (256, 128, 32) for r in (1, 2) for f in (False, True)]
     assert [(s.threads, s.replicas, s.fill_grid) for s in varied(every, 40, fills=True)] == [
@@ -72,7 +87,7 @@ def test_shapes_of_each_kind_are_tried() -> None:
         (128, 1, True),
     ]
     every = [shape("idle", 96, 1, r, fill=True) for r in (40, 56, 80, 104)] + [shape("idle", 32, 3, 40, fill=True)]
-    assert [s.registers and s.registers.best_effort for s in varied(every, 50, fills=True)] == [56, 80]
+    assert [s.registers and s.registers.best_effort for s in varied(every, 48, fills=True)] == [56, 80]
     assert [s.registers and s.registers.best_effort for s in varied(every, 200, fills=True)] == [104]
     only = [shape("extra", 128, 1, None, fill=False)]
     assert varied(only, 40, fills=False) == only and varied(only, 40, fills=True) == []

@@ -46,6 +46,10 @@ CASES: dict[str, tuple[Problem, TmaConfig]] = {
         product((200, 200), (72, 200), turn_right=True),
         linear(64, 32, consumers=2, pingpong=True, persistent_ctas=3, stages=4),
     ),
+    "two warpgroups in turn, to which registers move": (
+        product((200, 200), (72, 200), turn_right=True),
+        linear(64, 32, consumers=2, pingpong=True, persistent_ctas=3, stages=4, register_split=True),
+    ),
     "one block for all": (product((130, 136), (72, 136), turn_right=True), linear(64, 32, persistent_ctas=1, stages=2)),
     "split": (product((70, 520), (72, 520), turn_right=True), linear(64, 64, split=4)),
     "split, two warpgroups": (product((130, 520), (72, 520), turn_right=True), linear(128, 64, split=2, consumers=2)),

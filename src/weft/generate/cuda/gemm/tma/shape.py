@@ -12,7 +12,7 @@ from weft.generate.expr.integer import Int
 from weft.generate.parameters import Parameters
 from weft.kernels.source import Schedule
 
-_OFF = ("stream_k", "interleaved", "coop_fixup")
+_OFF = ("stream_k", "interleaved", "coop_fixup", "register_split")
 _DEFAULTS = (
     ("multicast", 0), ("raster_group", 8), ("overfetch", 0), ("two_level", 0), ("store", 0),
     *((name, False) for name in _OFF),
@@ -92,6 +92,10 @@ class TmaConfig(Parameters):
     """Cooperative fix-up: where the shares of stream-K end with their tiles, each CTA of a tile reduces and finishes a
     part of it; else the last CTA does all of that."""
 
+    register_split: bool = False
+    """Registers move from the producer to two or three consumer warpgroups whatever their sums take: beside a
+    best-effort role each thread has fewer at launch."""
+
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator; the newest parameters are told where they differ from their defaults."""
         named = self.named("cuda", template="tma")
@@ -107,7 +111,12 @@ class TmaConfig(Parameters):
 
     @property
     def moves_registers(self) -> bool:
-        """True: the sums of two or three warpgroups are more than the warps of a scheduler have registers for."""
+        """True: the sums of two or three warpgroups are more than the warps of a scheduler have registers for.
+
+        Or it is asked for.
+        """
+        if self.register_split and self.consumers in _MANY_SUMS:
+            return True
         return (self.rows + 64 * self.two_level) * self.bn >= 128 * _MANY_SUMS.get(self.consumers, MOST_TWO_LEVEL + 1)
 
     @property
