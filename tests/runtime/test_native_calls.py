@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ import torch
 from tests.runtime.plans import step_of
 
 from weft.device.facts import cpu_facts
-from weft.device.toolchain import HostCompiler, find_compiler
+from weft.device.launch import NativeKernel
+from weft.device.toolchain import CompiledObject, HostCompiler, find_compiler
+from weft.errors import DeviceError
 from weft.generate.cpp import CppGenerator
 from weft.generate.offer import kernels_of
 from weft.ir.graph import Graph, GraphBuilder, bits
@@ -25,6 +28,7 @@ from weft.kernels.source import KernelSource
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract, format_choices
 from weft.runtime.executable import Executable, Linked
+from weft.runtime.runner import Runner
 
 SHAPE = (512, 512)
 
@@ -102,3 +106,32 @@ def test_the_objects_of_a_plan_are_loaded_as_long_as_it_lives(native: Executable
     del plan
     gc.collect()
     assert not any(path in Path("/proc/self/maps").read_text() for path in objects)
+
+
+def test_objects_that_were_taken_away_are_made_again(native: Executable, tmp_path: Path) -> None:
+    """Whoever cleans the cache may do so between an object is found there and it is loaded."""
+    gone = {sha: tmp_path / "cache" / path.name for sha, path in native.linked.objects.items()}
+    (tmp_path / "cache").write_text("no folder")
+    plan = Executable(replace(native.linked, objects=gone))
+    x = torch.randn(SHAPE)
+    assert torch.equal(plan(x)[0], (x + 1) * 2)
+    with pytest.raises(DeviceError, match="cannot load kernel"):
+        NativeKernel(next(iter(gone.values())), "entry")
+
+
+def test_the_runner_is_made_again_where_it_was_taken_away(
+    native: Executable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile, asked = HostCompiler.compile, []
+
+    def once(self: HostCompiler, text: str, **given: Path | None) -> CompiledObject:
+        asked.append(given.get("cache_dir"))
+        made = compile(self, text, cache_dir=given.get("cache_dir"))
+        if asked[-1] is not None:
+            made.path.unlink()
+        return made
+
+    assert native.linked.compiler is not None
+    monkeypatch.setattr(HostCompiler, "compile", once)
+    Runner(native.linked.compiler, tmp_path)
+    assert asked == [tmp_path, None]

@@ -25,8 +25,8 @@ import torch
 from weft.device.launch import NativeKernel, Pointers, pointer_array
 from weft.device.pages import HUGE, ask_for_huge_pages
 from weft.device.toolchain import HostCompiler
+from weft.errors import DeviceError, InvalidGraphError
 from weft.errors import InputError as InputError  # noqa: PLC0414 - found here, too
-from weft.errors import InvalidGraphError
 from weft.generate.library.execute import TORCH_DTYPE, BoundCall
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
@@ -260,9 +260,18 @@ class Executable:
             raise InvalidGraphError(problem="a plan with generated kernels but no compiled runner")
         return Runner(self.linked.compiler, self.linked.cache_dir)
 
+    def _loaded(self, source: KernelSource) -> NativeKernel:
+        """A kernel of its object, which lies in the cache; whoever keeps that may have taken it away since."""
+        try:
+            return NativeKernel(self.linked.objects[source.sha256], source.entry)
+        except DeviceError:
+            if self.linked.compiler is None:
+                raise
+        return NativeKernel(self.linked.compiler.compile(source.text, source.flags).path, source.entry)
+
     def _bind_native(self, i: int, step: Step) -> tuple[NativeStep, list[NativeKernel | Pointers]]:
         source = self._source(i)
-        kernel = NativeKernel(self.linked.objects[source.sha256], source.entry)
+        kernel = self._loaded(source)
         skipped = set(source.replaces_weights)
         inputs = pointer_array([0] * len(step.inputs))
         for slot, key in enumerate(step.inputs):

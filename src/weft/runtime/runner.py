@@ -62,7 +62,11 @@ class Runner:
 
     def __init__(self, compiler: HostCompiler, cache_dir: Path | None) -> None:
         made = compiler.compile(TEXT, cache_dir=cache_dir)
-        self._run = ctypes.CDLL(str(made.path)).weft_run
+        try:
+            library = ctypes.CDLL(str(made.path))
+        except OSError:  # whoever keeps the cache took it away
+            library = ctypes.CDLL(str(compiler.compile(TEXT).path))
+        self._run = library.weft_run
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_int]
         self._run.restype = None
 
