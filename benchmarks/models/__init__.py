@@ -12,6 +12,8 @@ from benchmarks.models.bert import VOCABULARY, bert_base
 from benchmarks.models.candy import candy
 from benchmarks.models.efficientvit import efficientvit_b1
 from benchmarks.models.inception import inception_v3
+from benchmarks.models.llama import VOCABULARY as LLAMA_VOCABULARY
+from benchmarks.models.llama import llama_4
 from benchmarks.models.resnet import resnet50
 from benchmarks.models.segformer import segformer_b0
 from benchmarks.models.vgg import vgg16
@@ -57,6 +59,11 @@ NETWORKS: Mapping[str, Network] = {
     "vit_b16": Network(vit_b16, (3, 224, 224), 86_567_656),
 }
 
+FURTHER: Mapping[str, Network] = {
+    "llama_4": Network(llama_4, (128,), 336_611_328, vocabulary=LLAMA_VOCABULARY),
+}
+"""Those that run beside others, and are in no other table."""
+
 
 def load(name: str, batch: int = 1, seed: int = 0) -> tuple[nn.Module, Tensors]:
     """A network in evaluation mode and inputs for it; the weights depend on the seed, not on the batch.
@@ -64,7 +71,7 @@ def load(name: str, batch: int = 1, seed: int = 0) -> tuple[nn.Module, Tensors]:
     Raises:
         KeyError: no such network.
     """
-    network = NETWORKS[name]
+    network = NETWORKS[name] if name in NETWORKS else FURTHER[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = network.build().eval().requires_grad_(False)
