@@ -13,22 +13,27 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.runtime.fake_cuda import FakeCuda, install
+from tests.runtime.fake_cuda import FakeCuda, Recorded, install
 from tests.runtime.plans import library_plan
 
 from weft.colocate import budgets as budgets_module
-from weft.colocate.budgets import Budgets, budgets, check_together, limited, shared_of_a_cta, whole
+from weft.colocate import network as network_module
+from weft.colocate.budgets import Budgets, budget_of, budgets, check_together, limited, shared_of_a_cta, whole
 from weft.colocate.feeder import Feeder, Throttle
 from weft.colocate.network import NetworkCoRunner, StageLane, check_plans, co_runner, digest, given_by, plan_on_gpu
 from weft.device.cuda.cubin import Usage
 from weft.device.cuda.facts import profile
 from weft.device.cuda.occupancy import occupancy
+from weft.device.cuda.tensor_map import encode_tensor_map
 from weft.errors import DeviceError, InputError, OptionError
+from weft.generate.bind import CudaDriver
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
 from weft.options import Options
+from weft.runtime import budgeted
+from weft.runtime.budgeted import Budgeted, Residence
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.executable import Linked
 from weft.sm_budget import SmBudget
@@ -585,3 +590,81 @@ def test_numbers_that_cannot_be(tmp_path: Path, more: dict[str, int]) -> None:
     plan = Plan(linked(tmp_path, source(), None))
     with pytest.raises(OptionError, match=next(iter(more))):
         co_runner(plan, torch.zeros(1), beside=plan, **more)  # type: ignore[arg-type]
+
+
+# -- the whole of it on a driver that does nothing
+
+
+@dataclass
+class Driver:
+    """Loads functions that launch nothing."""
+
+    launched: int = 0
+    shared: set[int] = field(default_factory=set)
+    uploaded: int = 0
+    attributes: Usage = field(default_factory=lambda: Usage(64, 640))
+
+    def load(self, path: Path) -> Driver:
+        return self
+
+    def function(self, entry: str) -> Driver:
+        return self
+
+    def prepare(self, shared_bytes: int, cluster: tuple[int, int, int]) -> None:
+        self.shared.add(shared_bytes)
+
+    def bind(self, *_: object, **__: object) -> Driver:
+        return self
+
+    def launch(self, stream: int) -> None:
+        self.launched += 1
+
+    def upload(self, graph: int, stream: int) -> None:
+        self.uploaded += 1
+
+
+class Event:
+    """Happens when it is recorded."""
+
+    def __init__(self, **_: object) -> None:
+        self.recorded = 0
+
+    def record(self, stream: object) -> None:
+        self.recorded += 1
+
+    def query(self) -> bool:
+        return self.recorded > 0
+
+    def synchronize(self) -> None:
+        assert self.recorded
+
+
+@pytest.mark.parametrize("ctas", [0, 1])
+def test_a_co_runner_is_made_checked_and_runs(
+    cuda: FakeCuda, tmp_path: Path, taken: dict[str, Usage], monkeypatch: pytest.MonkeyPatch, ctas: int
+) -> None:
+    driver = Driver()
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Recorded, "raw_cuda_graph_exec", lambda self: 1, raising=False)
+    monkeypatch.setattr(network_module, "gpu_facts", lambda *_, **__: H200)
+    monkeypatch.setattr(budgeted, "usage", lambda data: taken)
+    monkeypatch.setattr(budgeted, "real_driver", lambda: CudaDriver(driver.load, encode_tensor_map))
+    monkeypatch.setattr(budgeted, "real_residence", lambda: Residence(lambda _: None, driver.upload))
+    lc, be = (linked(tmp_path, source(), x) for x in (shares().latency_critical, shares().best_effort))
+    plans = [CudaExecutable(x, device=CPU, budgeted=Budgeted(H200.within(budget_of(x, "x")))) for x in (lc, be)]
+    driver.shared.clear()
+    driver.uploaded = 0
+    network = co_runner(
+        plans[1], torch.zeros(4, 8), beside=[plans[0]], stage_kernels=2, most_queued=3, ctas_per_sm=ctas
+    )
+    assert driver.shared == ({shared_of_a_cta(H200, 1) - 1024 - 640} if ctas else {0}) and driver.uploaded == 3
+    assert network.most_queued == 3
+    with network:
+        network.start()
+        until(lambda: network.counts.inferences >= 50)
+        network.stop()
+        assert network.counts.most_queued_kernels <= 3 and network.counts.queued_kernels == 0
+    with pytest.raises(OptionError, match="closed"):
+        network.start()
+    with pytest.raises(OptionError, match="do not fit an SM"):
+        co_runner(plans[0], torch.zeros(4, 8), beside=plans[0])
