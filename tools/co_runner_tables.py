@@ -95,6 +95,50 @@ def co_runners() -> str:
     return _table("colocate-guests", co_runner_rows, HEAD, "gpu_corunner", (0, 3), with_failed=True)
 
 
+NETWORK_WAYS = ("stages", "stages-duty25", "stages-ctas1", "stages-ctas1-duty50", "priority", "green", "slices2")
+
+
+def network_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """A line per model, batch and network; of green splits the one that adds most."""
+    groups: dict[str, list[Line]] = {}
+    for x in good(lines):
+        groups.setdefault(str(x["case"]).rpartition("/")[0], []).append(x)
+    rows: list[list[str]] = []
+    for name, own in sorted(groups.items(), key=lambda g: (_batch(g[0]), g[0])):
+        ways = {str(x["case"]).rpartition("/")[2]: x for x in own}
+        if (base := ways.get("nothing")) is None:
+            continue
+        cells: list[str] = []
+        for way in NETWORK_WAYS:
+            row = best_of(own, way) if way == "green" else ways.get(way)
+            if row is None or "added" not in row:
+                cells.append("" if row is None else "declined")
+                continue
+            named = f" ({str(row['case']).rpartition('/')[2]})" if way == "green" else ""
+            cells.append(" ".join(_shown(row)) + named)
+        alone = [f"{base['lc_us']['p50']:.1f}", f"{base['price']:.3f}", f"{base['inference_us']:.0f}"]
+        stops = [f"{x['stop_us']:.0f}" for w, x in ways.items() if w.startswith("stages") and "stop_us" in x]
+        clock = ways.get("stages-ctas1", base)
+        rows.append(
+            [
+                name,
+                *alone,
+                *cells,
+                max(stops, key=float, default=""),
+                f"{clock['sm_clock_mhz']:.0f}, {clock['watts']:.0f}",
+            ]
+        )
+    return rows
+
+
+def networks() -> str:
+    """Whole networks beside models: p50 and p99 of queries over alone, the network's rate, added work."""
+    head = ["model/batch/network/batch", "alone µs", "over the plan without a budget", "network alone µs", "stages",
+            "in 25 % of the time", "1 CTA on an SM", "1 CTA, 50 %", "priority", "best green split", "slices of 2 ms",
+            "most µs of a stop", "MHz, W"]  # fmt: skip
+    return _table("colocate-networks", network_rows, head, "gpu_network_corunner", with_failed=True)
+
+
 def budget_rows(lines: Sequence[Line]) -> list[list[str]]:
     """What the budget costs each model, beside what nothing costs (A/A)."""
     found = [x for x in good(lines) if x.get("way") == "nothing"]
@@ -204,6 +248,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "co-runners": co_runners,
     "co-runner-budgets": co_runner_budgets,
     "first-query": first_query,
+    "co-runner-networks": networks,
     "co-runner-stops": stops,
     "role-stops": role_stops,
     "co-runner-presence": presence,

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.co_runner.networks import NetworkWay
+from benchmarks.co_runner.networks import row as network_row
 from benchmarks.co_runner.role_stops import RoleTrials
 from benchmarks.co_runner.rows import Sample, Way, beside
 from benchmarks.gpu_stop import Trials, role_row_of, row_of
@@ -11,6 +13,7 @@ from tools.co_runner_tables import (
     budget_rows,
     co_runner_rows,
     first_query_rows,
+    network_rows,
     presence_rows,
     role_stop_rows,
     stop_rows,
@@ -91,3 +94,20 @@ def test_what_only_stays() -> None:
     assert found[0] == ["vgg16/b1", "none", "100.0", "", "120.0", ""]
     assert found[1] == ["vgg16/b1", "naps128", "100.0", "1.020", "120.0", "1.010"]
     assert found[2][2] == "waits for its end: not done after 5 s" and len(found) == 3
+
+
+def test_networks_beside_models() -> None:
+    def of(way: str, us: float, work: float, **more: Any) -> dict[str, Any]:
+        made = network_row(NetworkWay.of(way), sample(us, work), sample(100.0), sample(98.0), 500.0)
+        return {"record": "case", "case": f"resnet50/b1/bert_base/8/{way}", "commit": "c", **made, **more}
+
+    base = {"record": "case", "case": "resnet50/b1/bert_base/8/nothing", "way": "nothing", "lc_us": {"p50": 100.0},
+            "price": 1.0204, "inference_us": 500.2, "sm_clock_mhz": 1980, "watts": 300.0}  # fmt: skip
+    declined = {"record": "case", "case": "resnet50/b1/bert_base/8/stages-duty25", "way": "stages", "declined": "no"}
+    lines = [base, declined, of("stages-ctas1", 110.0, 11.0, stop_us=150), of("stages", 150.0, 6.0, stop_us=240.0),
+             of("green20", 110.0, 4.4), of("green36", 120.0, 12.0), of("priority", 300.0, 60.0)]  # fmt: skip
+    (found,) = network_rows(lines)
+    assert found[:4] == ["resnet50/b1/bert_base/8", "100.0", "1.020", "500"]
+    assert found[4:8] == ["1.50 1.50 0.10 0.77", "declined", "1.10 1.10 0.25 1.16", ""]
+    assert found[8:] == ["3.06 3.06 0.50 0.83", "1.22 1.22 0.25 1.07 (green36)", "", "240", "0, 0"]
+    assert not network_rows(lines[1:])
