@@ -40,9 +40,10 @@ from benchmarks.best_effort import jobs
 from benchmarks.cases.colocate_lc import LcKernel, drawn, hosts, lc_kernel, lc_names, lc_source
 from benchmarks.co_runner.machine import Meter
 from benchmarks.co_runner.rows import clocks
+from benchmarks.harness.modules import Modules
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.device.cuda import streams
-from weft.device.cuda.driver import Module, encode_tensor_map, primary_context
+from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.device.cuda.partition import Part, partitioned
@@ -50,7 +51,7 @@ from weft.device.cuda.streams import Stream, device_memory, read_back, write
 from weft.errors import DeviceError, ToolchainError
 from weft.gemm.search import feasible
 from weft.gemm.spec import Gemm
-from weft.generate.bind import Addresses, BoundCuda, CudaDriver, Prepared
+from weft.generate.bind import Addresses, BoundCuda, Prepared
 from weft.generate.bind_fused import BoundFused
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.foreign.read import ForeignRole
@@ -62,6 +63,7 @@ from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.fused import control_bytes, fuse, judge, lc_role, shapes, shared_of, stages_of
 from weft.generate.cuda.role.persistent import persistent
 from weft.generate.cuda.role.role import RoleSource
+from weft.generate.cuda.space import kind
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.colocation import BYTES, FusedSource, FusionShape
@@ -208,17 +210,15 @@ def _products(g: Gemm, facts: GpuFacts, most: int, shared_bytes: int) -> Iterato
         raise ValueError(f"{g.name}: {found.reason}")  # noqa: TRY004 - it is the product
     kinds: set[object] = set()
     for _, schedule in feasible(g, problem, facts):
-        p = dict(schedule.params)
-        kind = tuple(p.get(k) for k in ("bm", "bn", "consumers", "pingpong"))
         if len(kinds) == most:
             return
-        if p.get("template") != "tma" or kind in kinds:
+        if dict(schedule.params).get("template") != "tma" or kind(schedule) in kinds:
             continue
         source = roles(found, schedule)
         if isinstance(source, Declined) or isinstance(role := lc_role(source), Declined) or source.pack:
             continue
         if role.shared_bytes + shared_bytes <= facts.shared_per_block and _one_wave(source, facts):
-            kinds.add(kind)
+            kinds.add(kind(schedule))
             yield source
 
 
@@ -317,16 +317,10 @@ class Loader:
     """Compiles, loads each cubin once, and knows its modules."""
 
     def __init__(self, nvrtc: Nvrtc, arch: str, held: ExitStack, cache: Path | None = None) -> None:
-        self.nvrtc, self.arch, self._held, self._cache = nvrtc, arch, held, cache
-        self._modules: dict[Path, Module] = {}
+        self.nvrtc, self.arch, self._cache = nvrtc, arch, cache
+        self._modules = Modules(held)
         self._compiled: dict[tuple[str, tuple[str, ...]], CompiledCubin | ToolchainError] = {}
-        self.driver = CudaDriver(self._load, encode_tensor_map)
-
-    def _load(self, path: Path) -> Module:
-        if path not in self._modules:
-            self._modules[path] = Module(path)
-            self._held.callback(self._modules[path].unload)
-        return self._modules[path]
+        self.driver = self._modules.driver
 
     def compile_all(self, texts: Sequence[tuple[str, tuple[str, ...]]]) -> None:
         """On all cores; what fails is raised when it is asked for."""
@@ -348,7 +342,7 @@ class Loader:
 
     def fill(self, cubin: CompiledCubin, prefix: Sequence[str], roles: Sequence[ForeignRole]) -> None:
         """The `__constant__` variables of foreign kernels, which stand in these namespaces."""
-        module = self._load(cubin.path)
+        module = self._modules.load(cubin.path)
         for k, role in enumerate(roles):
             outer = [p.format(k) for p in prefix]
             data = {c.name: c for c in role.manifest.constants}

@@ -16,15 +16,14 @@ import torch
 
 from benchmarks.co_runner.rows import WHOLE, Sample, Way, lost_or_doubled
 from benchmarks.co_runner.units import CELLS, FULL_THREADS, Unit, co_runner, plain, unit_of
+from benchmarks.harness.modules import Modules
 from weft.device.cuda import streams
 from weft.device.cuda.api import call, driver_api
-from weft.device.cuda.driver import Module, encode_tensor_map
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvml import sm_clock_of, watts_of
 from weft.device.cuda.nvrtc import Nvrtc
-from weft.device.cuda.resident import prefer_shared
 from weft.device.cuda.streams import Stream
-from weft.generate.bind import Addresses, BoundCuda, CudaDriver, CudaFunction, Prepared
+from weft.generate.bind import Addresses, BoundCuda, Prepared
 from weft.generate.bind_fused import BoundFused
 from weft.generate.cuda.role.persistent import needs
 from weft.kernels.colocation import BYTES, WorkCounter
@@ -63,18 +62,6 @@ def timed() -> torch.cuda.Event:
 def apart_us(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
     """Microseconds between two events that have happened."""
     return float(first.elapsed_time(last)) * 1e3
-
-
-class _Preferring:
-    """A module whose functions prefer the carve-out of plans under a budget."""
-
-    def __init__(self, path: Path) -> None:
-        self.module = Module(path)
-
-    def function(self, entry: str) -> CudaFunction:
-        found = self.module.function(entry)
-        prefer_shared(found)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +131,7 @@ class Gpu:
         self._out = torch.zeros(FULL_THREADS, dtype=torch.int32, device="cuda")
         self._data: torch.Tensor | None = None
         self._seen = torch.zeros(2 * BYTES, dtype=torch.uint8).pin_memory()
-        self._modules: dict[Path, _Preferring] = {}
-        self._driver = CudaDriver(self._load, encode_tensor_map)
+        self._driver = Modules(held, prefer=True).driver
         self._co_runners: dict[tuple[Unit, int], CoRunner] = {}
         self._plain: dict[Unit, tuple[CudaSource, Path]] = {}
         self._full: dict[tuple[str, int], float] = {}
@@ -156,12 +142,6 @@ class Gpu:
         own = Stream(priority=priority)
         self._held.callback(own.close)
         return torch.cuda.ExternalStream(own.handle)  # type: ignore[no-untyped-call]
-
-    def _load(self, path: Path) -> _Preferring:
-        if path not in self._modules:
-            self._modules[path] = _Preferring(path)
-            self._held.callback(self._modules[path].module.unload)
-        return self._modules[path]
 
     def _addresses(self, unit: Unit) -> Addresses:
         return Addresses(self.inputs_of(unit), (self.ran.data_ptr(), self._out.data_ptr()))
