@@ -1,18 +1,20 @@
 """Pairs of a product or convolution (LC) and a best-effort job (BE): fused in one CTA, verified, timed beside peers.
 
     python -m benchmarks.gpu_pairs [--lc vgg16/conv3x3-64-224,4096x4096x4096,...] [--be mriq,sgemm,...] [--hosts 6]
-        [--rounds 9] [--seconds 540] [--limit 60] [--cache DIR] [--out FILE|-] [--dry]
+        [--rounds 9] [--seconds 540] [--limit 60] [--cache DIR] [--database DIR] [--again] [--out FILE|-] [--dry]
 
-LC is a kernel of a network at batch 16 (`benchmarks.cases.colocate_lc`), or C = A · Bᵀ in bf16 given as MxNxK. Several
-of its configurations are timed alone, and the peers are given the fastest. Fused kernels of several configurations and
-shapes are compiled, compared with the kernels alone (`weft.tune.cuda_pair`: nothing drawn, stopped, all drawn) and
-timed for a moment, the best also in the form that draws in time. The best three are measured: for as many launches of
-LC as run the whole job, medians of interleaved rounds of LC alone, BE alone, the peers, and the fused launches with
-what is left of the job behind them. Peers: one after the other; two streams of different priority; two parts of the GPU
-(green contexts), of the best of some sizes. The one that is kept is compared once more for several splits of the job.
-`ratio` is the best peer over fused: a pair below 1 is declined. Pairs of one LC kernel run in a process that may die:
-the pair's row then says so, and the next process goes on behind it. `--dry` compiles the fused kernels for an H200,
-without a GPU.
+LC is a kernel of a network at batch 16 (`benchmarks.cases.colocate_lc`), or C = A · Bᵀ in bf16 given as MxNxK.
+Several of its configurations are timed alone, and the peers are given the fastest. Fused kernels of several
+configurations and shapes are compiled, compared with the kernels alone (`weft.tune.cuda_pair`: nothing drawn,
+stopped, all drawn) and searched by successive halving (`weft.tune.pairs.study`): all for a moment, the best also in
+the form that draws in time, then one of three in few rounds beside the peers, and the best three in all rounds: for
+as many launches of LC as run the whole job, medians of interleaved rounds of LC alone, BE alone, the peers, and the
+fused launches with what is left of the job behind them. Peers: one after the other; two streams of different
+priority; two parts of the GPU (green contexts), of the best of some sizes. Those are compared once more for several
+splits of the job. `ratio` is the best peer over fused: a pair below 1 is declined. All of it is kept in the tuning
+database (`weft pairs` lists it), and what that knows of the same texts, GPU and driver is not measured again
+(`--again`: it is). Pairs of one LC kernel run in a process that may die: the pair's row then says so, and the next
+process goes on behind it. `--dry` compiles the fused kernels for an H200, without a GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import queue
 import random
 import statistics
@@ -42,6 +45,7 @@ from benchmarks.co_runner.machine import Meter
 from benchmarks.co_runner.rows import clocks
 from benchmarks.harness.modules import Modules
 from benchmarks.harness.record import Record, Row, folder_of_gpu
+from benchmarks.pairs_matrix import row_of
 from weft.device.cuda import streams
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
@@ -66,8 +70,11 @@ from weft.generate.cuda.role.role import RoleSource
 from weft.generate.cuda.space import kind
 from weft.ir.declined import Declined
 from weft.ir.types import DType
+from weft.kernels.candidate import Problem
 from weft.kernels.colocation import BYTES, FusedSource, FusionShape
+from weft.kernels.pairs import PairKey, PairRecord, PairSummary
 from weft.kernels.source import CudaSource
+from weft.options import Options
 from weft.tune.cuda_pair import (
     SPLITS,
     Memory,
@@ -84,6 +91,9 @@ from weft.tune.cuda_pair import (
     verify,
     verify_drain,
 )
+from weft.tune.halving import added_work
+from weft.tune.pairs import Arm, cubin_digest, keep, known, refused, study, timed
+from weft.tune.store import Database
 
 SUITE = "colocate-pairs"
 GUARD = bytes(range(1, 256)) + b"\x00"
@@ -93,7 +103,10 @@ POISON = 0xA5
 PARTS = (64, 96, 112, 120)
 """Multiprocessors of LC in the peer of two parts."""
 FINALISTS = 3
-"""Fused kernels that are measured, of those timed for a moment; and of which a form that draws in time is tried."""
+"""Fused kernels that are measured to the end; and of those timed for a moment, of which a form that draws in time is
+tried."""
+SHARE = 3
+"""A step of the search keeps one of so many."""
 FEW_ACCUMULATORS = 64
 """Registers of a thread for sums, beside which further warps find room."""
 DRAWING_REGISTERS = 8
@@ -113,6 +126,7 @@ class Lc:
     """A latency-critical kernel, as roles of several configurations."""
 
     name: str
+    problem: Problem
     sources: tuple[RoleSource, ...]
     inputs: tuple[bytes, ...]
     outputs: tuple[int, ...]
@@ -138,6 +152,7 @@ def lc_of(text: str, facts: GpuFacts, most: int, shared_bytes: int, *, contents:
         inputs = tuple(drawn(b, seed) for seed, b in enumerate(kernel.inputs)) if contents else ()
         return Lc(
             text,
+            kernel.problem,
             tuple(sources),
             inputs,
             tuple(b.nbytes for b in kernel.outputs),
@@ -149,7 +164,7 @@ def lc_of(text: str, facts: GpuFacts, most: int, shared_bytes: int, *, contents:
     sizes = ((g.m, g.k), (g.n, g.k)) if contents else ()
     operands = [torch.randn(s, generator=generator).bfloat16().view(torch.int16).numpy().tobytes() for s in sizes]
     configurations = mixed(list(_products(g, facts, 6 * most, shared_bytes)), most)
-    return Lc(text, tuple(configurations), tuple(operands), (2 * g.m * g.n,), (False, False))
+    return Lc(text, g.problem(), tuple(configurations), tuple(operands), (2 * g.m * g.n,), (False, False))
 
 
 def fastest(kernel: LcKernel, hosts: Sequence[RoleSource]) -> Iterator[CudaSource]:
@@ -500,10 +515,20 @@ class Bench:
     """An LC kernel on the GPU, with its configurations timed alone."""
 
     def __init__(
-        self, lc: Lc, facts: GpuFacts, loader: Loader, rounds: int, held: ExitStack, cache: Path | None = None
+        self,
+        lc: Lc,
+        facts: GpuFacts,
+        loader: Loader,
+        rounds: int,
+        held: ExitStack,
+        cache: Path | None = None,
+        database: Database | None = None,
     ) -> None:
+        """`cache`: folder of buffers; `database`: where pairs are kept and read back, None: nowhere."""
         self.lc, self.facts, self.loader, self.rounds, self._held = lc, facts, loader, rounds, held
         self.cache = cache
+        self.database = held.enter_context(Database.open(None)) if database is None else database
+        self._parts: list[tuple[str, Stream, Stream]] | None = None
         self.gpu, self.meter = Gpu(held), Meter(str(torch.cuda.get_device_properties(0).uuid))
         self.counter, self.fresh = (held.enter_context(device_memory(BYTES)) for _ in range(2))
         given = [np.frombuffer(bytearray(x), np.uint8) for x in lc.inputs]
@@ -528,87 +553,17 @@ class Bench:
         self.best = min(range(len(self.times)), key=self.times.__getitem__)
 
     def rows(self, job: Job, numbers: Sequence[int]) -> Iterator[Row]:
-        """Rows of a pair: of fused kernels, then of the pair itself."""
-        case = f"{self.lc.name}/{job.name}"
+        """Rows of a pair: of fused kernels that are measured now, then of the pair itself."""
         with ExitStack() as held:
-            side, be_us, drain, at, registers = self._job(job, held)
-            every = candidates(self.lc, numbers, job, self.facts, registers)
-            self.loader.compile_all([(c.made.text, c.made.flags) for c in every])
-            wanted: dict[int, Wanted | str] = {}
-            ready: list[tuple[float, Candidate, Pair]] = []
-
-            def attempt(one: Candidate) -> Row:
-                """Verified and timed for a moment; what is right is `ready`."""
-                told: Row = {"record": "shape", "case": case, "lc_schedule": str(self.lc.sources[one.lc].schedule),
-                             "shape": asdict(one.shape)}  # fmt: skip
-                if reason := refusal(self.loader, self.lc.sources[one.lc], one, self.facts):
-                    return {**told, "declined": reason}
-                pair = self._pair(one, job, side, drain, at)
-                if wrong := self._wrong(one, pair, wanted, ()):
-                    return {**told, "wrong": wrong}
-                lc_us = self.times[self.best]
-                n = max(1, min(64, round(MOMENT_US / lc_us)))
-                found = rate(self.gpu, pair, n, 3)
-                if found.blocks * n >= pair.total and n > 1:  # the job was over before
-                    n = max(1, n // 8)
-                    found = rate(self.gpu, pair, n, 3)
-                guess = (lc_us + be_us * found.blocks / pair.total) / found.inside_us
-                ready.append((guess, one, pair))
-                return {**told, "guess": round(guess, 4), "inside_us": round(found.inside_us, 2),
-                        "blocks": round(found.blocks, 1)}  # fmt: skip
-
-            for one in every:
-                yield attempt(one)
-            ready.sort(key=lambda x: -x[0])
-            timed = [c for _, one, _ in ready[:FINALISTS] if (c := self._in_time(one, job)) is not None]
-            self.loader.compile_all([(c.made.text, c.made.flags) for c in timed])
-            for one in timed:
-                yield attempt(one)
-            ready.sort(key=lambda x: -x[0])
-            best: tuple[PairTimes, Candidate, Pair] | None = None
-            split = self._split(side) if ready else None
-            for _, one, pair in ready[:FINALISTS]:
-                blocks = rate(self.gpu, pair, 4, 3).blocks
-                n = launches_for(pair.total, max(blocks, 0.01))
-                peers = replace(pair, lc=Side((self.alone[self.best],), self.memory))
-                times = measure(self.gpu, peers, n, self.rounds, split and split(n))
-                if times.drained and (best is None or times.ratio > best[0].ratio):
-                    best = times, one, pair
-            yield self._row(case, be_us, best, wanted)
-
-    def _row(
-        self,
-        case: str,
-        be_us: float,
-        best: tuple[PairTimes, Candidate, Pair] | None,
-        wanted: dict[int, Wanted | str],
-    ) -> Row:
-        base: Row = {"record": "case", "suite": SUITE, "case": case, "lc_us": round(self.times[self.best], 2),
-                     "be_us": round(be_us, 2)}  # fmt: skip
-        if best is None:
-            return {**base, "kept": False, "ratio": 1.0, "note": "no shape runs, or none was right"}
-        times, one, pair = best
-        want = wanted[one.lc]
-        wrong = verify(self.gpu, pair, want, SPLITS) if isinstance(want, Wanted) else want
-        kept = times.ratio > 1.0 and not wrong
-        return {
-            **base,
-            "kept": kept,
-            "ratio": round(times.ratio, 4) if kept else 1.0,
-            "measured_ratio": round(times.ratio, 4),
-            **({"wrong": wrong} if wrong else {}),
-            "lc_schedule": str(self.lc.sources[one.lc].schedule),
-            "shape": asdict(one.shape),
-            "launches": times.launches,
-            "fraction": round(times.be_us / times.lc_us, 3),
-            "slowdown": round(times.slowdown, 4),
-            "idle_slowdown": round(times.idle_us / times.lc_us - 1, 4),
-            "inside": round(times.inside_blocks / max(1, pair.total), 4),
-            "peers_us": {k: round(v, 1) for k, v in times.peers.items()},
-            "fused_us": round(times.fused_us, 1),
-            "blocks": pair.total,
-            **self._metered(times, pair),
-        }
+            search = Search(self, job, held)
+            every = candidates(self.lc, numbers, job, self.facts, registers_of(self.loader, job))
+            search.study(every, 1)
+            yield from search.told()
+            best = search.ranked(every)[:FINALISTS]
+            timed = [c for one in best if (c := self._in_time(one, job)) is not None]
+            found = search.study([*every, *timed], max(2, self.rounds))
+            yield from search.told()
+            yield search.row(found)
 
     def _metered(self, times: PairTimes, pair: Pair) -> Row:
         """Clock of the SMs (MHz) and power (W) while LC, the job and the fused launches run, each by itself."""
@@ -681,15 +636,17 @@ class Bench:
         bound = BoundFused(one.made, cubin.path, driver=self.loader.driver)
         return bound.prepare([self.at[one.lc], *at], self.counter)
 
-    def _split(self, be: Side) -> Callable[[int], dict[str, Callable[[int], None]]] | None:
-        """The peer of two parts, for a number of LC launches; None where this GPU has none."""
-        sides: list[tuple[str, Stream, Stream]] = []
+    def _partitions(self) -> Iterator[tuple[str, Stream, Stream]]:
         for sms in PARTS:
             parts = self._held.enter_context(partitioned(sms))
-            if isinstance(parts, Declined):
-                continue
-            first, rest = _stream(parts.first, self._held), _stream(parts.rest, self._held)
-            sides.append((f"parts:{sms}", first, rest))
+            if not isinstance(parts, Declined):
+                yield f"parts:{sms}", _stream(parts.first, self._held), _stream(parts.rest, self._held)
+
+    def _split(self, be: Side) -> Callable[[int], dict[str, Callable[[int], None]]] | None:
+        """The peer of two parts, for a number of LC launches; None where this GPU has none."""
+        if self._parts is None:
+            self._parts = list(self._partitions())
+        sides = self._parts
 
         def peers(n: int) -> dict[str, Callable[[int], None]]:
             works: dict[str, Callable[[int], None]] = {
@@ -703,6 +660,147 @@ class Bench:
             return {name: works[name]}
 
         return peers
+
+
+@final
+class Search:
+    """Fused kernels of a pair, searched by successive halving: moments, then runs beside the peers. See `study`."""
+
+    def __init__(self, bench: Bench, job: Job, held: ExitStack) -> None:
+        self.bench, self.job, self._held = bench, job, held
+        self.case = f"{bench.lc.name}/{job.name}"
+        self.be_us = math.nan
+        self.wrong = ""
+        """What is wrong with a kernel that was right in its first comparison."""
+        self._on_gpu: tuple[Side, Prepared, list[Addresses]] | None = None
+        self._of: dict[PairKey, Candidate] = {}
+        self._pairs: dict[PairKey, Pair] = {}
+        self._times: dict[PairKey, PairTimes] = {}
+        self._wanted: dict[int, Wanted | str] = {}
+        self._told: list[Row] = []
+
+    def arm(self, one: Candidate) -> Arm:
+        """A candidate as what may be measured."""
+        b = self.bench
+        names, source = (b.lc.name, self.job.name), b.lc.sources[one.lc]
+        made = row_of(names, b.lc.problem, source, self.job.sources, one.made, None, b.facts, b.loader.nvrtc)
+        self._of[made.key] = one
+        return Arm(made, one.made)
+
+    def study(self, every: Sequence[Candidate], rounds: int) -> PairSummary | None:
+        """Search them to so many rounds; what is known is not measured, nor compiled."""
+        arms = [self.arm(c) for c in every]
+        there = {r.key for r in known(self.bench.database)}
+        new = [a.source for a in arms if a.record.key not in there]
+        self.bench.loader.compile_all([(x.text, x.flags) for x in new])
+        return study(
+            self.bench.database, arms, self._measured, rounds=1, most_rounds=rounds, least=FINALISTS, share=SHARE
+        )
+
+    def ranked(self, every: Sequence[Candidate]) -> list[Candidate]:
+        """Those that are right, by the work of both in the time of a launch."""
+        there = {r.key: r for r in known(self.bench.database)}
+        found = [(added_work(r), k) for k, c in enumerate(every) if not (r := there[self.arm(c).record.key]).declined]
+        return [every[k] for _, k in sorted(found, key=lambda x: (-x[0], x[1]))]
+
+    def told(self) -> list[Row]:
+        """Rows of the kernels that were measured since it was asked last."""
+        found, self._told = self._told, []
+        return found
+
+    def _measured(self, arm: Arm, rounds: int) -> PairRecord:
+        b, key = self.bench, arm.record.key
+        one = self._of[key]
+        source = b.lc.sources[one.lc]
+        row: Row = {"record": "shape", "case": self.case, "lc_schedule": str(source.schedule),
+                    "shape": asdict(one.shape), "rounds": rounds}  # fmt: skip
+        self._told.append(row)
+        if key not in self._pairs:
+            if reason := refusal(b.loader, source, one, b.facts):
+                row["declined"] = reason
+                return refused(arm.record, reason)
+            if self._on_gpu is None:
+                side, self.be_us, drain, at, _ = b._job(self.job, self._held)
+                self._on_gpu = side, drain, at
+            pair = b._pair(one, self.job, *self._on_gpu)
+            if wrong := b._wrong(one, pair, self._wanted, ()):
+                row["wrong"] = wrong
+                return refused(arm.record, wrong)
+            self._pairs[key] = pair
+        path = b.loader.compiled(one.made.text, one.made.flags).path
+        record = replace(arm.record, cubin=cubin_digest(path), lc_us=b.times[b.best], be_us=self.be_us)
+        if rounds < 2:
+            return self._moment(record, self._pairs[key], row)
+        return self._beside_peers(record, one, self._pairs[key], row, rounds)
+
+    def _moment(self, record: PairRecord, pair: Pair, row: Row) -> PairRecord:
+        """From a few launches; over one after the other, without a run of the peers."""
+        b = self.bench
+        n = max(1, min(64, round(MOMENT_US / record.lc_us)))
+        found = rate(b.gpu, pair, n, 3)
+        if found.blocks * n >= pair.total and n > 1:  # the job was over before
+            n = max(1, n // 8)
+            found = rate(b.gpu, pair, n, 3)
+        gained = record.be_us * found.blocks / pair.total / record.lc_us
+        lost = found.inside_us / record.lc_us - 1.0
+        told = replace(record, rounds=1, launches=n, fraction=gained, slowdown=lost, started=time.time())
+        told = replace(told, ratio=added_work(told))
+        row |= {"guess": round(told.ratio, 4), "inside_us": round(found.inside_us, 2), "blocks": round(found.blocks, 1)}
+        return told
+
+    def _beside_peers(self, record: PairRecord, one: Candidate, pair: Pair, row: Row, rounds: int) -> PairRecord:
+        b = self.bench
+        assert self._on_gpu is not None  # it has the pair
+        n = launches_for(pair.total, max(rate(b.gpu, pair, 4, 3).blocks, 0.01))
+        split = b._split(self._on_gpu[0])
+        peers = replace(pair, lc=Side((b.alone[b.best],), b.memory))
+        times = measure(b.gpu, peers, n, rounds, split and split(n))
+        wrong = "" if times.drained else f"the job had not run whole after {n} launches and what was left"
+        if not wrong and rounds >= b.rounds:
+            wrong = b._wrong(one, pair, self._wanted, SPLITS)
+        if wrong:
+            row["wrong"] = self.wrong = wrong
+            return refused(record, wrong)
+        self._times[record.key] = times
+        row |= {"measured_ratio": round(times.ratio, 4), "launches": n}
+        return timed(record, times, pair.total, times.peers, rounds)
+
+    def _metered(self, key: PairKey) -> Row:
+        """Clock and power, of what was measured now."""
+        there = key in self._times
+        return self.bench._metered(self._times[key], self._pairs[key]) if there else {"known": True}
+
+    def row(self, found: PairSummary | None) -> Row:
+        """Of the pair: the best kernel that was timed beside its peers."""
+        b = self.bench
+        best = None if found is None else found.best
+        be_us = best.be_us if best is not None else self.be_us
+        base: Row = {"record": "case", "suite": SUITE, "case": self.case, "lc_us": round(b.times[b.best], 2)}
+        base |= {"be_us": round(be_us, 2)} if math.isfinite(be_us) else {}
+        if self.wrong:
+            base["wrong"] = self.wrong
+        if best is None or not best.shape:
+            note = "no shape fits" if found is None else "no shape runs, or none was right"
+            return {**base, "kept": False, "ratio": 1.0, "note": note}
+        one, n = self._of[best.key], best.launches
+        kept = best.ratio > 1.0 and not self.wrong
+        return {
+            **base,
+            "kept": kept,
+            "ratio": round(best.ratio, 4) if kept else 1.0,
+            "measured_ratio": round(best.ratio, 4),
+            "lc_schedule": str(best.schedule),
+            "shape": asdict(best.shape),
+            "launches": n,
+            "fraction": round(best.be_us / (n * best.lc_us), 3),
+            "slowdown": round(best.slowdown, 4),
+            "idle_slowdown": round(best.idle, 4),
+            "inside": round(best.fraction * n * best.lc_us / best.be_us, 4),
+            "peers_us": {k: round(v, 1) for k, v in best.peers},
+            "fused_us": round(best.best_peer[1] / best.ratio, 1),
+            "blocks": sum(one.made.stages),
+            **self._metered(best.key),
+        }
 
 
 def _stream(part: Part, held: ExitStack) -> Stream:
@@ -721,10 +819,15 @@ def inside(lc_text: str, names: Sequence[str], chosen: argparse.Namespace) -> It
         facts = gpu_facts(None, calibrate=False)
         every = [lc_of(lc_text, facts, chosen.hosts, job.shared_bytes, contents=k == 0) for k, job in enumerate(work)]
         lc, numbers = united(every)
-        bench = Bench(lc, facts, Loader(nvrtc, facts.arch, held, chosen.cache), chosen.rounds, held, chosen.cache)
+        kept = held.enter_context(Database.open(chosen.database))
+        asked = held.enter_context(Database.open(None)) if chosen.again else kept
+        loader = Loader(nvrtc, facts.arch, held, chosen.cache)
+        bench = Bench(lc, facts, loader, chosen.rounds, held, chosen.cache, asked)
         for job, own in zip(work, numbers, strict=True):
             yield {"record": "begun", "case": f"{lc_text}/{job.name}"}
             yield from bench.rows(job, own)
+            if chosen.again:
+                keep(kept, known(asked))
 
 
 def dry(products: Sequence[str], names: Sequence[str], most: int, cache: Path | None) -> int:
@@ -848,6 +951,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds without a word of a pair")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
     parser.add_argument("--cache", type=Path, help="folder in which cubins are kept; `--dry` fills it beforehand")
+    where = "folder of the tuning database; as other commands by default"
+    parser.add_argument("--database", type=Path, default=Options.from_environment(os.environ).cache, help=where)
+    parser.add_argument("--again", action="store_true", help="measure what the database knows, too")
     parser.add_argument("--dry", action="store_true", help="no GPU: compile for sm_90a")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
@@ -871,6 +977,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     own = ["--hosts", str(chosen.hosts), "--rounds", str(chosen.rounds)]
     own += ["--cache", str(chosen.cache)] if chosen.cache else []
+    own += ["--database", str(chosen.database)] if chosen.database else []
+    own += ["--again"] if chosen.again else []
     path = None if chosen.out is None or str(chosen.out) == "-" else chosen.out
     failed = False
     with ExitStack() as ends:

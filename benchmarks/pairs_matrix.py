@@ -37,7 +37,7 @@ def row_of(
     lc: RoleSource,
     be: Sequence[RoleSource],
     made: FusedSource,
-    cubin: Path,
+    cubin: Path | None,
     facts: GpuFacts,
     compiler: Nvrtc,
 ) -> PairRecord:
@@ -49,7 +49,7 @@ def row_of(
         lc: what was fused.
         be: the job's stages.
         made: the fused kernel.
-        cubin: its machine code.
+        cubin: its machine code; None: it is not compiled yet.
         facts: the GPU.
         compiler: that compiled it.
 
@@ -59,7 +59,7 @@ def row_of(
     key = key_of(
         problem, be, made, gpu=facts.name, driver=driver_version(), compiler=f"{compiler.identity()} {facts.arch}"
     )
-    return PairRecord(key, *names, lc.schedule, made.shape, cubin_digest(cubin))
+    return PairRecord(key, *names, lc.schedule, made.shape, cubin_digest(cubin) if cubin else "")
 
 
 def summaries(rows: Iterable[Mapping[str, Any]]) -> list[PairSummary]:
@@ -109,8 +109,9 @@ def _summary(row: Mapping[str, Any], environment: Mapping[str, Any]) -> PairSumm
         fraction=float(row["fraction"]) * float(row.get("inside", 1.0)),
         slowdown=float(row["slowdown"]),
         ratio=ratio,
+        peers=tuple(sorted((str(k), float(v)) for k, v in row.get("peers_us", {}).items())),
     )
-    return PairSummary(lc, be, gpu, driver, (point,), 1, 0)
+    return PairSummary(lc, be, gpu, driver, (point,), 1, 0, "", point)
 
 
 def _shape(data: Mapping[str, Any]) -> FusionShape:

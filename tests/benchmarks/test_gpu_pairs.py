@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from benchmarks.gpu_pairs import accumulators, candidates, gemm_of, job_of, lc_of, main, mangled, united, varied
+from benchmarks.gpu_pairs import Bench, accumulators, candidates, gemm_of, job_of, lc_of, main, mangled, united, varied
 
 from benchmarks import gpu_pairs
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.types import DType
 from weft.kernels.colocation import FusionShape, RoleRegisters
+from weft.tune.cuda_pair import Pair, PairTimes, Rate, Side
+from weft.tune.pairs import known
+from weft.tune.store import Database
 
 
 def test_products_by_their_sizes() -> None:
@@ -148,6 +155,93 @@ def test_a_process_that_ends_without_its_pairs_is_a_failure(monkeypatch: pytest.
     monkeypatch.setattr(gpu_pairs, "Child", Said(([], None)))
     (row,) = gpu_pairs.pairs("lc", ["a"], [], 60.0, time.perf_counter() + 1e3)
     assert row["failed"] == "its process ended before its pairs did"
+
+
+class Machine:
+    """A GPU of times: kernels of more threads gain more and cost more; `peer`: the best one over the serial one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, peer: float) -> None:
+        self.moments, self.runs, self.splits, self.peer = 0, [], 0, peer  # type: ignore[var-annotated]
+        code = folder / "x.cubin"
+        code.write_bytes(b"code")
+        self.loader: Any = SimpleNamespace(
+            compile_all=lambda texts: None,
+            compiled=lambda text, flags=(): SimpleNamespace(path=code),
+            nvrtc=SimpleNamespace(identity=lambda: "nvrtc of a test"),
+        )
+        for name, stand_in in (
+            ("registers_of", lambda loader, job: 40),
+            ("refusal", lambda loader, lc, one, facts: "spills" if one.lc == 1 else ""),
+            ("rate", self.rate),
+            ("measure", self.measure),
+        ):
+            monkeypatch.setattr(gpu_pairs, name, stand_in)
+
+    def bench(self, lc: Any, database: Database) -> Bench:
+        bench = object.__new__(Bench)
+        given: Any = {
+            "lc": lc, "facts": GpuFacts(), "loader": self.loader, "rounds": 9, "database": database, "gpu": None,
+            "times": [50.0] * len(lc.sources), "best": 0, "alone": [None] * len(lc.sources), "memory": (),
+            "_job": lambda job, held: (None, 800.0, None, [], 40), "_split": lambda side: None,
+            "_pair": lambda one, job, side, drain, at: Pair(Side((), ()), Side((), ()), one, None, 0, 0, (80,)),
+            "_wrong": self.wrong, "_metered": lambda times, pair: {"watts": {}},
+        }  # fmt: skip
+        for name, value in given.items():
+            setattr(bench, name, value)
+        return bench
+
+    def wrong(self, one: Any, pair: Any, wanted: Any, splits: Any) -> str:
+        self.splits += bool(splits)
+        return ""
+
+    def rate(self, gpu: Any, pair: Any, n: int, rounds: int) -> Rate:
+        self.moments += n != 4
+        threads = pair.fused.made.threads
+        return Rate(50.0 * (1 + threads / 2000), threads / 100)
+
+    def measure(self, gpu: Any, pair: Any, n: int, rounds: int, peers: Any) -> PairTimes:
+        self.runs.append(rounds)
+        found = self.rate(None, pair, 4, 3)
+        peer = 50.0 * n + 800.0
+        inside, ran = found.inside_us * n, round(found.blocks * n)
+        left = max(0.0, 800.0 * (1 - ran / 80))
+        both = {"serial": peer, "streams": peer * self.peer}
+        return PairTimes(n, 50.0 * n, 800.0, both, inside + left, inside, 50.5 * n, min(80, ran), True)
+
+
+def searched(machine: Machine, folder: Path) -> tuple[list[dict[str, Any]], list[Any]]:
+    job = job_of("mriq", small=True)
+    lc = lc_of("4096x4096x4096", GpuFacts(), 3, job.shared_bytes, contents=False)
+    with Database.open(folder) as database:
+        rows: list[Any] = list(machine.bench(lc, database).rows(job, [0, 1, 2]))
+        return rows, list(known(database))
+
+
+def test_a_pair_is_searched_and_kept_and_not_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = Machine(monkeypatch, tmp_path, peer=0.99)
+    rows, kept = searched(machine, tmp_path)
+    shapes, last = [r for r in rows if r["record"] == "shape"], rows[-1]
+    assert last["record"] == "case" and last["case"] == "4096x4096x4096/mriq" and "watts" in last
+    assert machine.runs.count(9) >= 1 and machine.splits == machine.runs.count(9), "the last run has all splits"
+    assert set(machine.runs) == {3, 9} and machine.runs.count(9) <= machine.runs.count(3) <= machine.moments
+    assert {r.get("declined") for r in shapes} == {None, "spills"}
+    measured = [r["measured_ratio"] for r in shapes if r["rounds"] == 9]
+    assert last["measured_ratio"] == max(measured) and last["kept"] == (max(measured) > 1)
+    assert last["fraction"] == pytest.approx(800 / (50 * last["launches"]), abs=1e-3)
+    assert last["idle_slowdown"] == 0.01 and last["blocks"] > 0
+    assert {r.cubin for r in kept if not r.declined} == {hashlib.sha256(b"code").hexdigest()}
+    assert any(r.shape.in_time for r in kept if r.shape), "the best also in time"
+    again = Machine(monkeypatch, tmp_path, peer=0.99)
+    rows, now = searched(again, tmp_path)
+    assert (again.moments, again.runs) == (0, []) and len(rows) == 1 and repr(now) == repr(kept)
+    assert {k: v for k, v in rows[0].items() if k != "known"} == {k: v for k, v in last.items() if k != "watts"}
+
+
+def test_a_pair_that_loses_has_a_verdict(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows, kept = searched(Machine(monkeypatch, tmp_path, peer=0.5), tmp_path)
+    assert not rows[-1]["kept"] and rows[-1]["ratio"] == 1.0 and rows[-1]["measured_ratio"] < 1
+    (one,) = [r for r in kept if not r.key.kernel]
+    assert one.declined.startswith("do not fuse: 0.") and one.best_peer[0] == "streams"
 
 
 def test_a_child_says_what_it_died_of() -> None:

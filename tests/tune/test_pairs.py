@@ -54,8 +54,8 @@ SCHEDULE = Schedule("cuda", (("bm", 128), ("box", (1, 2, 64)), ("template", "tma
 def record(kernel: str = "k", s: float = 0.1, f: float = 0.5, ratio: float = 1.3, **more: Any) -> PairRecord:
     key = replace(KEY, kernel=kernel)
     return replace(
-        PairRecord(key, "vgg16/conv3x3-64-224", "mriq", SCHEDULE, SHAPE, "c" * 64, 9, 12, 100.0, 700.0, f, s, ratio,
-                   (("serial", 1300.0), ("streams", 1280.0)), "", 1e9),
+        PairRecord(key, "vgg16/conv3x3-64-224", "mriq", SCHEDULE, SHAPE, "c" * 64, 9, 12, 100.0, 700.0, f, s, 0.02,
+                   ratio, (("serial", 1300.0), ("streams", 1280.0)), "", 1e9),
         **more,
     )  # fmt: skip
 
@@ -76,8 +76,8 @@ def test_records_are_read_back() -> None:
 
 def test_a_shape_from_before_has_todays_defaults() -> None:
     data: Any = record_to_json(record())
-    del data["shape"]["min_ctas_per_sm"]
-    assert record_from_json(data).shape == SHAPE
+    del data["shape"]["min_ctas_per_sm"], data["idle"]
+    assert record_from_json(data).shape == SHAPE and math.isnan(record_from_json(data).idle)
     data["shape"]["colour"] = 1
     with pytest.raises(ArtifactError):
         record_from_json(data)
@@ -386,6 +386,7 @@ class Measured:
     lc_us: float = 1000.0
     be_us: float = 2000.0
     inside_us: float = 1200.0
+    idle_us: float = 1050.0
     inside_blocks: int = 300
     ratio: float = 1.25
 
@@ -394,6 +395,7 @@ def test_times_become_what_is_lost_and_gained() -> None:
     found = timed(record(started=0.0), Measured(), 600, {"streams": 3000.0, "serial": 2900.0}, 9)
     assert (found.lc_us, found.be_us, found.launches, found.rounds) == (100.0, 2000.0, 10, 9)
     assert found.fraction == pytest.approx(1.0) and found.slowdown == pytest.approx(0.2) and found.ratio == 1.25
+    assert found.idle == pytest.approx(0.05)
     assert found.peers == (("serial", 2900.0), ("streams", 3000.0)) and found.started > 0 and found.pays
     for bad in (Measured(launches=0), Measured(lc_us=0.0), Measured(be_us=math.nan)):
         with pytest.raises(ValueError, match="launches of"):

@@ -64,6 +64,8 @@ class PairRecord:
     """f: BE time gained in a launch over LC's alone."""
     slowdown: float = 0.0
     """s: time of a fused launch over LC's alone, less 1."""
+    idle: float = math.nan
+    """The same with nothing to draw; NaN: it was not measured."""
     ratio: float = math.nan
     """Time of the best peer over that of the fused form, the whole job included; above 1: it won."""
     peers: tuple[tuple[str, float], ...] = ()
@@ -140,7 +142,8 @@ def record_from_json(data: Json) -> PairRecord:
     """
     if not isinstance(data, Mapping) or not {"schedule", "shape"} <= data.keys():
         raise _bad("no record")
-    plain = from_json(_Plain, {k: v for k, v in data.items() if k not in ("schedule", "shape")})
+    later = {"idle": math.nan}
+    plain = from_json(_Plain, {k: v for k, v in {**later, **data}.items() if k not in ("schedule", "shape")})
     found = PairRecord(
         schedule=None if data["schedule"] is None else schedule_from_json(data["schedule"]),
         shape=None if data["shape"] is None else _shape(data["shape"]),
@@ -173,6 +176,7 @@ class _Plain:
     be_us: float
     fraction: float
     slowdown: float
+    idle: float
     ratio: float
     peers: tuple[tuple[str, float], ...]
     declined: str

@@ -64,6 +64,10 @@ class Times(Protocol):
         """The fused launches."""
 
     @property
+    def idle_us(self) -> float:
+        """The fused launches with nothing to draw."""
+
+    @property
     def inside_blocks(self) -> int:
         """Of the job, that ran in them."""
 
@@ -142,6 +146,7 @@ def timed(record: PairRecord, times: Times, total: int, peers: Mapping[str, floa
         be_us=times.be_us,
         fraction=times.be_us * times.inside_blocks / max(1, total) / times.lc_us,
         slowdown=times.inside_us / times.lc_us - 1.0,
+        idle=times.idle_us / times.lc_us - 1.0,
         ratio=times.ratio,
         peers=tuple(sorted(peers.items())),
         started=time.time(),
