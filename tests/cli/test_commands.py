@@ -407,6 +407,25 @@ def test_explain_by_number_node_and_operator(run: Weft, saved: Path) -> None:
     assert beside.data == [first]
 
 
+FUSED_LOOPS = "weft/generate/cpp/kernel.py"
+
+
+def test_explain_shows_a_text_and_where_its_lines_are_written(run: Weft, saved: Path) -> None:
+    kernels = [s for s in run("explain", saved, "--format", "json").data if s["written_in"] == [FUSED_LOOPS]]
+    number = str(kernels[0]["position"])
+    text = run("explain", saved, number, "--text").out
+    assert f"// kernel {number}: written in {kernels[0]['written_in'][0]}" in text
+    assert "// weft/generate/cpp/weft_simd.h" in text and "_mm512" not in text
+    (shown,) = run("explain", saved, number, "--text", "--format", "json").data
+    assert shown["text"] in text and shown["kernel"] == kernels[0]["position"]
+    line = next(x for x in shown["text"].splitlines() if 'extern "C" void' in x)
+    (found,) = run("explain", saved, number, "--line", line, "--format", "json").data
+    assert found["origins"][0]["file"] == FUSED_LOOPS
+    told = run("explain", saved, number, "--line", line).out
+    assert f"{FUSED_LOOPS}:{found['origins'][0]['line']}" in told
+    assert "no text of Weft is like this line" in run("explain", saved, number, "--line", "launch_the_missiles()").out
+
+
 def test_explain_what_is_not_there(run: Weft, saved: Path) -> None:
     for node in ("99", "%99999", "nonesuch"):
         done = run("explain", saved, node)

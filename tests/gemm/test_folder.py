@@ -17,16 +17,19 @@ import pytest
 from tests.gemm.test_search import H200, Tuner
 
 import weft
+from weft.cli.app import app
 from weft.errors import ArtifactError
 from weft.gemm import folder
 from weft.gemm.epilogue import epilogue
 from weft.gemm.plot import plot
 from weft.gemm.search import Outcome, SearchResult, search
 from weft.gemm.spec import Gemm, Search
+from weft.generate.written import written_in
 from weft.kernels.pretty import pretty
 from weft.kernels.source import CudaSource, Schedule
 
 FILES = {"cuda.cu", "kernel.json", "parameters.json", "timings.jsonl", "search.svg", "script.py"}
+SOURCE = Path(weft.__file__).parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -51,11 +54,26 @@ def test_a_folder_holds_kernel_parameters_timings_and_plot(found: SearchResult, 
     assert parameters["best"]["median_us"] == pytest.approx(found.best.median_us, abs=1e-4)
     assert parameters["best"]["parameters"]["template"] == found.best.template
     assert parameters["launches"][0]["block"][0] >= 64
+    assert parameters["written_in"] and all((SOURCE / f).is_file() for f in parameters["written_in"])
     lines = [strict(x) for x in (place / "timings.jsonl").read_text().splitlines()]
     assert [x["rank"] for x in lines] == list(range(1, len(found.outcomes) + 1))
     assert all(len(x["samples_us"]) == (3 if x["state"] == "ok" else 0) for x in lines)
     assert isinstance(found.kernel, CudaSource)
     assert (place / "cuda.cu").read_text() == pretty(found.kernel.text)
+
+
+def test_lines_of_its_text_are_told_by_file(
+    found: SearchResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = folder.write(tmp_path, found)
+    lines = (place / "cuda.cu").read_text().splitlines()
+    own = next(x for x in lines if "w_shared(sm)" in x)
+    head = next(x for x in lines if "griddepcontrol.wait" in x)
+    assert found.kernel is not None
+    made_in = written_in(str(found.kernel.schedule))[0].rpartition("/")[0]
+    for line, file in ((own, f"{made_in}/"), (head, "weft_cuda_machine.h")):
+        app(["explain", str(place), "--line", line], standalone_mode=False)
+        assert file in capsys.readouterr().out
 
 
 def test_a_folder_is_read_back_and_its_text_counts(found: SearchResult, tmp_path: Path) -> None:

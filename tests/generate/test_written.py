@@ -18,9 +18,10 @@ import weft
 from weft.generate.cpp import templates
 from weft.generate.cuda import generator
 from weft.generate.cuda.role.role import RoleSource
-from weft.generate.written import FILES, written_in
+from weft.generate.written import FILES, origins, without_headers, written_in
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
+from weft.kernels.pretty import pretty
 from weft.kernels.source import KernelSource
 
 ROOT = Path(weft.__file__).parent.parent
@@ -88,3 +89,62 @@ def test_schedules_as_text() -> None:
     assert written_in("cuda(template=tma)") == written_in("cuda(a=(1, 1),template=tma,z=0)")
     for other in ("library(form=eager)", "plugin(template=tma)", "cuda(template=none)", "cuda", "", "cpp.tile(3)"):
         assert written_in(other) == ()
+
+
+def emitted(name: str) -> tuple[str, str]:
+    """(schedule, text) of a template's golden kernel."""
+    first, second = (goldens.FOLDER / f"{name}.cu").read_text(encoding="utf-8").split("\n")[:2]
+    place, schedule = first.removeprefix("// "), json.loads(second.removeprefix("// "))
+    goldens.table(place.partition(" ")[0])
+    source = goldens.made(place, schedule)
+    return str(source.schedule), source.text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_most_lines_of_a_kernel_have_an_origin(name: str) -> None:
+    schedule, text = emitted(name)
+    body = pretty(without_headers(text)).splitlines()
+    assert len(body) < len(text.splitlines()) and not any("griddepcontrol" in line for line in body)
+    lines = [line for line in body if len("".join(line.split())) >= 24 and not line.startswith("// weft/")]
+    found = [origins(line, schedule, text) for line in lines]
+    assert sum(map(bool, found)) >= 0.8 * len(lines), [x for x, at in zip(lines, found, strict=True) if not at]
+    for origin in (x for at in found for x in at):
+        assert (ROOT / origin.file).is_file() and 0 < origin.share <= 1
+        assert not origin.file.startswith("weft/generate/cpp/")
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "file", "phrase"),
+    [
+        (
+            "tma",
+            "// producer warp: one thread keeps the ring of stages full by TMA",
+            "gemm/tma/kernel.py",
+            "producer warp",
+        ),
+        ("tma", "w_bar_init(sb + TURN + 8, 4);", "gemm/tma/kernel.py", "w_bar_init"),
+        (
+            "tma",
+            'asm volatile("griddepcontrol.wait;" ::: "memory");',
+            "intrinsics/weft_cuda_machine.h",
+            "griddepcontrol",
+        ),
+        ("attention", "auto fill_k = [&](int first, u32 to) {", "attention/load.py", "auto fill_"),
+        ("attention", "float o[1][8][4], top[1][2], total[1][2];", "attention/text.py", "total["),
+        ("attention_tma", "w_bar_wait(sb + FULLV + 8 * slot, phase);", "intrinsics/ring.py", "w_bar_wait"),
+        ("mma", "(void)g; (void)b; (void)n0; (void)lane;", "gemm/mma/kernel.py", "(void)lane"),
+    ],
+)
+def test_the_file_and_the_line_of_a_line(name: str, line: str, file: str, phrase: str) -> None:
+    schedule, text = emitted(name)
+    best = origins(line, schedule, text)[0]
+    assert best.file == f"weft/generate/cuda/{file}"
+    near = (ROOT / best.file).read_text(encoding="utf-8").splitlines()[best.line - 1 : best.line + 8]
+    assert phrase in "\n".join(near)
+
+
+def test_what_no_file_writes_has_no_origin() -> None:
+    schedule, text = emitted("tma")
+    for line in ("", "}", "  };", "launch_the_missiles(now);", "x" * 1000):
+        assert origins(line, schedule, text) == []
+    assert origins("role.pdl_wait();", "library(form=eager)", text) == []

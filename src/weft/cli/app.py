@@ -36,11 +36,14 @@ from weft.cli.show import Screen, memory, microseconds, plain, print_pairs, summ
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
 from weft.frontends.torch.dtypes import EMULATED
-from weft.generate.written import written_in
+from weft.generate.written import origins, without_headers, written_in
 from weft.kernels.dataclass_json import from_json, to_json
+from weft.kernels.pretty import pretty
 from weft.kernels.record import CompileRecord
 from weft.options import Options, default_cache_dir, parse_text
 from weft.private import usable, weakness
+from weft.report.data import SOURCE_LIMIT
+from weft.report.text import clean_source
 from weft.sm_budget import SmBudget
 
 if TYPE_CHECKING:
@@ -442,17 +445,28 @@ def check(
 
 @app.command()
 def explain(
-    plan: Annotated[Path, typer.Argument(help="saved plan or its .record.json")],
+    plan: Annotated[Path, typer.Argument(help="saved plan, its .record.json, or with --line a folder of `weft gemm`")],
     node: Annotated[str | None, typer.Argument(help="kernel number, %node, or part of an operator's name")] = None,
+    text: Annotated[bool, typer.Option("--text", help="the kernel's text, with a line for each header")] = False,
+    line: Annotated[str | None, typer.Option(help="a line of that text: in which files of Weft it is written")] = None,
     format: FormOption = "text",
 ) -> None:
     """Why a kernel was chosen: winner, runner-up, margin, and why it was not fused further."""
     screen = Screen(format)
+    if plan.is_dir() and line is not None:
+        from weft.gemm.folder import read
+
+        _, kernel = read(plan)
+        _print_text(screen, [(0, str(kernel.schedule), kernel.text)], line)
+        return
     record = _record(plan)
     steps = [s for s in record.steps if node is None or _matches(node, s.position, s.nodes, s.operators)]
     if not steps:
         problem = f"no kernel of this plan matches {visible(node or '')!r}; all {len(record.steps)}: leave NODE out"
         raise OptionError(option="NODE", problem=problem)
+    if text or line is not None:
+        _print_text(screen, [(s.position, s.schedule, s.source) for s in steps], line)
+        return
     if screen.json:
         screen.data([cast("dict[str, Any]", to_json(s)) | {"written_in": written_in(s.schedule)} for s in steps])
         return
@@ -480,6 +494,37 @@ def explain(
                 f"  not fused {plain(n.what, 90)}: "
                 f"{microseconds(n.cost_us)} against {microseconds(n.parts_us)}: {plain(n.reason, 160)}"
             )
+
+
+def _print_text(screen: Screen, kernels: Sequence[tuple[int, str, str]], line: str | None) -> None:
+    """Texts of kernels (number, schedule, text), or where a line of them is written."""
+    found = [origins(line, schedule, text) if line is not None else [] for _, schedule, text in kernels]
+    texts = [_shown(schedule, text) if line is None else "" for _, schedule, text in kernels]
+    if screen.json:
+        screen.data(
+            [
+                {"kernel": number, "written_in": written_in(schedule)}
+                | ({"text": text} if line is None else {"origins": [cast("dict[str, Any]", to_json(o)) for o in at]})
+                for (number, schedule, _), text, at in zip(kernels, texts, found, strict=True)
+            ]
+        )
+        return
+    for (number, schedule, _), text, at in zip(kernels, texts, found, strict=True):
+        if line is None:
+            print(f"// kernel {number}: written in {', '.join(written_in(schedule)) or 'no file: a call'}")
+            print(text)
+            continue
+        screen.out.print(f"[bold]kernel {number}[/bold] {plain(schedule, 160)}")
+        for origin in at:
+            screen.out.print(f"  {origin.share:4.0%} of the line  {origin}")
+        if not at:
+            screen.out.print("  no text of Weft is like this line: is it one of this kernel's? See --text")
+
+
+def _shown(schedule: str, text: str) -> str:
+    """The text of a kernel as one reads it; a plan may hold any."""
+    generated = written_in(schedule) and len(text) <= SOURCE_LIMIT
+    return clean_source(pretty(without_headers(text)) if generated else text, SOURCE_LIMIT)
 
 
 def _matches(text: str, position: int, nodes: tuple[int, ...], operators: tuple[str, ...]) -> bool:

@@ -20,6 +20,7 @@ from weft.gemm.epilogue import epilogue
 from weft.gemm.plot import plot
 from weft.gemm.search import Outcome, SearchResult
 from weft.gemm.spec import Gemm, Search, layout_of, typed
+from weft.generate.written import written_in
 from weft.kernels.codec import kernel_from_json, kernel_to_json
 from weft.kernels.pretty import pretty
 from weft.kernels.source import CudaSource
@@ -82,6 +83,7 @@ def parameters(result: SearchResult) -> dict[str, object]:
         "measured": result.measured,
         "seconds": {"search": round(result.seconds, 3), **{k: round(s, 3) for k, s in result.stage_s.items()}},
         "best": outcome_json(best, result.outcomes.index(best) + 1) if best is not None else None,
+        "written_in": written_in(str(result.kernel.schedule)) if result.kernel is not None else (),
         "launches": [
             {"grid": x.grid, "block": x.block, "shared_bytes": x.shared_bytes, "cluster": x.cluster}
             for x in (result.kernel.launches if result.kernel is not None else ())
