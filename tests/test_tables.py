@@ -18,7 +18,7 @@ NO_MEASUREMENTS = (
     "| | in kernels | else |", "| letter | meaning |", "| | |", "| file | |", "| flag | key |",
     "| term | of | constant", "| command | what it does |", "| module | what it does |", "| trap | what to do",
     "| Weft | standard", "| word |", "| change |", "| term |", "| in `cuda/", "| section | measured by |",
-    "| construct |",
+    "| construct |", "| layer | file |",
 )  # fmt: skip
 """Heads of tables that describe and measure nothing."""
 MARK = re.compile(r"<!-- table: (\S+) -->")
