@@ -13,6 +13,7 @@ from benchmarks.models import NETWORKS
 from tests.generate.cuda.mlps import mlp, random_net
 from tests.generate.cuda.networks import graph_of, plan_of, texts_of
 from tests.gpu.small_networks import EMPTY
+from tests.slow import few
 
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc, gate
@@ -76,7 +77,7 @@ def check(sources: list[CudaSource], arch: str, nvrtc: Nvrtc) -> list[tuple[str,
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@pytest.mark.parametrize("name", list(EMPTY))
+@pytest.mark.parametrize("name", few(EMPTY, 2))
 def test_networks_of_nothing_have_plans(name: str, nvrtc: Nvrtc) -> None:
     make, shape = EMPTY[name]
     with torch.no_grad():
@@ -92,7 +93,8 @@ RANDOM, EACH, MOST_REFUSED = 200, 10, 0.1
 
 
 @pytest.mark.parametrize(
-    "first", [n if n == 0 else pytest.param(n, marks=pytest.mark.whole) for n in range(0, RANDOM, EACH)]
+    "first",
+    [pytest.param(n, marks=pytest.mark.slow if n == 0 else pytest.mark.whole) for n in range(0, RANDOM, EACH)],
 )
 def test_random_layers_compile(first: int, nvrtc: Nvrtc, record_property: Callable[[str, object], None]) -> None:
     """Chains of layers drawn as for `test_mlp_gpu`: their texts compile; what spills or is serialised is reported."""

@@ -11,6 +11,7 @@ from tests.generate.cuda.conv import test_pooled, test_separable
 from tests.generate.cuda.gemm import test_bytes, test_grouped, test_normed
 from tests.generate.cuda.products import convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, run, small_integers
+from tests.slow import few
 
 from weft.device.cuda.facts import profile
 from weft.generate.cuda import CudaGenerator
@@ -39,7 +40,7 @@ PROBLEMS: dict[str, Problem] = {
 }
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", few(PROBLEMS, 3))
 def test_no_warp_is_too_early_or_too_late(name: str) -> None:
     posed = PROBLEMS[name]
     schedules = CudaGenerator().schedules(posed, profile("h200"))

@@ -179,7 +179,7 @@ def of_lines() -> tuple[dict[tuple[str, str], CudaSource], Emulated]:
 
 
 @pytest.mark.parametrize("shape", LINE_SHAPES)
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", few(LINES, 2))
 def test_lines_are_multiplied_as_they_lie(
     name: str, shape: str, of_lines: tuple[dict[tuple[str, str], CudaSource], Emulated]
 ) -> None:
@@ -191,7 +191,7 @@ def test_lines_are_multiplied_as_they_lie(
     np.testing.assert_array_equal(got, evaluate(problem.graph, inputs, precise=True)[0])
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", few(["sm_80", "sm_90a"], 1))
 def test_lines_compile_without_spills(arch: str) -> None:
     shapes = [MmaConfig(128, 64, 16, 64, 64, 1, 4, 1, False), MmaConfig(128, 128, 32, 32, 64, 1, 4, 1, False)]
     problem = product((1024, 1024), (1024, 1024), weight=False, dtype=F32)

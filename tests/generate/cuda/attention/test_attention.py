@@ -11,6 +11,7 @@ import torch
 from tests import goldens
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, block, plain, problem_of
 from tests.generate.cuda.tensor_emulator import Emulated, run
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
@@ -152,7 +153,7 @@ def compare(got: np.ndarray, problem: Problem, inputs: list[np.ndarray], name: s
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", list(ALL))
+@pytest.mark.parametrize("name", few(ALL, 15))
 def test_values(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     problem = ALL[name][0]
     inputs = inputs_of(problem)
@@ -183,7 +184,7 @@ JUDGED = [
 ]
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", few(JUDGED, 7))
 def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     """Integers, NaN and infinities, normal values: the same inputs, limits and comparison as on a device."""
     problem = ALL[name][0]
@@ -289,7 +290,7 @@ def test_a_sample_compiles_without_spills() -> None:
     compiled({"long": plain((1, 16), 2048, 2048, 64, causal=True)}, "sm_80", 1)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", few(["sm_80", "sm_90a"], 1))
 def test_a_sample_in_tf32_compiles_without_spills(arch: str) -> None:
     compiled({"vit": block(Block(16, 197, 197, 12, 64, dtype=F32))}, arch, 2, tf32=True)
 

@@ -11,6 +11,7 @@ from tests import goldens
 from tests.generate.cuda.attention.test_attention import compare, inputs_of
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, block, plain, problem_of
 from tests.generate.cuda.tensor_emulator import Emulated, run
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
@@ -124,7 +125,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
     return Emulated(list(sources.values()))
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 10))
 def test_values(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     """Whether copies and products happen at once or as late as the kernel's waits allow."""
     problem = CASES[name][0]
@@ -159,7 +160,7 @@ def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels
         assert finding.verdict is Verdict.OK, finding
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if "causal" in n and "bias" not in n])
+@pytest.mark.parametrize("name", few([n for n in CASES if "causal" in n and "bias" not in n], 3))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_no_row_of_a_tile_sees_count_where_they_are_not_finite(
     name: str, value: float, sources: dict[str, CudaSource], kernels: Emulated

@@ -9,6 +9,7 @@ import pytest
 from tests.generate.cuda.products import BF16, F32, ROW, pooled_convolution
 from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers, written
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -100,7 +101,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 10))
 def test_windows_of_integers_are_exact(
     name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated
 ) -> None:

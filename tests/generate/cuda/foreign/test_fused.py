@@ -10,6 +10,7 @@ from tests.generate.cuda.foreign import on_host
 from tests.generate.cuda.foreign.test_same import KERNELS, case
 from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.tensor_emulator import Buffer
+from tests.slow import few
 
 from weft.device.cuda.facts import profile
 from weft.generate.cuda.foreign.manifest import Manifest
@@ -35,7 +36,7 @@ def text(source: str) -> str:
     return "struct uint3 { unsigned x, y, z; };\n" + source
 
 
-@pytest.mark.parametrize(("lc", "be"), PAIRS, ids=lambda x: x)
+@pytest.mark.parametrize(("lc", "be"), few(PAIRS, 1, unpack=True), ids=lambda x: x)
 def test_both_give_their_own_results(lc: str, be: str, tmp_path: Path) -> None:
     (tmp_path / "lc").mkdir()
     (tmp_path / "be").mkdir()

@@ -318,6 +318,7 @@ def test_an_include_through_a_link_stays_in_the_folder(tmp_path: Path) -> None:
     assert isinstance(taken, ForeignRole) and taken.role.globals.count("#define GOOD 2") == 2
 
 
+@pytest.mark.slow
 def test_a_compiler_that_runs_out_of_time_or_memory_is_ended() -> None:
     doubled = "".join(f"#define A{i} A{i - 1} A{i - 1}\n" for i in range(1, 40))
     bomb = f"#define A0 x[0] += 1;\n{doubled}__global__ void k(float* x) {{ A39 }}\n"

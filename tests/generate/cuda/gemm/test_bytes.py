@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
+from tests.slow import few
 
 from weft.fission.quantize import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
 from weft.generate.cuda import templates
@@ -156,7 +157,7 @@ def numbers(problem: Problem) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 4))
 def test_sums_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     problem = CASES[name]
     inputs = numbers(problem)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests import goldens
+from tests import goldens, slow
 from tests.generate.cuda.gemm.test_bytes import convolution, made, requantized, requantized_convolution
 from tests.generate.cuda.gemm.test_tma import compile_all, linear, pixels
 from tests.generate.cuda.tensor_emulator import Emulated, run
@@ -174,7 +174,7 @@ def numbers_of_bytes(problem: Problem) -> list[Array]:
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", slow.few(CASES, 12))
 def test_every_bit_is_that_of_the_reference(
     name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated
 ) -> None:

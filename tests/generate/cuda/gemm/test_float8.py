@@ -13,6 +13,7 @@ from tests.generate.cuda.emulate import run as run_loops
 from tests.generate.cuda.gemm.test_tma import compile_all, linear
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, rounded, run, small_integers
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
+from tests.slow import few
 
 from weft.generate.cuda import templates
 from weft.generate.cuda.gemm.common.product import Product
@@ -171,7 +172,7 @@ ALL = {f"tma {k}": p for k, (p, _) in TMA.items()} | {f"mma 0 {k}": p for k, p i
 ALL |= {"mma 1 long": MMA["long"]} | {f"gemv {k}": p for k, p in FEW.items()}
 
 
-@pytest.mark.parametrize("name", list(ALL))
+@pytest.mark.parametrize("name", few(ALL, 12))
 def test_sums_of_integers_are_exact(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, ALL[name], sources[name])
 
@@ -192,7 +193,7 @@ def readings(dtype: DType) -> list[tuple[Problem, list[Array]]]:
     return cases
 
 
-@pytest.mark.parametrize("dtype", [E4, E5])
+@pytest.mark.parametrize("dtype", few([E4, E5], 1))
 def test_conversions(dtype: DType) -> None:
     for problem, inputs in readings(dtype):
         (want,) = evaluate(problem.graph, inputs)
@@ -286,6 +287,7 @@ def test_columns_that_cannot_be_woven(problem: Problem) -> None:
     assert "interleaved" in found.reason
 
 
+@pytest.mark.slow
 def test_halves_are_woven_too() -> None:
     problem = products.product((70, 136), (96, 136), turn_right=True, weight=False)
     source = made(problem, linear(64, 64, interleaved=True), "kw")

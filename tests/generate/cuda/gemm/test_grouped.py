@@ -9,6 +9,7 @@ import pytest
 from tests.generate.cuda.products import BF16, F16, F32, LAST, ROW
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
+from tests.slow import few
 
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.errors import ToolchainError
@@ -236,7 +237,7 @@ def kernels(sources: dict[str, CudaSource]) -> Emulated:
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 7))
 def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], most=1, defer=defer)
 
@@ -257,6 +258,7 @@ def given() -> CudaSource:
     return source
 
 
+@pytest.mark.slow
 def test_many_tensor_maps_are_one_kernels_arguments(given: CudaSource, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the 4 KB of CUDA 12.0; what no kernel takes is declined."""
     (launch,) = given.launches
@@ -320,7 +322,7 @@ def emulated(copied: dict[tuple[str, int], CudaSource]) -> Emulated:
 
 
 @pytest.mark.parametrize("defer", [0, 1, 2], ids=["copies at once", "copies late", "products late"])
-@pytest.mark.parametrize("name", COPIED)
+@pytest.mark.parametrize("name", few(COPIED, 5))
 def test_sums_by_the_copy_engine_are_exact(
     name: str, defer: int, copied: dict[tuple[str, int], CudaSource], emulated: Emulated
 ) -> None:
@@ -379,7 +381,7 @@ def network(name: str) -> Problem:
 
 
 @pytest.mark.parametrize("name", ["inception", "segformer", "heads", "experts"])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", few(["sm_80", "sm_90a"], 1))
 def test_groups_of_networks_compile_without_spills(name: str, arch: str) -> None:
     facts = H200 if arch == "sm_90a" else A100
     problem = network(name)
@@ -392,7 +394,7 @@ def test_groups_of_networks_compile_without_spills(name: str, arch: str) -> None
         assert predicted_us(problem, shape.schedule(), facts) == pytest.approx(cycles / facts.clock_ghz / 1e3)
 
 
-@pytest.mark.parametrize("name", ["inception", "segformer", "heads", "experts"])
+@pytest.mark.parametrize("name", few(["inception", "segformer", "heads", "experts"], 1))
 def test_groups_by_the_copy_engine_compile_without_spills(name: str) -> None:
     problem = network(name)
     found = grouped.matched(problem, tf32=False)

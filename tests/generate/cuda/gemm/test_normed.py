@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from benchmarks.cases.norm import EPS, leaving, normed
 from tests.generate.cuda.tensor_emulator import Emulated, run
+from tests.slow import few
 
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
@@ -124,7 +125,7 @@ def strange_rows(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType)
     return round_to(x, dtype).astype(np.float64)
 
 
-@pytest.mark.parametrize("name", NORMED)
+@pytest.mark.parametrize("name", few(NORMED, 6))
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_a_norm_on_the_way_is_that_of_two_kernels(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     problem, _ = NORMED[name]
@@ -268,7 +269,7 @@ def test_shapes_that_cannot_are_declined() -> None:
     assert isinstance(whole, Declined)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", few(["sm_80", "sm_90a"], 1))
 def test_kernels_compile_without_spills(arch: str) -> None:
     nvrtc = find_nvrtc()
     if not isinstance(nvrtc, Nvrtc):

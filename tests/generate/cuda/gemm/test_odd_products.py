@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.generate.cuda.tensor_emulator import Emulated, run, small_integers
+from tests.slow import few
 
 from weft.device.cuda.facts import profile
 from weft.gemm.epilogue import epilogue
@@ -21,7 +22,7 @@ SIZES = ((33, 21, 37), (17, 40, 71), (70, 9, 24), (5, 35, 130), (3, 3, 3))
 """Odd pitches, sums that end inside a chunk, in one, and behind one; few rows."""
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", few(LAYOUTS, 1))
 def test_odd_products_are_right_to_the_last_element(layout: str) -> None:
     made = []
     for number, (m, n, k) in enumerate(SIZES):

@@ -10,6 +10,7 @@ from tests.generate.cpp.random_groups import random_problem
 from tests.generate.cpp.test_groups import NAMED, f32, norm_relu_pad, problem
 from tests.generate.cuda.emulate import Trial, build, check, run, trial, trials
 from tests.ir.random_graphs import random_inputs
+from tests.slow import few
 
 from weft.generate.cuda.intrinsics.approx import may_approximate
 from weft.generate.cuda.loops.forms import Form
@@ -136,6 +137,7 @@ LONG = {
 }
 
 
+@pytest.mark.slow
 def test_long_rows() -> None:
     check([trial(p, form.schedule(), random_inputs(p.graph, 3)) for p, form in LONG.values()])
 
@@ -191,7 +193,7 @@ def test_rows_in_parts_take_two_launches() -> None:
         assert not source.state_bytes, name
 
 
-@pytest.mark.parametrize("name", ["parts", "parts-columns", "once", "once-cluster", "once-cluster-columns"])
+@pytest.mark.parametrize("name", few(["parts", "parts-columns", "once", "once-cluster", "once-cluster-columns"], 2))
 def test_variance_in_parts_keeps_its_digits(name: str) -> None:
     p, form = LONG[name]
     rng = np.random.default_rng(5)
@@ -203,6 +205,7 @@ def test_variance_in_parts_keeps_its_digits(name: str) -> None:
     assert np.abs(np.asarray(got) - np.asarray(want)).max() < 2e-3  # |mean| / deviation is 3000: eps costs as much
 
 
+@pytest.mark.slow
 def test_gelu_and_softmax_of_16_bits_are_rough_and_right() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.F16, (64, 80)))

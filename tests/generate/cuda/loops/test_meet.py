@@ -12,6 +12,7 @@ from tests.generate.cpp.test_groups import NAMED, norm_relu_pad, problem
 from tests.generate.cuda.emulate import build, check, run, trial
 from tests.generate.cuda.loops.test_groups import norm
 from tests.ir.random_graphs import random_inputs
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import find_nvrtc
@@ -69,6 +70,7 @@ def test_meeting_blocks_are_right() -> None:
     check(batch)
 
 
+@pytest.mark.slow
 def test_a_part_that_stays_away_is_reduced_by_those_who_wait() -> None:
     """Blocks one after another: the first finds nobody and reduces all parts; bits and the state are as ever."""
     batch = [trial(p, form.schedule(), random_inputs(p.graph, 5)) for p, form in MEETING.values()]
@@ -79,7 +81,7 @@ def test_a_part_that_stays_away_is_reduced_by_those_who_wait() -> None:
         assert np.array_equal(np.asarray(at_once), np.asarray(again)), one.source.schedule
 
 
-@pytest.mark.parametrize("name", ["rows", "rows-one-too-many", "columns"])
+@pytest.mark.parametrize("name", few(["rows", "rows-one-too-many", "columns"], 1))
 def test_variance_keeps_its_digits(name: str) -> None:
     p, form = MEETING[name]
     rng = np.random.default_rng(5)
@@ -110,7 +112,7 @@ def test_only_one_pass_meets() -> None:
         assert "w_meet<" not in source.text and not source.state_bytes
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", few(["sm_80", "sm_90a"], 1))
 def test_no_spills(arch: str, tmp_path: Path) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.generate.cuda.emulate import FACTS, Trial, build, check, run, trial
 from tests.ir.random_graphs import random_inputs
+from tests.slow import few
 
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda import CudaGenerator
@@ -159,7 +160,7 @@ def test_too_many_rows() -> None:
     assert scatter(shown(sizes=(LONGEST + 1, 22))) is None
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", few(["sm_80", "sm_90a"], 1))
 def test_no_spills(arch: str, tmp_path: Path) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):

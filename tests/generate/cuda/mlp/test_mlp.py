@@ -9,6 +9,7 @@ import pytest
 from tests.generate.cuda.mlps import ACTIVATIONS, BF16, F16, F32, Net, mlp, normal, random_net
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200, compiled_well, golden
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -134,7 +135,7 @@ def kernels(sources: dict[str, tuple[Problem, list[CudaSource]]]) -> Emulated:
     return Emulated([s for _, made in sources.values() for s in made])
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 18))
 def test_near_float64(name: str, sources: dict[str, tuple[Problem, list[CudaSource]]], kernels: Emulated) -> None:
     problem, made = sources[name]
     inputs = normal(problem)
@@ -316,7 +317,7 @@ def test_all_weights_are_replaced() -> None:
     assert [p.index for p in source.launches[0].arguments if getattr(p, "kind", "") == "in"] == [0]
 
 
-@pytest.mark.parametrize("shape", [WARP, GROUP, PIECES, GROUPS], ids=str)
+@pytest.mark.parametrize("shape", few([WARP, GROUP, PIECES, GROUPS], 2), ids=str)
 def test_weights_in_float32_are_rounded_while_they_are_packed(shape: MlpConfig | mlp_wide.MlpWideConfig) -> None:
     problem = mlp(Net(20, (8, 48, 33), "silu", BF16))
     short, wide = (mlp_template.emit(problem, shape.schedule(), masters) for masters in (None, F32))
@@ -392,7 +393,7 @@ def test_a_sample_compiles_without_spills() -> None:
         compiled_well([s for x in found[:1] if isinstance(s := templates.emit(problem, x), CudaSource)], arch, facts)
 
 
-@pytest.mark.parametrize(("arch", "facts"), [("sm_90a", H200), ("sm_80", A100)])
+@pytest.mark.parametrize(("arch", "facts"), few([("sm_90a", H200), ("sm_80", A100)], 1, unpack=True))
 def test_wide_samples_compile_without_spills(arch: str, facts: GpuFacts) -> None:
     nets = (Net(1 << 18, (512,) * 4, "gelu", BF16, residual=True), Net(60_000, (784, 512, 256, 10), given=F32))
     for net in nets:

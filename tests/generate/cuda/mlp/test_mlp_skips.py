@@ -9,6 +9,7 @@ from tests.generate.cuda.mlps import ACTIVATIONS, BF16, F16, F32, normal
 from tests.generate.cuda.skips import Skips, nerf, random_skips, skips
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -128,7 +129,7 @@ def test_rows_of_other_inputs_stay_apart() -> None:
     assert np.isfinite(np.delete(got, (5, 64), 0)).all()
 
 
-@pytest.mark.parametrize(("arch", "facts"), [("sm_90a", H200), ("sm_80", A100)])
+@pytest.mark.parametrize(("arch", "facts"), few([("sm_90a", H200), ("sm_80", A100)], 1, unpack=True))
 def test_radiance_fields_compile_without_spills(arch: str, facts: GpuFacts) -> None:
     for width in (64, 256) if facts.capability == 90 else (64,):
         problem = skips(nerf(1 << 18, width, BF16))

@@ -14,6 +14,7 @@ from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.fusing import TMA_PROBLEM, fma, lc_is_right, lc_memory, meet, tma_role
 from tests.generate.cuda.gemm.test_grouped import group
 from tests.generate.cuda.products import convolution, product
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import find_nvrtc
@@ -288,7 +289,7 @@ def test_roles_in_one_cta_compute_what_they_do_alone(name: str, seed: int, kerne
     assert counter.buffer.intact() and counter.now.finished == sum(source.stages)
 
 
-@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize("fill", few([True, False], 1))
 def test_blocks_that_are_drawn_in_time(fill: bool) -> None:
     """A block that would end behind LC is left for later; what is not known is tried."""
     be, facts = [fma(90)], replace(FACTS, sms=6)
@@ -345,7 +346,7 @@ def of_ranges() -> tuple[dict[str, FusedSource], FusedKernels]:
     return found, FusedKernels(list(found.values()))
 
 
-@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize("name", few(RANGES, 3))
 def test_ranges_of_blocks(name: str) -> None:
     """All blocks once, in launches whose limits split the grid."""
     found, library = of_ranges()

@@ -15,6 +15,7 @@ from tests.generate.cuda import fusing
 from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.fusing import TMA_PROBLEM, fma, lc_is_right, lc_memory, meet, tma_role
 from tests.generate.cuda.tensor_emulator import Buffer
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.role import fused
@@ -252,6 +253,6 @@ def test_sound_kernels_are_accepted(kind: str) -> None:
     assert apart(kind, kind) == ""
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", few(MUTANTS, 12))
 def test_every_fault_is_caught(name: str) -> None:
     assert apart(MUTANTS[name][0], name) != ""
