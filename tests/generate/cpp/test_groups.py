@@ -196,7 +196,7 @@ def test_named_groups() -> None:
 
 
 @pytest.mark.usefixtures("every_form")
-@pytest.mark.parametrize("simd_bytes", [16, 32])
+@pytest.mark.parametrize("simd_bytes", few([16, 32], 1))
 def test_narrow_vectors(simd_bytes: int) -> None:
     batch = []
     for name in ("softmax(33, 100)/1", "norm-pad/last", "pool3211/row", "spp/row", "to-last", "from-last"):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.generate.cpp.templates.harness import LAST, ROW, Facts, check, conv, f32, problem
+from tests.slow import few
 
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
@@ -44,7 +45,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("case", SHAPES, ids=str)
+@pytest.mark.parametrize("case", few(SHAPES, 8), ids=str)
 def test_convolution(
     case: tuple[Any, ...],
 ) -> None:
@@ -56,7 +57,7 @@ def test_convolution(
 
 @pytest.mark.parametrize("fin", [ROW, LAST])
 @pytest.mark.parametrize("fout", [ROW, LAST])
-@pytest.mark.parametrize(("c", "oc", "k", "p"), [(3, 20, 3, 1), (24, 5, 1, 0), (20, 33, 3, 0)])
+@pytest.mark.parametrize(("c", "oc", "k", "p"), few([(3, 20, 3, 1), (24, 5, 1, 0), (20, 33, 3, 0)], 2, unpack=True))
 def test_every_pair_of_formats(fin: Format, fout: Format, c: int, oc: int, k: int, p: int) -> None:
     b, x = image(c, 9, 11)
     y = b.apply(Prim.MAX, conv(b, x, oc, (k, k), lo=(p, p)), 0.0)
@@ -100,7 +101,7 @@ DEPTHWISE = [
 ]
 
 
-@pytest.mark.parametrize("case", DEPTHWISE, ids=str)
+@pytest.mark.parametrize("case", few(DEPTHWISE, 4), ids=str)
 def test_depthwise(case: tuple[int, ...]) -> None:
     c, h, w, k, s, p, d = case
     b, x = image(c, h, w, 2)
@@ -284,7 +285,9 @@ def test_transposed_left_operand() -> None:
 
 
 @pytest.mark.parametrize("out", [ROW, LAST])
-@pytest.mark.parametrize("case", [(32, 3, 9, 4, 1), (20, 7, 1, 0, 1), (5, 1, 5, 2, 1), (17, 4, 3, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "case", few([(32, 3, 9, 4, 1), (20, 7, 1, 0, 1), (5, 1, 5, 2, 1), (17, 4, 3, 2, 2)], 3), ids=str
+)
 def test_lanes_along_the_sum(case: tuple[int, ...], out: Format) -> None:
     """Few output channels."""
     c, oc, k, pad, d = case

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.generate.cpp.templates.harness import LAST, ROW, Facts, check, conv, f32, problem, random_inputs, run
+from tests.slow import few
 
 from weft.generate.cpp import templates
 from weft.generate.cpp.templates.winograd import matrices
@@ -30,7 +31,9 @@ def test_the_matrices_are_exact(m: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["winograd2", "winograd4"])
-@pytest.mark.parametrize(("n", "h", "w", "oc"), [(1, 14, 14, 64), (2, 9, 7, 32), (1, 5, 23, 96), (1, 3, 3, 16)])
+@pytest.mark.parametrize(
+    ("n", "h", "w", "oc"), few([(1, 14, 14, 64), (2, 9, 7, 32), (1, 5, 23, 96), (1, 3, 3, 16)], 2, unpack=True)
+)
 def test_numbers(algorithm: str, n: int, h: int, w: int, oc: int) -> None:
     b = GraphBuilder()
     x = b.input(f32(n, 64, h, w))
