@@ -36,6 +36,7 @@ def test_lanes_share_no_core() -> None:
     assert lanes[0].environ["OMP_NUM_THREADS"] == str(len(lanes[0].cores))
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_has_not_kept_its_budget() -> None:
     found = measured(Case("no such network", 0.0, "idle"), lanes_of(1, "cpu")[0], "cpu")
     assert found["kept"] is False and "exit status 1" in str(found["error"])

@@ -46,6 +46,7 @@ from weft.kernels.source import CudaSource
 H200 = profile("h200")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", few(NETWORKS, 1))
 def test_the_file_is_what_the_networks_give(network: str) -> None:
     was = [r for r in recorded().values() if r.name.startswith(f"{network}/")]
@@ -124,6 +125,7 @@ def _fused(lc: RoleSource, be: list[RoleSource]) -> FusedSource:
     return made
 
 
+@pytest.mark.slow
 def test_hosts_leave_shared_memory_and_differ() -> None:
     kernel = lc_kernel("bert_base/product-2048x768x3072")
     plain, roomy = hosts(kernel, H200, 4), hosts(kernel, H200, 4, shared_bytes=64 << 10)

@@ -86,6 +86,7 @@ def test_a_commit_that_is_not_there_is_an_error(suite: Path, tmp_path: Path, mon
     assert not (tmp_path / "here" / "own" / ".commit").exists()
 
 
+@pytest.mark.slow
 def test_what_is_said_of_every_kernel(suite: Path, tmp_path: Path) -> None:
     home = public_suites.fetch("own", tmp_path / "here", suite / ".git")
     record = Record("cpu", "foreign-kernels", path=tmp_path / "record.jsonl", command="test")

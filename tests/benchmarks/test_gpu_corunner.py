@@ -21,6 +21,7 @@ from benchmarks.co_runner.rows import (
 from benchmarks.co_runner.units import KINDS, Unit, co_runner, plain, unit_of
 from benchmarks.gpu_corunner import budget_of, known, main, whole
 from benchmarks.harness.record import Record
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.kernels.colocation import left_beside
@@ -105,7 +106,7 @@ def test_blocks_that_count_themselves(finished: int) -> None:
         assert "1 of 8 cells differ: cell 1" in lost_or_doubled(wrong, finished)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, 2))
 def test_work_is_a_role_of_any_block(kind: str) -> None:
     facts = GpuFacts()
     for threads in (64, 256):

@@ -46,6 +46,7 @@ def begin(case: str) -> tuple[str, str]:
     return json.dumps({"begin": case, "group": "f32"}), json.dumps({"running": "weft cuda(n=1)"})
 
 
+@pytest.mark.slow
 def test_there_are_at_least_sixty_shapes_in_f16_and_all_layouts() -> None:
     assert len({(g.m, g.n, g.k) for g in GROUPS["f16"]}) >= 60
     assert {g.layout for g in GROUPS["layouts"]} == {"nn", "nt", "tn", "tt"}
@@ -188,6 +189,7 @@ def test_an_unknown_group_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     assert "no group f17" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_models_sixteen_hold_one_near_the_fastest_of_all_that_were_measured() -> None:
     lines = gpu_gemm_lt.read_times(gpu_gemm_lt.EXHAUSTIVE)
     assert all(len(gpu_gemm_lt.times_of(x)) > 100 for x in lines)

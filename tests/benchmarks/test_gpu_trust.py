@@ -82,6 +82,7 @@ def test_a_call_that_only_writes_is_not_broken() -> None:
         gpu_trust.functional("aten.empty.out")
 
 
+@pytest.mark.slow
 def test_wrong_numbers_in_plans_are_refused_and_what_changes_no_result_is_told_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

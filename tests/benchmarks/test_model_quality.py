@@ -34,6 +34,7 @@ from benchmarks.model_quality import (
     write_document,
 )
 from tests.orchestrate.test_estimate_cuda import convolved
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.errors import ArtifactError
@@ -68,7 +69,7 @@ def bare(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.startswith("as "))
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", few(TABLES, 1))
 def test_the_document_holds_the_figures_of_the_recorded_tables(name: str) -> None:
     """A change of a formula shows here: `python -m benchmarks.model_quality --document` writes what it leads to."""
     assert written(PLACES[name]) == markdown(judged(name))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.generate.cuda.products import convolution, product
+from tests.slow import few
 
 from benchmarks import mutants
 from weft.device.cuda.facts import GpuFacts, profile
@@ -81,11 +82,15 @@ def lost(origin: mutants.Origin, pattern: str, which: int) -> mutants.Mutant:
 
 @pytest.mark.parametrize(
     ("pattern", "which", "means_the_same"),
-    [
-        (r"w_arrived<0>\(\);", -1, True),  # every copy was waited for in the loop
-        (r"w_arrived<[1-9]>\(\);", 0, False),
-        (r"role\.sync\(\);", -1, False),  # the sums of other warps
-    ],
+    few(
+        [
+            (r"w_arrived<0>\(\);", -1, True),  # every copy was waited for in the loop
+            (r"w_arrived<[1-9]>\(\);", 0, False),
+            (r"role\.sync\(\);", -1, False),  # the sums of other warps
+        ],
+        2,
+        unpack=True,
+    ),
 )
 def test_a_wait_is_needless_only_if_nobody_is_missed_where_everybody_is_late(
     pattern: str, which: int, means_the_same: bool

@@ -46,6 +46,7 @@ print(soak.in_use_mb() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN")
 def test_what_the_framework_keeps_of_each_shape_is_bounded_by_its_settings() -> None:
     """They are read when it first calls oneDNN, after the soak has set them."""
