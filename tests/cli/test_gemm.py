@@ -76,6 +76,7 @@ def test_a_dry_run_writes_a_folder_for_each_architecture(run: Any, tmp_path: Pat
     assert "no table of measured schedules for NVIDIA A100" in done.out
 
 
+@pytest.mark.slow
 def test_a_dry_run_as_json_is_what_it_was(run: Any, tmp_path: Path) -> None:
     """Everything but what the model decides, which may change any day: which configurations, and their estimates."""
     (tmp_path / "list.txt").write_text(
@@ -172,6 +173,7 @@ def test_a_search_is_told_and_written(run: Any, tmp_path: Path) -> None:
     assert "stroke-dasharray" in (place / "search.svg").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
 def test_what_a_search_took_is_told_by_its_parts(run: Any) -> None:
     first, second = (x["seconds"] for x in run("run", "--format", "json").data[:2])
@@ -191,6 +193,7 @@ def test_t_o_and_the_limit_decide_what_is_measured(run: Any) -> None:
     assert list(counts.values()) == [5, 40, 7, 16, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu")
 def test_thirteen_shapes_without_a_list(run: Any, tmp_path: Path) -> None:
     done = run("run", "--format", "json")

@@ -156,6 +156,7 @@ def test_parameters_that_nobody_trains_are_read_when_they_change() -> None:
     assert not torch.equal(net(x), found)
 
 
+@pytest.mark.slow
 def test_what_a_call_was_judged_by_is_looked_at_every_time() -> None:
     net, (x, dy) = network(), inputs()
     assert near(net(x), exact(net, x, dy)[0])
@@ -199,6 +200,7 @@ def test_shapes_and_memory_of_inputs() -> None:
     assert net(x[:0]).shape == (0, 3)
 
 
+@pytest.mark.slow
 def test_threads_take_turns() -> None:
     failures: list[Any]
     net, failures = network(), []

@@ -392,6 +392,7 @@ class Beside(nn.Module):
         return self.last(torch.tanh(self.first(torch.cat([a, b], -1))))
 
 
+@pytest.mark.slow
 def test_inputs_of_other_columns_that_join_to_as_many_are_not_taken_for_each_other(gpu: None) -> None:
     torch.manual_seed(0)
     net = FusedNetwork(Beside())

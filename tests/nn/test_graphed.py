@@ -272,6 +272,7 @@ def test_numbers_of_a_scaler_are_part_of_a_recording(graphs: list[recording.Grap
     unchanged(net, step, r"the scaler's growth factor was 2\.0 when the step was recorded")
 
 
+@pytest.mark.slow
 def test_an_average_that_replays_make_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Averages of parameters: torch says nothing of what a replay writes to them."""
     emulation.install(monkeypatch)
@@ -371,6 +372,7 @@ def test_a_network_in_kernels_is_recorded(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.isfinite(recorded) and torch.isfinite(again).all()
 
 
+@pytest.mark.slow
 def test_a_loss_of_slopes_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     emulation.install(monkeypatch)
     recording.install(monkeypatch)

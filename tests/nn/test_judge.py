@@ -97,6 +97,7 @@ def test_a_forward_pass_that_fails_in_the_worker_is_that_of_torch(how: str, monk
     assert FAILURES[how] in str(net.why_not(x))
 
 
+@pytest.mark.slow
 def test_the_next_shape_is_taken_where_one_kills_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     every = shapes
     emulation.install(monkeypatch)
@@ -160,6 +161,7 @@ def test_where_no_worker_starts_torch_computes(monkeypatch: pytest.MonkeyPatch) 
     assert len(heard) == 2 and not launched  # of the forward and of the backward pass
 
 
+@pytest.mark.slow
 def test_memory_that_lacked_once_is_asked_for_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     full, free = Worker(_chain="memory"), Worker()
     for worker in (full, free):

@@ -52,6 +52,7 @@ def test_other_weights_at_the_same_places_are_read(device: None) -> None:
             m.data.mul_(-0.5)
 
 
+@pytest.mark.slow
 def test_memory_that_is_kept_is_known_to_every_stream(device: None, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stream(SimpleNamespace):
         def wait_stream(self, other: Stream) -> None:

@@ -128,6 +128,7 @@ def test_every_kernel_of_a_step_by_layers_passes_the_gate(
     assert said >= {"image of weights", "values side by side", "end of a backward pass", "gradients of biases"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", few(["_pack", "_columns", "_ending"], 1))
 def test_a_kernel_beside_products_that_fails_in_the_worker_is_not_launched(
     emulated: None, monkeypatch: pytest.MonkeyPatch, part: str
@@ -205,6 +206,7 @@ class Linearly(nn.Module):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "widths"), few([(Residual, (22,)), (Joined, (11, 5)), (Linearly, (9,))], 1, unpack=True)
 )

@@ -17,6 +17,7 @@ import pytest
 import torch
 from tests.faults.fake import FakeTransport
 from tests.orchestrate.graphs import residual_net
+from tests.slow import few
 from torch import nn
 
 import weft
@@ -576,7 +577,7 @@ def test_what_a_run_took_before_tells_whether_there_is_time_for_one() -> None:
     assert calls == []
 
 
-@pytest.mark.parametrize("slow_s", [0.1, 4.0, 9.0])
+@pytest.mark.parametrize("slow_s", few([0.1, 4.0, 9.0], 1))
 def test_plans_that_would_not_be_linked_in_time_are_left_out(
     x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_s: float
 ) -> None:

@@ -73,6 +73,7 @@ except OutOfTime:
 """
 
 
+@pytest.mark.slow
 def test_the_process_ends_in_peace_though_a_call_is_at_work() -> None:
     """A thread that comes back from native code while the interpreter ends would abort the process."""
     done = subprocess.run(

@@ -96,6 +96,7 @@ def test_a_model_on_another_gpu_is_copied(
     assert model.place is None
 
 
+@pytest.mark.slow
 def test_without_library_calls_they_still_stand_where_nothing_else_does(tmp_path: Path) -> None:
     class Sorted(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,6 +7,7 @@ import gc
 import weakref
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -42,6 +43,7 @@ def _inner(node: ast.AST, inside: bool) -> list[ast.FunctionDef]:
     return found
 
 
+@pytest.mark.slow
 def test_no_function_within_another_calls_itself() -> None:
     """It would be in a cycle with all that it reads, which stays until the interpreter looks for cycles."""
     found = [

@@ -67,6 +67,7 @@ def test_it_answers_where_it_is_faster(model: bytes, options: weft.Options, monk
     torch.testing.assert_close(again.executable(X)[0], right, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_slow_one_and_none_at_all_leave_the_plan(
     model: bytes, options: weft.Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_weights_count_from_where_they_are_read() -> None:
     assert found == (9 + 2) * N * 4 + 3 * N * 8  # all as they are; in float64 one at a time
 
 
+@pytest.mark.slow
 def test_ten_thousand_nodes_take_no_time() -> None:
     graph = chain(100_000).build([100_000])
     start = time.process_time()
@@ -141,6 +142,7 @@ def test_torch_modules_too(tmp_path: Path) -> None:
     assert "repeat" in str(caught.value) or "expand" in str(caught.value), str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_library_call_gives_back_what_nobody_reads_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a network by single operators holds every value of it at once."""
     held: list[weakref.ref[torch.Tensor]] = []

@@ -14,6 +14,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from tests.slow import few
 from torch import nn
 
 import weft
@@ -84,7 +85,7 @@ def test_all_plans_take_other_weights_over(case: str, cache: Path) -> None:
     assert any("refit" in note for note in compiled.record.notes)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", few(CASES, 1))
 def test_packed_weights_of_generated_kernels_are_made_anew(case: str, cache: Path) -> None:
     make, shape, _ = CASES[case]
     options, x = weft.Options(budget_s=0, cache_dir=cache), _drawn(*shape)
@@ -220,6 +221,7 @@ def test_calls_meanwhile_see_the_old_weights_or_the_new_ones(cache: Path) -> Non
     torch.testing.assert_close(compiled(x), want[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_framework_s_own_execution_takes_them_over_too(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = _seeded(_rows, 3), _seeded(_rows, 4)
     monkeypatch.setattr(finish, "wins", lambda challenger, incumbent: False)
@@ -288,6 +290,7 @@ def _onnx(seed: int) -> SimpleNamespace:
     return SimpleNamespace(model=model, data=data, want=want)
 
 
+@pytest.mark.slow
 def test_an_onnx_file_by_the_names_of_its_initializers(cache: Path, tmp_path: Path) -> None:
     first, second, path = _onnx(1), _onnx(2), tmp_path / "m.onnx"
     onnx.save(first.model, path)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.slow import few
 from torch import nn
 
 import weft
@@ -45,7 +46,7 @@ def spoil(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("budget_s", [0.0, 60.0])
-@pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.parametrize("exported", few([False, True], 1))
 def test_weights_and_modes_that_change_later(budget_s: float, exported: bool, cache: Path, tmp_path: Path) -> None:
     model, x = model_of(), torch.randn(32, 64)
     with torch.no_grad():
