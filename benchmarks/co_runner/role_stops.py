@@ -117,7 +117,7 @@ class RoleStopper:
         self.gpu, self._held = gpu, held.enter_context(ExitStack())
         self._loader = Loader(gpu.nvrtc, gpu.facts.arch, self._held, cache)
         self._raiser = gpu.stream(gpu.greatest)
-        self._gate = torch.zeros(1, dtype=torch.int32).pin_memory()
+        self._gate = torch.zeros(2, dtype=torch.int32).pin_memory()
         self._seen = torch.zeros(BYTES, dtype=torch.uint8).pin_memory()
         self._ran = torch.zeros(CELLS + 2, dtype=torch.int32, device="cuda")
         self._out = torch.zeros(256, dtype=torch.int32, device="cuda")
@@ -217,17 +217,20 @@ class RoleStopper:
             for number in range(1, trials + 1):
                 if time.perf_counter() > end and number > 1:
                     break
-                word[0] = 0
+                word[:] = 0
                 call(api.cuStreamWaitValue32, raiser, self._gate.data_ptr(), 1, 0)
                 first.record(self._raiser)
                 call(api.cuStreamWriteValue32, raiser, stop, 1, 0)
                 call(api.cuStreamWriteValue32, low, stop, 0, 0)
                 call(api.cuMemsetD32Async, self._ran.data_ptr() + 4 * CELLS, 0, 2, low)
+                # all of it is on the stream before it begins: no event waits for the host
+                call(api.cuStreamWaitValue32, low, self._gate.data_ptr() + 4, 1, 0)
                 before.record(gpu.low)
                 self._stamp.launch(gpu.low.cuda_stream)
                 after.record(gpu.low)
                 chain()
                 last.record(gpu.low)
+                word[1] = 1
                 until = time.perf_counter() + chance.uniform(*WORKS_US) / 1e6
                 while time.perf_counter() < until:
                     pass
@@ -252,7 +255,7 @@ class RoleStopper:
                 found.clock_us.append(apart_us(before, after))
         finally:
             gc.enable()
-            word[0] = 1
+            word[:] = 1
             call(api.cuStreamWriteValue32, api.CUstream(gpu.copies.cuda_stream), stop, 1, 0)
             torch.cuda.synchronize()
         found.finished = was.finished

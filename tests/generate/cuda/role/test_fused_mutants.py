@@ -169,7 +169,7 @@ MUTANTS: dict[str, tuple[str, Callable[[str], str]]] = {
     ),
     "nothing is counted": ("beside", swap("if (thread == 0) w_finish<w_stages>(w_job, hand);", "")),
     "shared memory over LC's": ("beside", first(r"w_memory \+ \d+, be1", "w_memory + 1024, be1")),
-    "shared memory over the draw": ("parted", first(r"w_memory \+ (\d+), be0", r"w_memory + \1 + 32, be0")),
+    "shared memory over the draw": ("parted", first(r"w_memory \+ (\d+), be0", r"w_memory + \1 + 48, be0")),
     "more registers than there are": ("idle", first(r"::w_more_registers<\d+>", "::w_more_registers<240>")),
     "registers moved the wrong way": ("idle", first(r"::w_fewer_registers<\d+>", "::w_fewer_registers<176>")),
     "BE's first thread is LC's": ("idle", swap("threadIdx.x - 288u", "threadIdx.x - 256u")),

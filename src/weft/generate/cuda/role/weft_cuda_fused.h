@@ -215,6 +215,7 @@ enum : unsigned { W_NONE = 0xffffffffu, W_AGAIN = 0xfffffffeu };  // no block; n
 struct w_hand {
   unsigned end = 0, open = 0, stage = 0, begin = 0, uncounted = 0, lc_ends = 0;
   bool knows = false, drew = false, stopped = false;
+  unsigned stop = 0, body_began = 0, body_clocks = 0;
   unsigned began = 0, block_began = 0, lc_clocks = 0, be_clocks = 0, ran = 0;
 };
 // Whether BE's drawing ends when LC has ended in its own CTA, or in all LCS CTAs of a grid of ROLES BE roles.
@@ -323,24 +324,29 @@ W_FN w_drawn w_draw(w_work* work, w_hand& h, const unsigned* ended) {
   w_count_ended<JOB>(work, h);
   return none;
 }
-// Draws the block after this one while this one runs: the addition and `stop` are asked for before its body, and looked
-// at behind it. Where there is none, W_AGAIN: `w_draw` says why, when all threads have ended the block.
+enum : unsigned { W_LONG_BLOCK = 8192 };  // clocks: some 4 us
+// Draws the block after this one while this one runs: the addition before its body, looked at behind it. `stop` is asked
+// for at the end of each block. Behind a long block the answer is waited for before the next is drawn, so that one more
+// runs when the job is told to stop; behind a short one it is looked at with the next, so that two more may run.
+// Where there is no block, W_AGAIN: `w_draw` says why, when all threads have ended the one that runs.
 template <class JOB, unsigned WARPS, class END> struct w_ahead {
   unsigned long long word = 0;
-  unsigned stop = 0;
   bool asked = false;
   W_FN w_ahead(w_work* work, w_hand& h, const unsigned* ended, bool draws) {
     if (!draws) return;
     END::start(h);
+    h.body_began = (unsigned)w_now();
+    if (h.body_clocks >= W_LONG_BLOCK) h.stopped = h.stopped || h.stop != 0;
     if (!h.drew || h.stopped || w_seen(ended) >= WARPS || END::late(h, 2u)) return;
     asked = true;
     word = w_take(&work->granted, 1ull << 32);
-    stop = w_peek(&work->stop);
   }
   W_FN w_drawn found(w_work* work, w_hand& h) const {
     const unsigned end = (unsigned)word, ticket = (unsigned)(word >> 32);
+    h.body_clocks = (unsigned)w_now() - h.body_began;
+    h.stopped = h.stopped || h.stop != 0;
+    h.stop = w_peek(&work->stop);
     h.drew = h.drew && asked && (int)(end - ticket) > 0;
-    h.stopped = h.stopped || stop != 0;
     if (!h.drew) return {W_AGAIN, 0u};
     return w_taken<JOB>(work, h, end, ticket);
   }
