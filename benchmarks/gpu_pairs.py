@@ -395,7 +395,7 @@ class Job:
         """What one role takes of a CTA's shared memory, with what the assembly takes."""
         found = stages_of(self.sources)
         assert not isinstance(found, Declined)  # `job_of` has read them
-        return shared_of(found)[0] + control_bytes(4)
+        return shared_of(found)[0] + control_bytes(4, 2)
 
     def addresses(self, at: dict[str, int]) -> list[Addresses]:
         """Of each stage, given those of the job's buffers."""
@@ -454,7 +454,8 @@ def candidates(lc: Lc, numbers: Sequence[int], job: Job, facts: GpuFacts, regist
     found = []
     for number in numbers:
         source = lc.sources[number]
-        fills = source.roles[0].grid[0] < facts.sms
+        role = source.roles[0]
+        fills = role.grid[0] < facts.sms and math.prod(role.cluster) == 1
         for shape in varied(shapes(source, job.sources, facts), registers, fills=fills):
             made = fuse(source, job.sources, shape, facts=facts)
             if isinstance(made, FusedSource):

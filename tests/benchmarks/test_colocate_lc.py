@@ -41,7 +41,6 @@ from weft.generate.cuda.role.role import RoleSource
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.colocation import FusedSource
-from weft.kernels.source import CudaSource
 
 H200 = profile("h200")
 
@@ -97,8 +96,7 @@ def test_a_host_is_packed_run_and_fused_with_plain_buffers(name: str) -> None:
     found = hosts(kernel, H200, 3)
     assert len(found) == 3 and len({s.schedule for s in found}) == 3
     for source in found:
-        (role,) = source.roles
-        assert math.prod(role.cluster) == 1 and source.schedule.param("template") in WARPGROUPS
+        assert source.schedule.param("template") in WARPGROUPS
         alone = solo(source, "lc")
         inputs = [0x1000 * (1 + i) for i in range(len(kernel.inputs))]
         outputs = [0x90000 + 0x1000 * i for i in range(len(kernel.outputs))]
@@ -140,8 +138,7 @@ def test_hosts_leave_shared_memory_and_differ() -> None:
 def test_what_cannot_be_a_host_is_told_by_name() -> None:
     kernel = lc_kernel("resnet50/conv3x3s2-512-14")
     clusters = lc_source(kernel, kernel.schedules[0])
-    assert isinstance(clusters, Declined) and "clusters" in clusters.reason
-    assert isinstance(CudaGenerator().emit(kernel.problem, kernel.schedules[0]), CudaSource)
+    assert isinstance(clusters, RoleSource) and math.prod(clusters.roles[0].cluster) == 4, "its fastest kernel"
     other = replace(kernel.schedules[0], params=(("template", "none"),))
     assert isinstance(lc_source(kernel, other), Declined)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,7 +62,11 @@ def test_a_network_s_kernel_is_an_lc_role() -> None:
     lc = lc_of("resnet50/conv3x3s2-512-14", facts, 4, 4096)
     assert [len(x) for x in lc.inputs] and any(lc.weights) and len(lc.weights) == len(lc.inputs)
     assert all(s.roles[0].shared_bytes + 4096 <= facts.shared_per_block for s in lc.sources)
-    assert [x.launches[0].cluster != (1, 1, 1) for x in lc.others] == [True], "its fastest kernel runs in clusters"
+    clusters = [source.roles[0].cluster for source in lc.sources]
+    assert {math.prod(c) for c in clusters} == {2, 4}, "its fastest kernels run in clusters"
+    assert [x.launches[0].cluster for x in lc.others] == [(4, 1, 1)], "the fastest leaves too little shared memory"
+    made = candidates(lc, [0], job_of("mriq", small=True), facts)
+    assert made and all(c.made.cluster == clusters[0] and not c.shape.fill_grid for c in made)
     both, numbers = united([lc, lc_of("resnet50/conv3x3s2-512-14", facts, 2, 4096, contents=False)])
     assert numbers == [[0, 1, 2, 3], [0, 1]] or len(both.sources) > 4
     with pytest.raises(ValueError, match="nor one of vgg16/"):

@@ -10,6 +10,7 @@ A kernel is a `.cu` file with its kernel.toml, or a product by Weft's templates:
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -161,6 +162,9 @@ def _of_product(path: Path, name: str, raw: dict[str, object], facts: GpuFacts, 
             continue
         alone = solo(source, "w_alone")
         (launch,) = alone.launches
+        if math.prod(launch.cluster) > 1:
+            reason = "a product in clusters, which the stand-alone test does not launch"
+            continue
         return Side(
             name, f"product {g.name} by {schedule.param('template')}", source, alone.text, "w_alone", launch.grid,
             launch.block, launch.shared_bytes, launch.arguments, _memory_of_product(name, g), (),

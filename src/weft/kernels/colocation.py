@@ -125,16 +125,13 @@ class FusedSource:
     capability: int = 80
     exact_arch: bool = False
     flags: tuple[str, ...] = ()
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    """As in `Launch`: those of LC."""
 
     @property
     def block(self) -> tuple[int, int, int]:
         """Threads by dimension."""
         return (self.threads, 1, 1)
-
-    @property
-    def cluster(self) -> tuple[int, int, int]:
-        """CTAs of a cluster: there are none."""
-        return (1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,7 @@ class FusedKernels:
                 f'extern "C" const char* run_{x.entry}'
                 "(void* const* a, const unsigned* n, unsigned shared, int defer) {"
                 f" w_run([=] {{ w_call({x.entry}, a); }}, dim3{{n[0], n[1], n[2]}}, dim3{{n[3], 1, 1}}, shared,"
-                " dim3{n[4], 1, 1}, defer); return w_error; }\n"
+                " dim3{n[4], n[5], n[6]}, defer); return w_error; }\n"
                 for x in {x.entry: x for x in launches}.values()
             ]
             parts.append("}\n")
@@ -105,7 +106,8 @@ class FusedKernels:
         values, kept = arguments(source.parameters, memory, counter)
         every = [*(b for m in memory.values() for b in m.buffers), counter.buffer]
         grid_ = (grid or source.grid[0], *source.grid[1:])
-        error = self._call(source.entry, values, every, (*grid_, source.threads, gang), source.shared_bytes, defer)
+        together = (gang, 1, 1) if math.prod(source.cluster) == 1 else source.cluster
+        error = self._call(source.entry, values, every, (*grid_, source.threads, *together), source.shared_bytes, defer)
         assert kept is not None
         library.set_host(None)
         return error
@@ -119,7 +121,7 @@ class FusedKernels:
         for launch in (*source.pack, *source.launches):
             of = tuple(FusedParameter(0, "", "", a) for a in launch.arguments)
             values, kept = arguments(of, {0: memory}, None)
-            sizes = (*launch.grid, launch.block[0], 1)
+            sizes = (*launch.grid, launch.block[0], *launch.cluster)
             error = self._call(launch.entry, values, memory.buffers, sizes, launch.shared_bytes, defer)
             assert kept is not None
             if error:
@@ -141,7 +143,7 @@ class FusedKernels:
         call = getattr(self.library, f"run_{entry}")
         call.restype = ctypes.c_char_p
         words = (ctypes.c_void_p * max(1, len(values)))(*values)
-        error = call(words, (ctypes.c_uint * 5)(*sizes), ctypes.c_uint(shared_bytes), defer)
+        error = call(words, (ctypes.c_uint * 7)(*sizes), ctypes.c_uint(shared_bytes), defer)
         return str(error.decode())
 
 

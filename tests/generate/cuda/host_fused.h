@@ -69,6 +69,20 @@ inline int w_barrier_count_all(bool x) {
 inline unsigned w_grid_y() { return w_grid.y; }
 inline unsigned w_grid_z() { return w_grid.z; }
 inline void w_all_threads() { w_meet(w_self->block->bar); }
+// LC's threads of a cluster, and no others
+static Barrier w_cluster_lc;
+template <unsigned WARPS, unsigned CTAS> inline void w_cluster_begin(const unsigned char* p) {
+  const u32 at = (u32)(p - w_self->block->shared);
+  if (at % 8 || at + 16 > w_self->block->shared_bytes) w_fail("cluster barriers beyond shared memory");
+  if (CTAS != w_cluster->size()) w_fail("a cluster of another size");
+  if (w_zones.empty() || w_zones[0].first != 0 || w_zones[0].threads != WARPS * 32) w_fail("a cluster of other threads");
+  w_meet(w_cluster_barrier);
+  w_cluster_lc.total = WARPS * 32 * CTAS;
+}
+template <unsigned WARPS, unsigned CTAS> inline void w_cluster_meet(const unsigned char*) {
+  if (w_self->index.x >= WARPS * 32) w_fail("a cluster's barrier of another role");
+  w_meet(w_cluster_lc);
+}
 inline unsigned w_peek(const unsigned* p) { w_maybe(); return *p; }
 inline u64 w_peek(const u64* p) { w_maybe(); return *p; }
 inline void w_poke(unsigned* p, unsigned x) { w_maybe(); *p = x; ++w_progress; }
@@ -117,6 +131,7 @@ inline void w_take_registers(int n, bool more) {
 static const bool w_forgets_roles = (w_begin = [before = w_begin] {
   before();
   w_named.clear(), w_registers.clear(), w_registers_free.clear();
+  w_cluster_lc = Barrier{0, 0, 0};
 }, true);
 static const bool w_random_order = (w_chance = w_random, true);
 #define W_SHARED static  // one block at a time

@@ -89,7 +89,6 @@ def test_a_budget_says_what_is_short() -> None:
 @pytest.mark.parametrize(
     ("lc", "be", "reason"),
     [
-        ({"cluster": (2, 1, 1)}, {}, "latency-critical role of clusters"),
         ({"early_return": True}, {}, "leave before barriers"),
         ({"threads": 40}, {}, "no whole warps"),
         ({}, {"cluster": (2, 1, 1)}, "best-effort role of clusters"),

@@ -44,9 +44,13 @@ CONTROL_BYTES = 16
 """At the end of the CTA's shared memory: warps of LC that have ended; then what each BE role has drawn."""
 DRAWN_BYTES = 16
 """Two blocks: the one that runs, and the one after it."""
+CLUSTER_BYTES = 16
+"""Behind these, of LC roles in clusters: two barriers at which their threads meet."""
 _STATIC = re.compile(r"\b(W_SHARED|__shared__)\b")
 _WGMMA = re.compile(r"\bwgmma\.mma_async\.[\w.]*\.m64n(\d+)k")
 _PAST_CACHES = re.compile(r"ld\.global(\.\w+)*\.nc\b|\btex[123]D|\btex\.")
+_CLUSTER_MEETS = re.compile(r"(?<!void )\bw_cluster_(sync|leave|arrive|wait)\(")
+"""Where the threads of a cluster meet; in a header such a place is not LC's own."""
 _MEETS = re.compile(r"\b(sync|any|count|w_any|w_count|named_barrier\w*)\b")
 """What a text names whose threads meet; a name too many only keeps its blocks whole."""
 BEST_EFFORT_SPILLS = " by best-effort roles"
@@ -120,8 +124,9 @@ def lc_role(lc: RoleSource) -> DeviceRole | Declined:
     if len(lc.roles) != 1:
         return Declined(f"a latency-critical source of {len(lc.roles)} launches: fuse one of them")
     (role,) = lc.roles
-    if math.prod(role.cluster) > 1:
-        return Declined("a latency-critical role of clusters: their barriers wait for all threads of a CTA")
+    if math.prod(role.cluster) > 1 and any(_CLUSTER_MEETS.search(h) for h in lc.headers):
+        reason = "a latency-critical role whose clusters meet in functions of a header, which wait for all threads"
+        return Declined(reason)
     if role.early_return:
         return Declined("a latency-critical role whose threads leave before barriers")
     if role.threads % WARP:
@@ -149,9 +154,9 @@ def wgmma_registers(lc: RoleSource) -> int:
     return max(columns) // 2 + 26 if columns else 0
 
 
-def control_bytes(replicas: int) -> int:
-    """Shared memory of a CTA for the draws of so many BE roles."""
-    return CONTROL_BYTES + DRAWN_BYTES * replicas
+def control_bytes(replicas: int, cluster: int = 1) -> int:
+    """Shared memory of a CTA for the draws of so many BE roles, and for LC in clusters of so many CTAs."""
+    return CONTROL_BYTES + DRAWN_BYTES * replicas + (CLUSTER_BYTES if cluster > 1 else 0)
 
 
 def shared_of(stages: Sequence[Stage]) -> tuple[int, int]:
@@ -244,6 +249,8 @@ def declined(
         return Declined(f"best-effort barriers from {shape.barrier} on: those below {first_barrier(lc)} are taken")
     if last > BARRIERS:
         return Declined(f"{last} named barriers in a CTA; there are {BARRIERS}")
+    if shape.fill_grid and math.prod(lc.cluster) > 1:
+        return Declined("a latency-critical role of clusters: its grid is not filled with CTAs that have none")
     if shape.fill_grid and (lc.grid[0] > facts.sms or lc.grid[1:] != (1, 1)):
         return Declined(
             f"a latency-critical grid of {lc.grid}: to fill one of {facts.sms} CTAs it is one wave of one row"
@@ -254,7 +261,7 @@ def declined(
             f"best-effort shared memory at {shape.shared_offset}: it lies behind {lc.shared_bytes} bytes,"
             f" aligned to {alignment}"
         )
-    whole = shape.shared_offset + size * shape.replicas + control_bytes(shape.replicas)
+    whole = shape.shared_offset + size * shape.replicas + control_bytes(shape.replicas, math.prod(lc.cluster))
     if whole > facts.shared_per_block:
         return Declined(f"{whole} bytes of shared memory in a CTA; {facts.shared_per_block} are possible")
     return _registers_declined(lc, shape, threads, facts)
@@ -409,7 +416,7 @@ def fuse(
         )
         for r in range(shape.replicas)
     ]
-    texts = [_lc_text(role, shape, at_launch, facts)]
+    texts = [_lc_text(role, shape, at_launch, end + control_bytes(shape.replicas), facts)]
     if stages:
         texts += [job_text(stages), *(stage_text(k, s, len(stages) > 1) for k, s in enumerate(stages))]
         texts += [loop_text(k, x, stages) for k, x in enumerate(roles)]
@@ -423,7 +430,7 @@ def fuse(
         entry=entry,
         grid=grid_of(role, shape, facts),
         threads=threads,
-        shared_bytes=end + control_bytes(shape.replicas),
+        shared_bytes=end + control_bytes(shape.replicas, math.prod(role.cluster)),
         dependent=role.pdl,
         parameters=(*(FusedParameter(k, p.name, p.type, p.argument) for _, k, p in named), JOB_PARAMETER),
         lc=FusedRole(0, role.threads, tuple(range(1, first_barrier(role))), 0, role.shared_bytes, lc_registers),
@@ -446,6 +453,7 @@ def fuse(
         capability=max(s.capability for s in (lc, *be)),
         exact_arch=any(s.exact_arch for s in (lc, *be)),
         flags=tuple(dict.fromkeys(f for s in (lc, *be) for f in s.flags)),
+        cluster=role.cluster,
     )
 
 
@@ -494,8 +502,16 @@ def kernel_parameters(named: Sequence[tuple[str, Parameter]]) -> str:
     return "".join(texts) + "w_work* w_job"
 
 
-def _lc_text(role: DeviceRole, shape: FusionShape, at_launch: int, facts: GpuFacts) -> str:
-    """LC's role in a namespace where `w_solo` is its frame, and registers move by the shape's numbers."""
+def _cluster_of(role: DeviceRole) -> str:
+    """Of LC: warps of a CTA and CTAs of a cluster, which meet at barriers of their own."""
+    return f"<{role.threads // WARP}u, {math.prod(role.cluster)}u>"
+
+
+def _lc_text(role: DeviceRole, shape: FusionShape, at_launch: int, barriers: int, facts: GpuFacts) -> str:
+    """LC's role in a namespace where `w_solo` is its frame, and registers move by the shape's numbers.
+
+    Its threads of a cluster meet at barriers of their own, which lie at `barriers` in shared memory.
+    """
     idle = role.idle_threads if shape.place == "idle" else 0
     moved = ""
     if shape.registers is not None:
@@ -507,6 +523,9 @@ def _lc_text(role: DeviceRole, shape: FusionShape, at_launch: int, facts: GpuFac
     columns = f" static W_FN unsigned blocks_x() {{ return w_told({role.grid[0]}u); }} " if wider else ""
     frame, declared = frame_of(role, "w_solo", "lc")
     parameters = "".join(f", {p.declared(kernel=False)}" for p in role.parameters)
+    if math.prod(role.cluster) > 1:
+        meet = f"W_DYNAMIC(w_memory); ::w_cluster_meet{_cluster_of(role)}(w_memory + {barriers});"
+        moved += "".join(f"W_FN void w_cluster_{name}() {{ {meet} }}\n" for name in ("sync", "leave"))
     return (
         "namespace w_lc {\n"
         f"struct w_solo : w_in_cta<0u, {role.threads}u, 1, {role.named_barriers}, {idle}u> {{{columns}}};\n"
@@ -693,7 +712,9 @@ def _kernel_text(
         f"unsigned* const ended = (unsigned*)(w_whole + {ended});",
         begin,
         *(["if (threadIdx.x == 0) ended[1] = (unsigned)w_now();"] if shape.in_time else []),
-        "w_all_threads();",
+        f"w_cluster_begin{_cluster_of(role)}(w_whole + {ended + control_bytes(shape.replicas)});"
+        if math.prod(role.cluster) > 1
+        else "w_all_threads();",
         *body,
         "}",
     ]

@@ -90,6 +90,41 @@ W_FN unsigned w_sm() {
   return x;
 }
 W_FN unsigned long long w_now() { return (unsigned long long)clock64(); }
+#if __CUDA_ARCH__ >= 900
+// LC's threads of a cluster meet at barriers in shared memory, two in each CTA, since barrier.cluster waits for all threads
+// of the cluster. They are used in turn: a warp that is ahead may arrive for the next meeting before others' arrivals for
+// this one have come to a CTA. All threads begin; WARPS are LC's of a CTA.
+template <unsigned WARPS, unsigned CTAS> W_FN void w_cluster_begin(const unsigned char* p) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(p);
+  if (threadIdx.x == 0) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(WARPS * CTAS) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at + 8), "r"(WARPS * CTAS) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+W_FN unsigned w_barrier_phase(unsigned at) {  // parity of the phase that is not complete: it waits for the calling warp
+  unsigned done;
+  asm volatile("{ .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], 0;\n selp.u32 %0, 1, 0, p; }"
+               : "=r"(done) : "r"(at) : "memory");
+  return done;
+}
+template <unsigned WARPS, unsigned CTAS> W_FN void w_cluster_meet(const unsigned char* p) {
+  const unsigned first = (unsigned)__cvta_generic_to_shared(p), lane = threadIdx.x & 31u;
+  const unsigned a = w_barrier_phase(first), b = w_barrier_phase(first + 8);  // alike before an even meeting
+  const unsigned at = a == b ? first : first + 8, parity = a == b ? a : b;
+  __syncwarp();
+  if (lane < CTAS)
+    asm volatile("{ .reg .b32 r;\n mapa.shared::cluster.u32 r, %0, %1;\n"
+                 " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [r]; }" ::"r"(at), "r"(lane) : "memory");
+  unsigned done;
+  do {
+    asm volatile("{ .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+                 " selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(at), "r"(parity) : "memory");
+  } while (!done);
+}
+#endif
 #endif
 // ---- where a role runs
 // A role of THREADS threads from FIRST on: its barriers are BARRIER, which is `sync()`, and NAMED further ones. The last

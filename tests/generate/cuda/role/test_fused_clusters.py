@@ -1,0 +1,152 @@
+"""Latency-critical roles in clusters: their threads meet across CTAs, and best-effort ones do not take part."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from tests.generate.cuda import fusing
+from tests.generate.cuda.attentions import plain
+from tests.generate.cuda.fused_emulator import Counter, FusedKernels
+from tests.generate.cuda.fusing import fma, lc_is_right, lc_memory, meet
+from tests.generate.cuda.products import product
+from tools.sanitize_products import blocks, tma
+
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvrtc import find_nvrtc
+from weft.generate.cuda import CudaGenerator
+from weft.generate.cuda.attention.shapes import SplitAttentionConfig
+from weft.generate.cuda.gemm.swap_ab.kernel import SwapAbConfig
+from weft.generate.cuda.role import fused
+from weft.generate.cuda.role.role import RoleSource
+from weft.ir.declined import Declined
+from weft.kernels.candidate import Problem
+from weft.kernels.colocation import FusedSource, FusionShape, WorkCounter
+from weft.kernels.source import CudaSource, Schedule
+
+FACTS = GpuFacts()
+BE = [fma(12, 64), meet(7, 50)]
+SMALL, FEW = product((70, 264), (40, 264), turn_right=True), product((12, 264), (72, 264), turn_right=True)
+KINDS: dict[str, tuple[Problem, Schedule]] = {
+    "tma, sums over a cluster": (SMALL, tma(64, 32, split=2)),
+    "tma, multicast": (product((130, 136), (40, 136), turn_right=True), tma(64, 32, multicast=1)),
+    "tma, multicast two by two": (product((130, 136), (128, 136), turn_right=True), tma(64, 32, multicast=3)),
+    "mma, sums over a cluster": (product((40, 264), (24, 264), turn_right=True), blocks(32, 32, 1, 4, cluster=True)),
+    "swap-AB, sums over a cluster": (FEW, SwapAbConfig(16, 64, 2, 4).schedule()),
+    "attention, keys shared by a cluster": (
+        plain((2,), 20, 100, 64),
+        SplitAttentionConfig(1, 1, 2, 16, 2, 2).schedule(),
+    ),
+}
+
+
+@cache
+def made() -> tuple[dict[str, tuple[RoleSource, CudaSource, FusedSource]], FusedKernels]:
+    found = {}
+    for number, (name, (problem, schedule)) in enumerate(KINDS.items()):
+        lc, alone = CudaGenerator().roles(problem, schedule), CudaGenerator().emit(problem, schedule)
+        assert isinstance(lc, RoleSource) and isinstance(alone, CudaSource), (name, lc)
+        shape = next(s for s in fused.shapes(lc, BE, FACTS) if s.replicas == 1 + number % 2)
+        source = fused.fuse(lc, BE, shape, entry=f"k{number}", facts=FACTS)
+        assert isinstance(source, FusedSource), source
+        found[name] = lc, alone, source
+    return found, FusedKernels([x for _, alone, source in found.values() for x in (alone, source)])
+
+
+def wrong(name: str, source: FusedSource, kernels: FusedKernels) -> str:
+    """What is wrong with a kernel: its own results, and those of LC against the kernel that it was."""
+    problem, _ = KINDS[name]
+    found, library = made()
+    alone = found[name][1]
+    memory, total = [fusing.of(x) for x in BE], sum(source.stages)
+    counter = Counter(WorkCounter.start(source.stages, total))
+    for launch in range(20):
+        lc = lc_memory(problem, alone)
+        assert library.run_alone(alone, lc) == ""
+        by_itself = [b.data.copy() for b in lc["out"]]
+        assert "attention" in name or lc_is_right(problem, lc)
+        for b in lc["out"]:
+            b.data[:] = fusing.POISON
+        given = {0: lc, **dict(enumerate(memory, 1))}
+        if error := kernels.run(source, given, counter, seed=launch + 1, rounds=100_000):
+            return error
+        if any(not np.array_equal(b.data, w) for b, w in zip(lc["out"], by_itself, strict=True)):
+            return "the latency-critical result"
+        if counter.now.finished == total:
+            break
+    if not all(b.intact() for m in (lc, *memory) for b in m.buffers) or counter.now.finished != total:
+        return f"blocks are lost, or a guard zone was written: {counter.now}"
+    wanted = [fusing.meet_alone(x) if x.roles[0].early_return else fusing.fma_alone(x) for x in BE]
+    return (
+        "" if all(np.array_equal(fusing.result(m), w) for m, w in zip(memory, wanted, strict=True)) else "BE's result"
+    )
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_roles_in_clusters_compute_what_they_do_alone(name: str) -> None:
+    found, kernels = made()
+    lc, _, source = found[name]
+    assert source.cluster == lc.roles[0].cluster != (1, 1, 1)
+    assert wrong(name, source, kernels) == ""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_they_compile(name: str) -> None:
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined):
+        pytest.skip(nvrtc.reason)
+    source = made()[0][name][2]
+    compiled = nvrtc.compile(source.text, arch="sm_90a", flags=source.flags)
+    found = compiled.of(source.entry)
+    assert fused.judge(source, found, FACTS) is None and compiled.warnings == ()
+    assert source.text.count("barrier.cluster.arrive.release.aligned") == 2, "the header's own, and where all begin"
+
+
+def first(pattern: str, new: str) -> Callable[[str], str]:
+    def change(text: str) -> str:
+        changed, n = re.subn(pattern, new, text, count=1)
+        assert n, f"the assembly has nothing like {pattern!r} any more"
+        return changed
+
+    return change
+
+
+MUTANTS: dict[str, Callable[[str], str]] = {
+    "LC meets where all threads do": first(r"W_FN void w_cluster_sync\(\) \{ W_DYNAMIC.*\n", ""),
+    "more warps are waited for": first(r"w_cluster_begin<(\d+)u, ", r"w_cluster_begin<7u + \1u, "),
+    "a cluster of another size": first(r"w_cluster_begin<(\d+)u, 2u>", r"w_cluster_begin<\1u, 4u>"),
+    "LC does not meet": first(r"w_cluster_sync\(\) \{ W_DYNAMIC.*\n", "w_cluster_sync() {}\n"),
+    "the barriers lie behind the memory": first(r"(w_cluster_begin<.*>\(w_whole \+ )", r"\g<1>16 + "),
+}
+
+
+@cache
+def mutants() -> tuple[dict[str, FusedSource], FusedKernels]:
+    sound = made()[0]["tma, sums over a cluster"][2]
+    found = {}
+    for number, (name, change) in enumerate(MUTANTS.items()):
+        entry = f"m{number}"
+        found[name] = replace(sound, text=change(sound.text).replace(f" {sound.entry}(", f" {entry}("), entry=entry)
+    return found, FusedKernels(list(found.values()))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_faults_in_how_they_meet_are_caught(name: str) -> None:
+    found, kernels = mutants()
+    assert wrong("tma, sums over a cluster", found[name], kernels) != ""
+
+
+def test_what_is_declined_of_clusters() -> None:
+    lc = made()[0]["tma, sums over a cluster"][0]
+    shape = replace(next(iter(fused.shapes(lc, BE, FACTS))), fill_grid=True)
+    filled = fused.fuse(lc, BE, shape, facts=FACTS)
+    assert isinstance(filled, Declined) and "its grid is not filled" in filled.reason
+    header = "W_FN void w_fold() { w_cluster_sync(); }\n"
+    inside = fused.fuse(replace(lc, headers=(*lc.headers, header)), BE, replace(shape, fill_grid=False))
+    assert isinstance(inside, Declined) and "functions of a header" in inside.reason
+    late = fused.fuse(lc, BE, FusionShape("extra", 128, fused.first_barrier(lc.roles[0]), 232208))
+    assert isinstance(late, Declined) and "bytes of shared memory" in late.reason
