@@ -39,8 +39,6 @@ from weft.generate.cuda.table import NAMED
 from weft.kernels.colocation import FusedSource
 
 FACTS = profile("h200")
-DECLINED = {"attention_split", "mlp_pair", "grouped_simt"}
-"""Templates whose kernels run in clusters."""
 
 
 def test_all_triples_once_and_the_most_unlike_ones_first() -> None:
@@ -58,7 +56,7 @@ def test_all_triples_once_and_the_most_unlike_ones_first() -> None:
 
 def test_every_template_has_its_cases() -> None:
     every = cases(FACTS)
-    assert {c.template for c in every} >= {*NAMED, "pools"} - DECLINED
+    assert {c.template for c in every} >= {*NAMED, "pools"}
     assert {c.job for c in every} == set(jobs.names()) and {c.binding for c in every} == {*BINDINGS, CO_RUNNER}
     assert {str(c) for c in cases(FACTS, ["tma"])} == {str(c) for c in every if c.template == "tma"}
     assert all(c.label == NO_LC or hosts(FACTS)[c.label].template == c.template for c in every)

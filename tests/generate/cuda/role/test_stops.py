@@ -37,7 +37,7 @@ LONG = "W_LONG_BLOCK = 0"
 
 @cache
 def made() -> tuple[dict[tuple[str, str], FusedSource], FusedKernels]:
-    found = {}
+    found: dict[tuple[str, str], FusedSource] = {}
     for name, be in JOBS.items():
         for kind, (replicas, fill) in KINDS.items():
             every = fused.shapes(tma_role(), be, FACTS)
