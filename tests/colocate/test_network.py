@@ -439,7 +439,8 @@ def test_inputs_of_every_kind() -> None:
     assert given_by(x)() == (x,) and given_by([x])() == [x]
     numbers = given_by(iter([(x,)]))
     assert numbers() == (x,) and numbers() is None
-    assert given_by(lambda: (x,))() == (x,)
+    assert given_by(lambda: (x,))() == (x,) and given_by(lambda: None)() is None
+    assert given_by(lambda: x)() == (x,) and given_by(iter([x]))() == (x,), "not its rows"
 
 
 # -- budgets
@@ -666,5 +667,7 @@ def test_a_co_runner_is_made_checked_and_runs(
         assert network.counts.most_queued_kernels <= 3 and network.counts.queued_kernels == 0
     with pytest.raises(OptionError, match="closed"):
         network.start()
+    with pytest.raises(OptionError, match="option 'beside': no plan is given"):
+        co_runner(plans[1], torch.zeros(4, 8), beside=[])
     with pytest.raises(OptionError, match="do not fit an SM"):
         co_runner(plans[0], torch.zeros(4, 8), beside=plans[0])

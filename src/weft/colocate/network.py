@@ -42,6 +42,10 @@ from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.streams import Lease
 
 Tensors = Sequence[torch.Tensor]
+Batch = torch.Tensor | Tensors
+"""Inputs of one inference; a tensor alone is a model's only one."""
+Source = Batch | Callable[[], Batch | None] | Iterator[Batch]
+"""What gives the inputs of all inferences."""
 STAGE_KERNELS, MOST_QUEUED = 4, 12
 LIMIT_S = 10.0
 
@@ -303,7 +307,7 @@ def digest(outputs: Tensors) -> str:
 def feeding(
     executable: CudaExecutable,
     stream: torch.cuda.Stream,
-    inputs: torch.Tensor | Tensors | Given[Tensors] | Iterator[Tensors],
+    inputs: Source,
     *,
     deliver: Callable[[int, Tensors], object] | None = None,
     most_queued: int = MOST_QUEUED,
@@ -327,7 +331,7 @@ def feeding(
     return NetworkCoRunner(feeder, inside=lane.inside, close=lane.close)
 
 
-def given_by(inputs: torch.Tensor | Tensors | Given[Tensors] | Iterator[Tensors]) -> Given[Tensors]:
+def given_by(inputs: Source) -> Given[Tensors]:
     """What gives the inputs of each inference; of a batch of tensors always these.
 
     Raises:
@@ -338,11 +342,15 @@ def given_by(inputs: torch.Tensor | Tensors | Given[Tensors] | Iterator[Tensors]
     if isinstance(inputs, Sequence) and all(isinstance(x, torch.Tensor) for x in inputs):
         return lambda: inputs
     if isinstance(inputs, Iterator):
-        return lambda: next(inputs, None)
+        return lambda: _several(next(inputs, None))
     if callable(inputs):
-        return inputs
+        return lambda: _several(inputs())
     problem = f"a {type(inputs).__name__} is neither a batch of tensors, nor a callable, nor an iterator"
     raise OptionError(option="inputs", problem=problem)
+
+
+def _several(batch: Batch | None) -> Tensors | None:
+    return (batch,) if isinstance(batch, torch.Tensor) else batch
 
 
 def plan_on_gpu(made: Made | AnyExecutable, name: str) -> CudaExecutable:
@@ -378,7 +386,7 @@ def check_plans(network: CudaExecutable, beside: Sequence[CudaExecutable], facts
 
 def co_runner(
     network: Made | AnyExecutable,
-    inputs: torch.Tensor | Tensors | Given[Tensors] | Iterator[Tensors],
+    inputs: Source,
     *,
     beside: Made | AnyExecutable | Sequence[Made | AnyExecutable],
     deliver: Callable[[int, Tensors], object] | None = None,
@@ -394,9 +402,9 @@ def co_runner(
     Args:
         network: compiled (or loaded) for a GPU under a budget of each SM.
         inputs: a batch that is used again and again, and must not change; or a callable that gives a tuple of tensors
-            for each inference, or an iterator over such. Shapes, dtypes and device are those of the compiled signature;
-            else `stop` and `wait` raise InputError [W011]. Callable and iterator are called in the co-runner's thread
-            and in the order of its stream; None or the iterator's end ends the run.
+            (or the only one) for each inference, or an iterator over such. Shapes, dtypes and device are those of the
+            compiled signature; else `stop` and `wait` raise InputError [W011]. Callable and iterator are called in the
+            co-runner's thread and in the order of its stream; None or the iterator's end ends the run.
         beside: the plan or plans that run meanwhile, one at a time, each compiled under a budget that fits an SM
             together with the network's. Run them on a stream of high priority (`torch.cuda.Stream(priority=-1)`).
         deliver: called in the co-runner's thread with the number of an inference, from 0, and its outputs once they
@@ -411,7 +419,7 @@ def co_runner(
 
     Raises:
         OptionError: a plan without a budget, of another kind of device or another GPU, budgets that do not fit an SM
-            together, or a number that cannot be [W001].
+            together, no plan beside, or a number that cannot be [W001].
         DeviceError: there is no GPU, or a kernel does not fit there [W301].
     """
     for name, number in (("stage_kernels", stage_kernels), ("most_queued", most_queued)):
@@ -421,6 +429,8 @@ def co_runner(
         raise OptionError(option="ctas_per_sm", problem=f"{ctas_per_sm}: 0 or more")
     plan = plan_on_gpu(network, "network")
     several = beside if isinstance(beside, Sequence) else (beside,)
+    if not several:
+        raise OptionError(option="beside", problem="no plan is given that the network is to run beside")
     others = [plan_on_gpu(x, "beside") for x in several]
     facts = gpu_facts(None, device=plan.device.index or 0, calibrate=False)
     check_plans(plan, others, facts)
