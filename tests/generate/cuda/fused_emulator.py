@@ -35,16 +35,23 @@ class Memory:
 class Counter:
     """A work counter in memory."""
 
-    def __init__(self, start: WorkCounter) -> None:
-        self.buffer = Buffer(BYTES)
+    def __init__(self, start: WorkCounter, behind: int = 0) -> None:
+        """`behind`: bytes of what a kernel records."""
+        self.buffer = Buffer(BYTES + behind)
+        self.buffer.data[BYTES:] = 0
         self.write(start)
 
+    @property
+    def trace(self) -> bytes:
+        """What a kernel recorded."""
+        return self.buffer.data[BYTES:].tobytes()
+
     def write(self, value: WorkCounter) -> None:
-        self.buffer.data[:] = np.frombuffer(value.pack(), np.uint8)
+        self.buffer.data[:BYTES] = np.frombuffer(value.pack(), np.uint8)
 
     @property
     def now(self) -> WorkCounter:
-        return WorkCounter.unpack(self.buffer.data.tobytes())
+        return WorkCounter.unpack(self.buffer.data[:BYTES].tobytes())
 
     def set(self, name: str, value: int) -> None:
         """One word, as the host writes it while kernels run."""

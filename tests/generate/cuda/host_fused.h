@@ -106,6 +106,7 @@ inline unsigned w_warp_ended(unsigned* p) {
 inline void w_tell(unsigned* p) { w_maybe(); ++*p; ++w_progress; }
 static u64 w_clock_ns = 0;
 inline u64 w_now() { return w_clock_ns += 100; }
+inline u64 w_timer() { return w_clock_ns / 32 * 32; }
 inline void w_pause(unsigned ns) {
   w_clock_ns += ns;
   if (w_every) { w_every(); ++w_progress; }

@@ -41,7 +41,8 @@ _LEAST_MOVED, _MOST_MOVED = 24, 256
 """Registers that setmaxnreg takes, in multiples of 8."""
 _MOST_BLOCKS = 1 << 31
 CONTROL_BYTES = 16
-"""At the end of the CTA's shared memory: warps of LC that have ended; then what each BE role has drawn."""
+"""At the end of the CTA's shared memory: warps of LC that have ended, clocks of its begin; then what each BE role has
+drawn."""
 DRAWN_BYTES = 16
 """Two blocks: the one that runs, and the one after it."""
 CLUSTER_BYTES = 16
@@ -62,6 +63,12 @@ _BEST_EFFORT_REGISTERS = (40, 56, 80, 104, 128, 152)
 def fused_header() -> str:
     """Text of weft_cuda_fused.h, which stands behind the role's."""
     return Path(__file__).with_name("weft_cuda_fused.h").read_text(encoding="utf-8")
+
+
+@cache
+def trace_header() -> str:
+    """Text of weft_cuda_trace.h, which stands behind that one in kernels that record when their roles ran."""
+    return Path(__file__).with_name("weft_cuda_trace.h").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,11 +386,15 @@ def fuse(
     *,
     entry: str = "fused",
     facts: GpuFacts | None = None,
+    spans: int = 0,
 ) -> FusedSource | Declined:
     """The kernel `entry`: the role of `lc`, and in its CTAs BE roles that run the job of the stages `be`.
 
     Without stages the kernel is LC's alone in the frame and with the bounds of the fused one. Parameters: LC's, those
     of each stage, the work counter (`WorkCounter`). Declines what cannot be, with its reason.
+
+    `spans`: that the kernel records of its roles, behind the work counter (`weft.kernels.sm_timeline`); 0: none, and
+    nothing of its text is there for it.
     """
     facts = facts or GpuFacts()
     role, stages = lc_role(lc), stages_of(be)
@@ -419,14 +430,15 @@ def fuse(
     texts = [_lc_text(role, shape, at_launch, end + control_bytes(shape.replicas), facts)]
     if stages:
         texts += [job_text(stages), *(stage_text(k, s, len(stages) > 1) for k, s in enumerate(stages))]
-        texts += [loop_text(k, x, stages) for k, x in enumerate(roles)]
-    texts.append(_kernel_text(entry, role, stages, shape, at_launch, end, roles, _surplus(role, shape, facts)))
+        texts += [loop_text(k, x, stages, spans=spans) for k, x in enumerate(roles)]
+    surplus = _surplus(role, shape, facts)
+    texts.append(_kernel_text(entry, role, stages, shape, at_launch, end, roles, surplus, spans))
     headers = merged([lc, *be])
     if isinstance(headers, Declined):
         return headers
     lc_registers = shape.registers.consumer if shape.registers else at_launch
     return FusedSource(
-        text="".join([*headers, fused_header(), *texts]),
+        text="".join([*headers, fused_header(), *([trace_header()] if spans else []), *texts]),
         entry=entry,
         grid=grid_of(role, shape, facts),
         threads=threads,
@@ -598,10 +610,13 @@ class Loop:
     """The type that says whether LC has ended; empty: when it has in this CTA."""
 
 
-def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "", hand: str = "w_hand") -> str:
+def loop_text(
+    number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "", hand: str = "w_hand", spans: int = 0
+) -> str:
     """The function of a BE role: blocks one after another, each drawn while the one before it runs.
 
-    `draw`, `hand`: another way to draw, of one that waits for the end of the block before, and what it knows.
+    `draw`, `hand`: another way to draw, of one that waits for the end of the block before, and what it knows. `spans`:
+    as of `fuse`.
     """
     named = named_parameters(stages)
     parameters = "".join(
@@ -638,6 +653,8 @@ def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "",
             "const unsigned stage = drawn->stage, block = drawn->block;",
             "if (stage == W_NONE) break;",
         ]
+    if spans:
+        lines.append("const unsigned long long span_began = w_now();")
     for k, s in enumerate(stages):
         given = "".join(f", be{k}_{p.name}" for p in s.role.parameters)
         kind = "folded" if s.threads > at.threads else "frame"
@@ -659,6 +676,11 @@ def loop_text(number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "",
     lines += [
         # all that the block wrote is there, and its shared memory free
         barrier,
+        *(
+            [f"if (thread == 0) w_span_ended<{spans}u>(w_job, {number + 1}u, stage, block, span_began);"]
+            if spans
+            else []
+        ),
         "if (thread == 0) w_finish<w_stages>(w_job, hand);",
         *([f"if (thread == 0) {end}::ran(hand);"] if ahead else []),
         *(["again = drawn[turn].stage;"] if ahead else []),
@@ -677,6 +699,7 @@ def _kernel_text(
     ended: int,
     roles: Sequence[Loop],
     surplus: int,
+    spans: int = 0,
 ) -> str:
     """The entry: LC's warps count themselves out, so that the BE roles of the CTA see when all have ended."""
     named = [("lc", p) for p in role.parameters] + [(x, p) for x, _, p in named_parameters(stages)]
@@ -687,6 +710,9 @@ def _kernel_text(
     if shape.in_time:
         took = "w_poke(&w_job->lc_clocks, (unsigned)w_now() - w_seen(ended + 1))"
         told.append(f"if (now == {role.threads // WARP}u) {took};")
+    if spans:
+        ran = f"w_span_ended<{spans}u>(w_job, 0u, 0u, 0u, *(const volatile unsigned long long*)(ended + 2))"
+        told.append(f"if (now == {role.threads // WARP}u) {ran};")
     count = "w_warp_ended(ended);" if not told else f"const unsigned now = w_warp_ended(ended); {' '.join(told)}"
     latency = f"w_lc::run(w_lc::frame(){own}); {count}"
     begin = "if (threadIdx.x == 0) *ended = 0u;"
@@ -712,6 +738,7 @@ def _kernel_text(
         f"unsigned* const ended = (unsigned*)(w_whole + {ended});",
         begin,
         *(["if (threadIdx.x == 0) ended[1] = (unsigned)w_now();"] if shape.in_time else []),
+        *(["if (threadIdx.x == 0) *(unsigned long long*)(ended + 2) = w_now();"] if spans else []),
         f"w_cluster_begin{_cluster_of(role)}(w_whole + {ended + control_bytes(shape.replicas)});"
         if math.prod(role.cluster) > 1
         else "w_all_threads();",
