@@ -86,6 +86,7 @@ def test_timelines_are_kept_and_judged(tmp_path: Path) -> None:
         bad = {**data, "spans": [{**data["spans"][0], **change}]}
         with pytest.raises(ArtifactError, match="malformed"):
             timeline_from_json(bad)
-    for wrong in ({}, [], None, {**data, "spans": data["spans"][::-1]}, {**data, "colour": 1}):
+    several: Any = ({}, [], None, {**data, "spans": data["spans"][::-1]}, {**data, "colour": 1})
+    for wrong in several:
         with pytest.raises(ArtifactError, match="malformed"):
             timeline_from_json(wrong)

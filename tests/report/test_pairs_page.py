@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
-from tests.report.records import HOSTILE, MARKUP
+from tests.report.records import HOSTILE, MARKUP, make_record
 from tests.tune.test_pairs import record
 
 from weft.kernels.pairs import PairRecord, PairSummary
-from weft.report import render_pairs
-from weft.report.pairs import matrices
+from weft.kernels.sm_timeline import RoleSpan, SmTimeline, timeline_from_json
+from weft.report import render, render_pairs
+from weft.report.pairs import LEFT, MOST_DRAWN, WIDTH, drawn, matrices
 from weft.tune.pairs import refused, summed_up
 
 
@@ -71,7 +75,12 @@ def test_the_matrix_says_ratio_and_whether_it_is_kept() -> None:
     assert told["amriq"][2:5] == ["0.100", "0.500", "1.440"] and told["amriq"][5] == "2 × 96 idle"
     assert told["acp"][5] == "not fused: 0.900 of the best peer (streams)" and "the results differ" in told["bcp"][5]
     titles = [a["title"] for t, a in page.elements if t == "td" and "title" in a]
-    assert titles == ["0.900 of the best peer (streams)", "the results differ"]
+    alone = "alone: LC 100.0 µs, BE 700.0 µs"
+    assert titles == [
+        f"0.900 of the best peer (streams); best kernel: 0.900 of streams (1.280 ms); s 0.100, f 0.500; {alone}",
+        f"best kernel: 1.440 of streams (1.280 ms); s 0.100, f 0.500; {alone}",
+        "the results differ",
+    ]
     assert "1 of 3 pairs are kept" in render_pairs(found)
 
 
@@ -112,6 +121,60 @@ def test_names_are_text(name: str) -> None:
     page = Cells(render_pairs(summaries(row)))
     assert [t for t, _ in page.elements] == [t for t, _ in harmless.elements], "no element of its own"
     assert all(not k.startswith("on") and k != "style" for _, a in page.elements for k in a)
+
+
+def recorded() -> SmTimeline:
+    """Of an emulated launch (`tests/generate/cuda/role/test_trace.py`)."""
+    path = Path(__file__).parents[1] / "golden" / "cuda" / "sm_timeline.json"
+    return timeline_from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_a_timeline_has_a_bar_for_each_run_in_lanes_of_roles() -> None:
+    one = recorded()
+    made = drawn(one)
+    assert len(made.bars) == len(one.spans) and made.left_out == 0
+    assert {name for name, _ in made.lanes if name} == {"LC", "BE 1", "BE 2"}
+    of_lane: dict[float, list[tuple[float, float]]] = {}
+    for b in made.bars:
+        assert b.x >= LEFT and b.x + b.width <= WIDTH and 0 <= b.y < made.height
+        of_lane.setdefault(b.y, []).append((b.x, b.x + b.width))
+    for runs in of_lane.values():
+        assert all(a[1] <= b[0] + 0.51 for a, b in itertools.pairwise(sorted(runs))), "runs of a lane do not overlap"
+    assert 2 <= len(made.ticks) <= 11 and made.ticks[0] == ("0", LEFT)
+    assert all(
+        float(text) * (WIDTH - LEFT - 10) / one.us + LEFT == pytest.approx(x, abs=0.01) for text, x in made.ticks
+    )
+    assert 0 < made.be_share <= 1 and made.lc_share == pytest.approx(one.busy_us(best_effort=False) / one.us)
+
+
+def test_timelines_stand_on_the_page_and_in_a_report() -> None:
+    found, one = summaries(pair("a", "cp", 1.2)), replace(recorded(), left_out=7)
+    for page in (render_pairs(found, [one]), render(make_record(), found, [one])):
+        elements = Cells(page).elements
+        assert sum(t == "svg" and a.get("class") == "lanes" for t, a in elements) == 1
+        assert sum(
+            a.get("class", "").startswith(("lc", "be")) for t, a in elements if t == "rect" and a.get("class")
+        ) == (len(one.spans))
+        assert "BE role 1, stage 0, block" in page and "no room to record 7 runs" in page and "1.20 ✓" in page
+        assert "style" not in {k for _, a in elements for k in a}
+    assert 'href="#pairs"' in render(make_record(), found) and 'href="#pairs"' not in render(make_record())
+    only = Cells(render_pairs([], [one]))
+    assert "No pair was measured" not in render_pairs([], [one]) and not only.tables
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, MARKUP])
+def test_names_of_timelines_are_text(name: str) -> None:
+    harmless, found = recorded(), summaries(pair("a", "cp", 1.2))
+    hostile = replace(harmless, lc=name, be=name, gpu=name)
+    for make in (lambda t: render_pairs([], [t]), lambda t: render(make_record(), found, [t])):
+        assert [t for t, _ in Cells(make(hostile)).elements] == [t for t, _ in Cells(make(harmless)).elements]
+
+
+def test_a_timeline_of_very_many_runs_is_cut() -> None:
+    spans = tuple(RoleSpan(0, 1, 0, k, float(k), k + 0.5) for k in range(MOST_DRAWN + 5))
+    page = render_pairs([], [replace(recorded(), spans=spans)])
+    assert "5 runs are not drawn" in page and page.count("<title>BE role") == MOST_DRAWN
+    assert drawn(replace(recorded(), spans=())).bars == ()
 
 
 def test_the_page_asks_for_nothing_and_runs_nothing() -> None:

@@ -539,11 +539,16 @@ def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="HTML file")] = Path("report.html"),
     format: FormOption = "text",
 ) -> None:
-    """Write the HTML report of a saved plan: one offline file."""
+    """Write the HTML report of a saved plan: one offline file.
+
+    It also shows the pairs of latency-critical and best-effort kernels that the tuning database has of the plan's GPU.
+    """
+    from weft.cli.pairs import of_gpu
     from weft.report import render
 
     screen = Screen(format)
-    page = render(_record(plan))
+    record = _record(plan)
+    page = render(record, *of_gpu((record.device, *(value for _, value in record.environment))))
     with _writing(output):
         output.write_text(page, encoding="utf-8")
     if screen.json:

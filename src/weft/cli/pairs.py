@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from weft.cli.show import Screen, plain, visible
 from weft.errors import ArtifactError
 from weft.kernels.pairs import PairSummary, geometric_mean, record_to_json
+from weft.kernels.sm_timeline import SmTimeline, timeline_from_json
 from weft.options import Options
 
 _MOST_BYTES = 64 << 20
@@ -29,6 +31,9 @@ def pairs_command(
     report: Annotated[Path | None, typer.Option(help="also write the matrix as an HTML file")] = None,
     add: Annotated[Path | None, typer.Option(help="first take over records that --export wrote elsewhere")] = None,
     export: Annotated[Path | None, typer.Option(help="also write the records, as lines of JSON")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="first take over when the roles of a pair ran, a JSON file recorded on a GPU")
+    ] = None,
     format: Annotated[Literal["text", "json"], typer.Option("--format", help="text for people, json for programs")] = (
         "text"
     ),
@@ -46,6 +51,9 @@ def pairs_command(
     with Database.open(Options.from_environment(os.environ).cache) as database:
         if add is not None:
             pairs.keep(database, pairs.read_rows(_read(add)))
+        if timeline is not None:
+            pairs.keep_timeline(database, _timeline(timeline))
+        drawn = [t for t in pairs.timelines(database) if lc in t.lc and be in t.be and gpu.lower() in t.gpu.lower()]
         records = [r for r in pairs.known(database) if lc in r.lc and be in r.be and gpu.lower() in r.key.gpu.lower()]
         problems = list(database.problems)
     for problem in problems:
@@ -54,11 +62,30 @@ def pairs_command(
     if export is not None:
         _write(export, pairs.write_rows(records))
     if report is not None:
-        _write(report, render_pairs(_newest(found)))
+        _write(report, render_pairs(_newest(found), drawn))
     if screen.json:
         screen.data({"pairs": [_data(s) for s in found], "geometric_mean": geometric_mean(tuple(found))})
         return
     _show(screen, found)
+
+
+def of_gpu(names: Sequence[str]) -> tuple[list[PairSummary], list[SmTimeline]]:
+    """Pairs, and timelines of them, that the tuning database has of a GPU named in one of these texts."""
+    from weft.tune import pairs
+    from weft.tune.store import Database
+
+    with Database.open(Options.from_environment(os.environ).cache) as database:
+        found = [s for s in pairs.summed_up(pairs.known(database)) if any(s.gpu and s.gpu in n for n in names)]
+        return _newest(found), [t for t in pairs.timelines(database) if any(t.gpu and t.gpu in n for n in names)]
+
+
+def _timeline(path: Path) -> SmTimeline:
+    try:
+        return timeline_from_json(json.loads(_read(path)))
+    except (ValueError, RecursionError):
+        raise ArtifactError(
+            where=visible(path.name), problem="no JSON", remedy="give what `benchmarks.pair_timeline` wrote"
+        ) from None
 
 
 def _newest(summaries: Sequence[PairSummary]) -> list[PairSummary]:

@@ -7,20 +7,18 @@ sheet and script with these hashes apply. Names from the model are text everywhe
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-
-import jinja2
 
 from weft.kernels.interval import median_interval
+from weft.kernels.pairs import PairSummary
 from weft.kernels.record import CompileRecord, PlanRecord, StageRecord
+from weft.kernels.sm_timeline import SmTimeline
 from weft.report.data import MAX_DRAWN, MAX_STEPS, page_data
-from weft.report.text import clean, microseconds, script_json, seconds, size
+from weft.report.frame import asset, csp_hash, template
+from weft.report.pairs import sections
+from weft.report.text import script_json
 
 MAX_BYTES = 5 * 10**6
 SOURCE_BUDGETS = (2_500_000, 1_000_000, 250_000, 0)
@@ -60,21 +58,23 @@ class StageBar:
     colour: int
 
 
-def render(record: CompileRecord) -> str:
+def render(record: CompileRecord, pairs: Sequence[PairSummary] = (), timelines: Sequence[SmTimeline] = ()) -> str:
     """The report as one HTML file: offline, at most 5 MB for a model of 5,000 primitives.
 
-    The texts of the cheapest kernels are left out where the page would grow beyond its limit.
+    The texts of the cheapest kernels are left out where the page would grow beyond its limit. `pairs`, `timelines`: of
+    best-effort jobs beside latency-critical kernels on the model's GPU.
     """
     page = ""
+    shared = sections(pairs, timelines) if pairs or timelines else ""
     for budget in SOURCE_BUDGETS:
-        page = _render(record, budget)
+        page = _render(record, budget, shared)
         if len(page.encode()) <= MAX_BYTES:
             break
     return page
 
 
-def _render(record: CompileRecord, source_budget: int) -> str:
-    style, script = asset("report.css"), asset("report.js")
+def _render(record: CompileRecord, source_budget: int, shared: str) -> str:
+    style, script = asset("report.css") + (asset("pairs.css") if shared else ""), asset("report.js")
     rows = plan_rows(record)
     chosen = next((r for r in rows if r.chosen), None)
     return template("report.jinja").render(
@@ -90,6 +90,7 @@ def _render(record: CompileRecord, source_budget: int) -> str:
         stages=stage_bars(record.stages),
         visible=VISIBLE,
         cuts=_cuts(record, source_budget),
+        pairs=shared,
     )
 
 
@@ -132,24 +133,3 @@ def _cuts(record: CompileRecord, source_budget: int) -> list[str]:
     if sum(len(s) for s in {s.source for s in record.steps}) > source_budget:
         found.append("The texts of the cheapest kernels are left out; `weft explain --format json` has them.")
     return found
-
-
-def csp_hash(text: str) -> str:
-    """A style sheet or script as the content security policy names it."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-@cache
-def asset(name: str) -> str:
-    """A file of `templates`."""
-    return resources.files("weft.report").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-@cache
-def template(name: str) -> jinja2.Template:
-    """A page's frame: autoescaped, and an error where it names what is not given."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(us=microseconds, clean=clean, seconds=seconds, size=size)
-    return environment.from_string(asset(name))

@@ -7,6 +7,7 @@ chosen of a pair is a front of at most four of its kernels, besides `do not fuse
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -22,12 +23,15 @@ from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json
 from weft.kernels.colocation import FusedSource
 from weft.kernels.pairs import PairKey, PairRecord, PairSummary, record_from_json, record_to_json
+from weft.kernels.sm_timeline import SmTimeline, timeline_from_json, timeline_to_json
 from weft.tune.halving import MOST_POINTS, halve, thinned
 from weft.tune.keys import PACKAGE, canonical, digest, source_hash
 from weft.tune.store import Database
 
 KIND = "pair"
 """Of rows in the database."""
+TIMELINE_KIND = "pair timeline"
+"""Of rows that say when roles ran."""
 SEARCH_KIND = "pair search"
 """Of rows that say which searches came to their end: a search that goes by what longer ones measured could go on."""
 MEASURING_PARTS = (
@@ -199,6 +203,21 @@ def _read(text: str, content: Json) -> PairRecord | None:
     except (ArtifactError, TypeError, ValueError):
         return None
     return found if _text(found.key) == text else None
+
+
+def keep_timeline(database: Database, timeline: SmTimeline) -> None:
+    """Keep when the roles of a pair's kernel ran; of one pair on one GPU the newest counts."""
+    key = canonical([timeline.gpu, timeline.lc, timeline.be])
+    database.keep(TIMELINE_KIND, [(key, timeline_to_json(timeline))])
+
+
+def timelines(database: Database) -> tuple[SmTimeline, ...]:
+    """The newest of each pair on each GPU. Rows that this version cannot read are left out."""
+    found = []
+    for content in database.of_kind(TIMELINE_KIND).values():
+        with contextlib.suppress(ArtifactError):
+            found.append(timeline_from_json(content))
+    return tuple(found)
 
 
 # The choice.
