@@ -125,7 +125,7 @@ def test_names_are_text(name: str) -> None:
 
 def recorded() -> SmTimeline:
     """Of an emulated launch (`tests/generate/cuda/role/test_trace.py`)."""
-    path = Path(__file__).parents[1] / "golden" / "cuda" / "sm_timeline.json"
+    path = Path(__file__).with_name("sm_timeline.json")
     return timeline_from_json(json.loads(path.read_text(encoding="utf-8")))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from weft.ir.declined import Declined
 from weft.kernels.colocation import FusedSource, WorkCounter
 from weft.kernels.sm_timeline import RawSpan, raw_spans, timeline, timeline_from_json, timeline_to_json, trace_bytes
 
+RECORD = Path(__file__).parents[3] / "report" / "sm_timeline.json"
 JOB = [fma(11), meet(5)]
 
 
@@ -86,9 +88,14 @@ def test_it_compiles_without_spills() -> None:
 
 
 def test_the_record_of_a_launch() -> None:
-    """What the tests of the report read: `tests/golden/cuda/sm_timeline.json`."""
+    """As what the tests of the report read; WEFT_UPDATE_GOLDEN=1 writes that anew."""
     found, left_out, _ = launched(traced(256, 2), 256)
     one = timeline(found, left_out, lc="product", be="fma", gpu="emulated", kernel="e" * 64)
     assert timeline_from_json(timeline_to_json(one)) == one
     assert one.busy_us(best_effort=False) > 0 < one.busy_us(best_effort=True)
-    goldens.check("cuda/sm_timeline.json", json.dumps(timeline_to_json(one), indent=1) + "\n")
+    if goldens.UPDATE:
+        RECORD.write_text(json.dumps(timeline_to_json(one), indent=1) + "\n", encoding="utf-8")
+    kept = timeline_from_json(json.loads(RECORD.read_text(encoding="utf-8")))
+    assert (kept.lc, kept.sm, kept.left_out) == (one.lc, one.sm, 0)
+    assert {s.role for s in kept.spans} == {s.role for s in one.spans} == {0, 1, 2}
+    assert [s.cta for s in kept.spans if s.role == 0] == [s.cta for s in one.spans if s.role == 0]
