@@ -7,10 +7,10 @@ import pytest
 from tests.generate.test_bind import Recorder, _Function
 
 from weft.errors import ArtifactError, DeviceError
-from weft.generate.bind import Addresses, CudaDriver
-from weft.generate.bind_fused import BoundFused
+from weft.generate.bind import Addresses, BoundCuda, CudaDriver
+from weft.generate.bind_fused import BoundFused, among
 from weft.kernels.colocation import JOB, FusedParameter, FusedRole, FusedSource
-from weft.kernels.source import Number, Pointer, TensorMap
+from weft.kernels.source import CudaSource, Launch, Number, Pointer, Schedule, TensorMap
 
 
 @dataclass
@@ -99,3 +99,21 @@ def test_a_launch_that_would_wait_forever_is_refused() -> None:
 def test_what_is_missing_is_named(addresses: list[Addresses], counter: int, said: str) -> None:
     with pytest.raises(ArtifactError, match=said):
         bound()[0].prepare(addresses, counter)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_fused_kernel_stands_for_one_of_several_launches(number: int) -> None:
+    seen = Recorder()
+    launches = tuple(Launch(f"k{n}", (1, 1, 1), (32, 1, 1), (Pointer("in", 0),)) for n in range(3))
+    source = CudaSource(schedule=Schedule("cuda", ()), text="", launches=launches)
+    bound = BoundCuda(source, Path("/nowhere/x.cubin"), driver=seen.driver)
+
+    def fused(stream: int) -> None:
+        seen.launched.append(("fused", (), True, stream))
+
+    among(bound, number, fused, Addresses([0x100]))(7)
+    order = ["k0", "k1", "k2"]
+    order[number] = "fused"
+    assert [x[0] for x in seen.launched] == order and {x[3] for x in seen.launched} == {7}
+    with pytest.raises(ValueError, match="launch 3 of 3"):
+        among(bound, 3, fused, Addresses([0x100]))

@@ -146,15 +146,15 @@ class BoundCuda:
             if launch.co_resident > 1:
                 self._functions[launch.entry].require_co_resident(launch.co_resident, launch.block, launch.shared_bytes)
 
-    def prepare(self, addresses: Addresses, *, dependent: bool = True) -> Prepared:
-        """Resolve the arguments of the run launches for one set of addresses.
+    def prepare(self, addresses: Addresses, *, dependent: bool = True, launches: slice = slice(None)) -> Prepared:
+        """Resolve the arguments of the run launches, or of some of them, for one set of addresses.
 
         Without `dependent` the first launch begins only when all before it has ended, even if it could wait itself.
 
         Raises:
             ArtifactError: an argument without an address [W401].
         """
-        return self._resolve(self.source.launches, addresses, dependent=dependent)
+        return self._resolve(self.source.launches[launches], addresses, dependent=dependent)
 
     def pack(self, inputs: Sequence[int], packed: Sequence[int], stream: int) -> None:
         """Repack the weights; `inputs` holds 0 for what is no weight. Nothing to do without pack launches.

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import cast, final
 
 from weft.errors import ArtifactError, DeviceError
-from weft.generate.bind import Addresses, Argument, CudaDriver, LoadedFunction, Prepared, real_driver, resolved
+from weft.generate.bind import (
+    Addresses,
+    Argument,
+    BoundCuda,
+    CudaDriver,
+    LoadedFunction,
+    Prepared,
+    real_driver,
+    resolved,
+)
 from weft.kernels.colocation import BYTES, JOB, FusedSource
 
 _ALIGNED = 16
@@ -74,3 +83,25 @@ class BoundFused:
             dependent=dependent and self.source.dependent,
         )
         return launch.launch
+
+
+def among(alone: BoundCuda, number: int, fused: Prepared, addresses: Addresses) -> Prepared:
+    """A source of several launches with a fused kernel in place of launch `number`: those before it, it, those behind.
+
+    `fused`: bound to the same addresses. One stream has them in this order; a launch behind it waits for best-effort
+    blocks, too.
+
+    Raises:
+        ValueError: the source has no such launch.
+    """
+    if not 0 <= number < len(alone.source.launches):
+        raise ValueError(f"launch {number} of {len(alone.source.launches)}")
+    before = alone.prepare(addresses, launches=slice(0, number))
+    behind = alone.prepare(addresses, launches=slice(number + 1, None))
+
+    def run(stream: int) -> None:
+        before(stream)
+        fused(stream)
+        behind(stream)
+
+    return run

@@ -13,7 +13,7 @@ from tests.generate.cuda.tensor_emulator import Buffer, _headers, _record, libra
 
 from weft.generate.cuda.intrinsics.prelude import float8
 from weft.kernels.colocation import BYTES, JOB, FusedParameter, FusedSource, WorkCounter
-from weft.kernels.source import CudaSource, Number, TensorMap
+from weft.kernels.source import CudaSource, Number, Pointer, TensorMap
 
 _HERE = Path(__file__).parent
 
@@ -160,20 +160,22 @@ def arguments(
     """The words that a kernel is handed, and what has to live as long."""
     values: list[int] = []
     kept: list[object] = []
+
+    def address(role: int, pointer: Pointer) -> int:
+        of = pointer.kind in ("work", "state")
+        at = memory[role][pointer.kind][0 if of else pointer.index].address
+        return at + (pointer.index if of else 0)
+
     for p in parameters:
         if p.role == JOB:
             assert counter is not None
             values.append(counter.buffer.address)
         elif isinstance(p.argument, TensorMap):
-            base = p.argument.base
-            kept.append(_record(p.argument, memory[p.role][base.kind][base.index].address))
+            kept.append(_record(p.argument, address(p.role, p.argument.base)))
             values.append(ctypes.addressof(kept[-1]))  # type: ignore[arg-type]
         elif isinstance(p.argument, Number):
             values.append(p.argument.value)
         else:
-            assert p.argument is not None
-            pointer = p.argument
-            of = pointer.kind in ("work", "state")  # type: ignore[union-attr]
-            at = 0 if of else pointer.index  # type: ignore[union-attr]
-            values.append(memory[p.role][pointer.kind][at].address + (pointer.index if of else 0))  # type: ignore[union-attr]
+            assert isinstance(p.argument, Pointer)
+            values.append(address(p.role, p.argument))
     return values, kept

@@ -11,7 +11,7 @@ import pytest
 from tests.generate.cuda import fusing
 from tests.generate.cuda.attentions import plain
 from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
-from tests.generate.cuda.fusing import TMA_PROBLEM, fma, lc_is_right, lc_memory, meet, tma_role
+from tests.generate.cuda.fusing import SMALL_TILES, TMA_PROBLEM, fma, lc_is_right, lc_memory, meet, tma_role
 from tests.generate.cuda.gemm.test_grouped import group
 from tests.generate.cuda.products import convolution, product
 from tests.slow import few
@@ -112,6 +112,31 @@ def test_sources_of_several_launches_are_fused_one_by_one() -> None:
     two = replace(lc, roles=(lc.roles[0], lc.roles[0]))
     source = fused.fuse(two, [fma(9)], FusionShape("extra", 128, 2, 65536))
     assert isinstance(source, Declined) and "2 launches" in source.reason
+
+
+def test_the_longest_of_several_launches_is_fused() -> None:
+    """A product whose rows begin at odd addresses: its operand is copied first, by a launch as it is."""
+    problem, be = product((70, 101), (40, 101), weight=False, turn_right=True), [fma(9, 64)]
+    lc = CudaGenerator().roles(problem, SMALL_TILES.schedule())
+    alone = CudaGenerator().emit(problem, SMALL_TILES.schedule())
+    assert isinstance(lc, RoleSource) and isinstance(alone, CudaSource)
+    assert [role.name for role in lc.launched] == ["copy", ""]
+    assert [x.entry.endswith("_copy") for x in alone.launches] == [True, False]
+    assert fused.shapes(lc, be, FACTS) == [], "as a whole it is declined"
+    with pytest.raises(ValueError, match="launch 2 of 2"):
+        fused.of_launch(lc, 2)
+    source = made(one := fused.of_launch(lc, 1), be, first_shape(one, be))
+    first = replace(alone, launches=alone.launches[:1])
+    kernels, counter, memory = FusedKernels([alone, source]), Counter(WorkCounter.start((9,), 9)), fusing.of(be[0])
+    for launch in range(20):
+        at = lc_memory(problem, alone)
+        assert kernels.run_alone(first, at) == ""
+        assert not lc_is_right(problem, at), "the product has not run"
+        assert kernels.run(source, {0: at, 1: memory}, counter, gang=2, seed=launch + 1) == ""
+        assert lc_is_right(problem, at)
+        if counter.now.finished == 9:
+            break
+    np.testing.assert_array_equal(fusing.result(memory), expected(be[0]))
 
 
 def test_indices_of_two_widths_are_not_mixed() -> None:

@@ -126,10 +126,23 @@ def stages_of(be: Sequence[RoleSource]) -> tuple[Stage, ...] | Declined:
     return tuple(found)
 
 
+def of_launch(source: RoleSource, number: int) -> RoleSource:
+    """One launch of a source of several, to be LC of a fused kernel: the longest, since it has most room for BE.
+
+    The others run as they are, before and behind it (`bind_fused.among`), on the same buffers.
+
+    Raises:
+        ValueError: the source has no such launch.
+    """
+    if not 0 <= number < len(source.launched):
+        raise ValueError(f"launch {number} of {len(source.launched)}")
+    return replace(source, roles=(source.launched[number],), order=())
+
+
 def lc_role(lc: RoleSource) -> DeviceRole | Declined:
     """The role of an LC source, or why it can have none beside it."""
     if len(lc.roles) != 1:
-        return Declined(f"a latency-critical source of {len(lc.roles)} launches: fuse one of them")
+        return Declined(f"a latency-critical source of {len(lc.roles)} launches: fuse one of them (`of_launch`)")
     (role,) = lc.roles
     if math.prod(role.cluster) > 1 and any(_CLUSTER_MEETS.search(h) for h in lc.headers):
         reason = "a latency-critical role whose clusters meet in functions of a header, which wait for all threads"
