@@ -90,7 +90,7 @@ def test_schedules_are_the_choosers_and_all_others_once(name: str) -> None:
     assert [s for s in kernel.schedules if s in others] == others, "in its order"
 
 
-@pytest.mark.parametrize("name", lc_names())
+@pytest.mark.parametrize("name", few(lc_names(), 3))
 def test_a_host_is_packed_run_and_fused_with_plain_buffers(name: str) -> None:
     kernel, job = lc_kernel(name), job_of("cp", small=True)
     found = hosts(kernel, H200, 3)

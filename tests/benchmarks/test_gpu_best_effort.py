@@ -113,6 +113,7 @@ def test_it_prints_help_and_compiles_without_a_gpu(capsys: pytest.CaptureFixture
     assert [x.split("{")[0] for x in lines] == ["histo clear ", "histo count "] and "'shared_bytes': 4096" in lines[1]
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so() -> None:
     if gpu_available():
         pytest.skip("there is one")

@@ -174,6 +174,7 @@ def test_the_program_names_errors(built: Path, tmp_path: Path) -> None:
     assert done.returncode == 2 and "lc.sm_90a.cubin: no such file" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_shape_with_the_registers_that_the_job_wants_is_tried_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ compiled = weft.compile(module, other(1), options=options)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "action",
     few(

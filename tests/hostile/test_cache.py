@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.slow import few
 
 import weft
 from weft import private
@@ -194,7 +195,7 @@ def test_a_compilation_with_an_open_cache(cache: Any) -> None:
     assert not list(cache.iterdir())
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
+@pytest.mark.parametrize("code", few([errno.ENOSPC, errno.EROFS], 1), ids=["full", "read-only"])
 def test_a_compilation_with_a_disk_that_keeps_nothing(cache: Any, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def fail(site: Any, path: Any = None) -> None:
         if path is None or path.is_relative_to(cache):
@@ -242,6 +243,7 @@ def test_folders_of_others_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert folder.exists()
 
 
+@pytest.mark.slow
 def test_the_command_says_it_on_one_line(cache: Any, tmp_path: Path) -> None:
     cache.chmod(0o777)
     done = subprocess.run(

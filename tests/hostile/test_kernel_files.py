@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.generate.cuda.foreign.sources import HEAD, IN_OUT, KERNEL, manifest
+from tests.slow import few
 
 from weft.device.cuda.confined import ConfinedJob, ConfinedResult, compile_confined
 from weft.generate.cuda.foreign import patience
@@ -46,7 +47,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("name", few(BOMBS, 1))
 def test_a_compiler_that_is_driven_too_far_is_ended(name: str, tmp_path: Path) -> None:
     reason = refused(tmp_path, BOMBS[name])
     assert re.search(r"k\.cu: .*(took more than|ran out of memory|out of memory)|the compiler refuses it", reason), (

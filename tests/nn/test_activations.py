@@ -14,6 +14,7 @@ from tests.generate.cuda.gradients import Runner, error_of, exact, made, network
 from tests.generate.cuda.mlps import ACTIVATIONS, Net, mlp
 from tests.generate.cuda.mlps import normal as normal_inputs
 from tests.generate.cuda.tensor_emulator import Emulated, run
+from tests.slow import few
 from torch import nn
 
 from weft.cli.mlp import _activations
@@ -120,7 +121,7 @@ def test_one_entry_makes_a_tuned_activation(softsign: Kind) -> None:
     assert called("softsign", (), {}) == Activation("softsign")
 
 
-@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+@pytest.mark.parametrize("dtype", few([DType.F16, DType.BF16], 1))
 def test_its_kernels_are_right(softsign: Kind, dtype: DType) -> None:
     net = network((5, 24, 40, 3), Activation(softsign.name), dtype)
     gradient = made(net)

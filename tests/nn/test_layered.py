@@ -240,6 +240,7 @@ def test_gradients_of_skips_by_layers(
         assert float((a.double() - b).norm()) < 4e-3 * float(b.norm()) + 1e-6
 
 
+@pytest.mark.slow
 def test_wrong_gradients_and_slow_passes_are_refused(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "gradient", lambda *a: Declined("as if they were wide"))
     net = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half()
@@ -258,6 +259,7 @@ def test_wrong_gradients_and_slow_passes_are_refused(emulated: None, monkeypatch
     assert refused is not None and "found right" in refused.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("times", "best"),
     few([((1.0, 3.0, 2.0), "layers"), ((2.0, 3.0, 1.0), "chain"), ((2.0, 1.0, 3.0), "torch")], 1, unpack=True),

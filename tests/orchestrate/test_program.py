@@ -165,6 +165,7 @@ def test_one_by_one_as_side_by_side() -> None:
         assert solution.report.status == "optimal"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ties")
 def test_cover_cuts_change_nothing_but_speed() -> None:
     rng = random.Random(9)
@@ -281,6 +282,7 @@ def alternatives_case(rng: random.Random) -> Any:
     return Instance(tuple(options), frozenset(), results, unavoidable, ways), n
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_ties")
 def test_alternatives_against_dijkstra() -> None:
     rng = random.Random(33)

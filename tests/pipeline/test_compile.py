@@ -478,6 +478,7 @@ def test_a_linear_layer_of_two_types_is_refused() -> None:
         weft.compile(nn.Linear(4, 4), torch.randn(2, 4, dtype=torch.float64), options=weft.Options(budget_s=0))
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_right_on_one_set_of_inputs_alone_is_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

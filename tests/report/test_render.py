@@ -147,6 +147,7 @@ def test_nothing_is_fetched() -> None:
     assert not re.search(r"https?:|//[a-z]+\.|url\(|@import|fetch\(|XMLHttp|innerHTML|insertAdjacent|eval\(", frame)
 
 
+@pytest.mark.slow
 def test_five_thousand_primitives_fit() -> None:
     small, record = (
         make_record(kernels=n, members=3, names=("/model/layers.12/mlp/gate_proj/Mul",), source_size=8_000)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.slow import few
 from tools.conformance import ENGINES, Run, cases_of, compiled, main, reference, run_case, summary_of, work
 
 from tools import conformance
@@ -42,7 +43,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield patch
 
 
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", few(NATIVE, 12))
 def test_a_case_through_the_compiler(name: str) -> None:
     line = work(("node", f"test_{name}", "fused"))
     assert line["status"] in ("native", "fallback"), line

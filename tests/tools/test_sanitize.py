@@ -86,6 +86,7 @@ def test_a_tool_that_does_not_run_here_is_said(tmp_path: Path) -> None:
     assert "not done after 0.2 s" in sanitize.watch("memcheck", str(refuses), 0.2)[2]
 
 
+@pytest.mark.slow
 def test_every_kernel_is_written_and_compiles(tmp_path: Path) -> None:
     nvrtc = find_nvrtc()
     assert isinstance(nvrtc, Nvrtc)
@@ -138,6 +139,7 @@ def test_products_are_launched_in_every_way_that_their_blocks_work_together() ->
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_training_is_launched_as_it_is_run(trained: tuple[dict[str, Training], Emulated]) -> None:
     """In the emulation, in buffers between guard zones: gradients are those of float64."""
     made, emulated = trained

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.best_effort import jobs
 from benchmarks.gpu_pairs import job_of
 from benchmarks.harness.record import Row
+from tests.slow import few
 from tools.sanitize import PLANTED
 from tools.sanitize_pairs import (
     BINDINGS,
@@ -65,7 +66,7 @@ def test_every_template_has_its_cases() -> None:
 KINDS = [f"tma/{x}/histo" for x in BINDINGS[:-1]] + ["attention_tma/idle/mriq", f"{NO_LC}/{CO_RUNNER}/fft"]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", few(KINDS, 1))
 def test_kernels_compile_for_an_entry_of_their_own(name: str, tmp_path: Path) -> None:
     nvrtc = find_nvrtc()
     assert isinstance(nvrtc, Nvrtc)

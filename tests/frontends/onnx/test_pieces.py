@@ -301,6 +301,7 @@ def test_every_piece_runs_in_the_reading_process_first(tmp_path: Path, monkeypat
     assert tried == ["node 0 'd' (Det)"]
 
 
+@pytest.mark.slow
 def test_a_death_of_the_runtime_names_the_operator() -> None:
     """A piece that takes more than the reading of a model may."""
     add = [helper.make_node("Add", ["a", "b"], ["c"]), helper.make_node("Neg", ["c"], ["d"])]

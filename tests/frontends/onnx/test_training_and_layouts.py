@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from tests.slow import few
 
 from weft.errors import UnsupportedError
 from weft.frontends.onnx import import_onnx
@@ -57,7 +58,7 @@ def test_tensors_that_do_not_come_in_groups() -> None:
         import_onnx(momentum(names="xgvw"))
 
 
-@pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize(("op", "gates"), few([("RNN", 1), ("GRU", 3), ("LSTM", 4)], 1, unpack=True))
 def test_a_batch_in_front_is_the_same_recurrence(op: str, gates: int) -> None:
     rng = np.random.default_rng(0)
     b, t, i, h = 2, 5, 3, 4

@@ -186,6 +186,7 @@ NAMED: dict[str, Callable[[], Problem]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_form")
 def test_named_groups() -> None:
     batch = []

@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from tests.slow import few
 
 from weft.errors import UnsupportedError
 from weft.frontends.onnx import import_onnx
@@ -78,7 +79,7 @@ ONE_CALL = {
 }
 
 
-@pytest.mark.parametrize("op", ONE_CALL)
+@pytest.mark.parametrize("op", few(ONE_CALL, 8))
 def test_one_call_per_operator(op: str) -> None:
     attributes, operands, target = ONE_CALL[op]
     names = [f"w{k}" for k in range(len(operands))]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.generate.cuda.foreign.sources import HEAD, IN_OUT, KERNEL, manifest
+from tests.slow import few
 
 import weft.generate.cuda
 from weft.device.cuda.confined import ConfinedJob, ConfinedResult, compile_confined
@@ -260,7 +261,7 @@ TAKEN: dict[str, tuple[str, str, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", few(REFUSED, 20))
 def test_refused_by_name_and_line(name: str, tmp_path: Path) -> None:
     source, reason = REFUSED[name]
     rest = SCALAR if "struct P " in source else IN_OUT
@@ -270,7 +271,7 @@ def test_refused_by_name_and_line(name: str, tmp_path: Path) -> None:
     assert str(tmp_path) not in found.reason
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", few(TAKEN, 5))
 def test_what_looks_like_it_is_taken(name: str, tmp_path: Path) -> None:
     source, more, form = TAKEN[name]
     found = read(manifest(tmp_path, source, HEAD + more))

@@ -193,6 +193,7 @@ def readings(dtype: DType) -> list[tuple[Problem, list[Array]]]:
     return cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", few([E4, E5], 1))
 def test_conversions(dtype: DType) -> None:
     for problem, inputs in readings(dtype):

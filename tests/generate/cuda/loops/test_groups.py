@@ -60,6 +60,7 @@ SEEDS = {
 }
 
 
+@pytest.mark.slow
 def test_random_groups() -> None:
     """All in one build: the compiler's start costs more than a kernel."""
     batch: list[Trial] = []
@@ -317,6 +318,7 @@ def test_reductions_of_empty_sets() -> None:
     assert [float(x.reshape(-1)[0]) for x in got] == [0.0, 1.0, float("-inf"), float("inf")]
 
 
+@pytest.mark.slow
 def test_nan_and_infinity_reach_the_result() -> None:
     b = GraphBuilder()
     x = b.input(f32(4, 37))

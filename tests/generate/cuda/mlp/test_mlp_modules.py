@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.generate.cuda.tensor_emulator import Emulated, run
+from tests.slow import few
 from torch import nn
 
 from weft.frontends.torch import import_exported
@@ -111,7 +112,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(MODULES))
+@pytest.mark.parametrize("name", few(MODULES, 2))
 def test_one_kernel_near_float64(name: str) -> None:
     make, shape = MODULES[name]
     torch.manual_seed(0)

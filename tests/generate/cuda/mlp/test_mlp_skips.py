@@ -72,7 +72,7 @@ def kernels(sources: dict[str, tuple[Problem, list[CudaSource]]]) -> Emulated:
     return Emulated([s for _, made in sources.values() for s in made])
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 10))
 def test_near_float64(name: str, sources: dict[str, tuple[Problem, list[CudaSource]]], kernels: Emulated) -> None:
     problem, made = sources[name]
     inputs = normal(problem)
@@ -129,6 +129,7 @@ def test_rows_of_other_inputs_stay_apart() -> None:
     assert np.isfinite(np.delete(got, (5, 64), 0)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "facts"), few([("sm_90a", H200), ("sm_80", A100)], 1, unpack=True))
 def test_radiance_fields_compile_without_spills(arch: str, facts: GpuFacts) -> None:
     for width in (64, 256) if facts.capability == 90 else (64,):
@@ -160,7 +161,7 @@ def heads(rows: int, width: int, dtype: DType, *, joined: bool, out: DType | Non
     return Problem(graph, str(graph), (Format.ROW,) * len(graph.inputs), (Format.ROW,) * len(results))
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("joined", few([False, True], 1))
 @pytest.mark.parametrize(
     ("rows", "width", "dtype", "out", "shapes"),
     [

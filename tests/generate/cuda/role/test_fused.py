@@ -313,6 +313,7 @@ def test_roles_in_one_cta_compute_what_they_do_alone(name: str, seed: int, kerne
     assert counter.buffer.intact() and counter.now.finished == sum(source.stages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", few([True, False], 1))
 def test_blocks_that_are_drawn_in_time(fill: bool) -> None:
     """A block that would end behind LC is left for later; what is not known is tried."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.generate.cuda.gradients import Runner, error_of, exact, made, network, normal, text_of
 from tests.generate.cuda.tensor_emulator import Emulated
+from tests.slow import few
 from torch import nn
 
 from weft.generate.cuda.training import Activation, Formula
@@ -120,7 +121,7 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("name", list(NETS))
+@pytest.mark.parametrize("name", few(NETS, 1))
 def test_gradients_near_float64(name: str) -> None:
     net, rows = NETS[name]
     g = made(net)

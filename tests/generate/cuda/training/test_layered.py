@@ -20,6 +20,7 @@ from tests.generate.cuda.gradients import (
 from tests.generate.cuda.layers import Net, Runner
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
@@ -123,6 +124,7 @@ def _summed(net: Network, rows: int, number: int) -> tuple[Problem, CudaSource]:
     return Problem(graph, source.sha256, (Format.ROW,) * len(held), (Format.ROW,) * 2), source
 
 
+@pytest.mark.slow
 def test_columns_are_summed_behind_a_product() -> None:
     made = {name: _summed(*case) for name, case in SUMMED.items()}
     emulated = Emulated([source for _, source in made.values()])
@@ -189,7 +191,7 @@ def test_what_is_refused_says_why() -> None:
         assert isinstance(found, Declined) and part in found.reason
 
 
-@pytest.mark.parametrize("facts", [H200, A100], ids=["sm_90a", "sm_80"])
+@pytest.mark.parametrize("facts", few([H200, A100], 1), ids=["sm_90a", "sm_80"])
 def test_texts_compile_without_spills(facts: GpuFacts) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):

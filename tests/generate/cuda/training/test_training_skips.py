@@ -220,6 +220,7 @@ def test_what_is_declined_says_why(n: Network, part: str) -> None:
     assert isinstance(refused, Declined) and part in refused.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", few(["sm_80", "sm_90a"], 1))
 def test_kernels_compile_without_spills(arch: str) -> None:
     nvrtc = find_nvrtc()
@@ -238,6 +239,7 @@ def test_kernels_compile_without_spills(arch: str) -> None:
             assert used.spill_stores == used.stack_bytes == 0, (n.widths, shape, entry.name, used)
 
 
+@pytest.mark.slow
 def test_infinities_stay_in_their_columns() -> None:
     nets = (
         net((24, 37, 37, 37, 9), RELU, added={1: (1, False), 2: (2, True)}),
