@@ -23,7 +23,10 @@ from typing import ClassVar
 
 
 class BudgetWarning(UserWarning):
-    """The budget ended before the problems of the best plan were measured; the same command goes on where it ended."""
+    """The budget ended before the problems of the best plan were measured, or before its plan could be judged.
+
+    The same command goes on where it ended.
+    """
 
 
 class WeftError(Exception):

@@ -24,8 +24,6 @@ from weft.device import facts
 from weft.device.files import private_directory
 from weft.errors import DeviceError, InvalidGraphError, OptionError, ToolchainError
 
-pytestmark = pytest.mark.filterwarnings("ignore:the plan .* is given back unjudged")
-"""On a busy machine a budget of 0 may end before the reference is there; commands are the subject here."""
 HOSTILE = "[bold]\x1b[31mred\x1b]0;title\x07\u202egnp"
 
 

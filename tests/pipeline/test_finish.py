@@ -10,6 +10,7 @@ from tests.runtime.fake_cuda import install
 from tests.runtime.plans import PRIMITIVES, library_plan
 from tests.runtime.plans import executable as executable_of
 
+from weft.errors import BudgetWarning
 from weft.generate.library import execute
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -206,6 +207,17 @@ def test_without_a_framework_such_a_plan_is_given_back_unjudged() -> None:
     plan = replace(plan, executable=type("Fixed", (), {"poison": lambda *_: None})())
     with pytest.warns(UserWarning, match="is given back not judged"):
         chosen, _ = finish.decide([plan], Expected([OWN], [OWN], reference.PLAIN), DType.F32, seed=0, budget_s=0.0)
+    assert chosen is plan
+
+
+@pytest.mark.parametrize("judgeable", [True, False])
+def test_that_the_time_was_up_is_a_warning_about_the_budget(judgeable: bool) -> None:
+    """Which is the machine's doing: tests, for which warnings are errors, let it pass."""
+    plan = Contender("library", lambda: [torch.from_numpy(OWN)], 3, 1.0, True, None)
+    plan = replace(plan, executable=type("Fixed", (), {"poison": lambda *_: None})())
+    expected = Expected([OWN], [OWN], reference.PLAIN) if judgeable else None
+    with pytest.warns(BudgetWarning, match="is given back unjudged: the time was up"):
+        chosen, _ = finish.decide([plan], expected, DType.F32, seed=0, budget_s=0.0, left_s=lambda: -1.0)
     assert chosen is plan
 
 

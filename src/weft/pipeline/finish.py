@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from weft.errors import ArtifactError, DeviceError, OptionError
+from weft.errors import ArtifactError, BudgetWarning, DeviceError, OptionError
 from weft.frontends.torch.dtypes import EMULATED
 from weft.ir.graph import Graph
 from weft.ir.types import Array, DType
@@ -451,15 +451,17 @@ def decide(
     left = [c for c in contenders if c.eligible and (checked[c.name].ran or c.executable is None)] or contenders
     chosen = best or (bases[0] if bases else left[-1])
     if not sound and chosen.executable is not None:
+        category: type[UserWarning] = UserWarning
         text = f"no plan agrees with a float64 evaluation of the model on these inputs: {checked[chosen.name].note}"
         if chosen not in judged:
             text = f"the plan {chosen.name} is given back {checked[chosen.name].note}"
             if checked[chosen.name].note == NOT_JUDGED:
+                category = BudgetWarning
                 text = (
                     f"the plan {chosen.name} is given back unjudged:"
                     " the time was up before there was anything to judge by"
                 )
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(text, category, stacklevel=2)
     records = tuple(
         PlanRecord(
             name=c.name,
