@@ -25,8 +25,8 @@ from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Launch, Number, Pointer
 from weft.nn.judge import Judge, anywhere, fallen_back, trial_of
 from weft.nn.layered import ByLayers
+from weft.nn.synchronized import synchronized
 from weft.nn.timing import contest, stream
-from weft.nn.turns import in_turn
 from weft.options import Options
 
 KEPT_FORWARDS = 32
@@ -248,7 +248,7 @@ class Kernels:
         """How often something was refused or forgotten: what was found before is to be asked for again."""
         return self._changes + (0 if self._by_layers is None else self._by_layers.changes)
 
-    @in_turn
+    @synchronized
     def refused(self, rows: int) -> Declined | None:
         """Why the forward pass of so many rows is no kernel, as far as can be said without compiling one."""
         if rows in self._forwards:
@@ -263,7 +263,7 @@ class Kernels:
             self._refusals[rows] = schedules if isinstance(schedules, Declined) else None
         return self._refusals[rows]
 
-    @in_turn
+    @synchronized
     def forward(self, x: torch.Tensor, parameters: Sequence[int], reference: Reference) -> Forward | Declined:
         """For the rows of x: the fastest schedule that was found right in a worker.
 
@@ -316,7 +316,7 @@ class Kernels:
             return Declined(f"layers of {max(self.net.widths)} columns, which are faster one by one for {len(x)} rows")
         return forward
 
-    @in_turn
+    @synchronized
     def backward(self, rows: int, *, inputs: bool, parameters: bool, dtype: DType) -> Backward | Declined:
         """For gradients of these, those of parameters in `dtype`: the fastest that was found right in a worker."""
         key = rows, inputs, parameters, dtype
@@ -333,7 +333,7 @@ class Kernels:
         self._backwards.move_to_end(key)
         return found
 
-    @in_turn
+    @synchronized
     def backward_refused(self) -> Declined | None:
         """Why gradients are not computed by kernels, as far as is known without compiling one."""
         for x in self._backwards.values():
@@ -368,13 +368,13 @@ class Kernels:
         layers = layered.traffic(net, rows) / (c.layered * facts.peak_bandwidth * 1e3) + c.product_us * 3 * net.depth
         return chain > c.surely * layers
 
-    @in_turn
+    @synchronized
     def refuse(self, rows: int, reason: Declined) -> None:
         """So many rows are not trained by kernels from now on."""
         self._slow[rows] = reason
         self._changes += 1
 
-    @in_turn
+    @synchronized
     def _ask(self) -> None:
         if self._asked:
             return

@@ -36,8 +36,8 @@ from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Schedule
 from weft.nn.judge import Judge, anywhere, fallen_back, trial_of
+from weft.nn.synchronized import synchronized
 from weft.nn.timing import stream
-from weft.nn.turns import in_turn
 from weft.tune.tuner import ProblemTrial
 
 TRIED = 6
@@ -149,7 +149,7 @@ class ByLayers:
         self._known: set[tuple[int, bool, bool, DType]] = set()
         self._kept = text.kept(net)
 
-    @in_turn
+    @synchronized
     def unknown(self, rows: int, *, inputs: bool, parameters: bool, dtype: DType) -> bool:
         """Whether gradients like these are met first; afterwards they are not."""
         key = rows, inputs, parameters, dtype
@@ -160,7 +160,7 @@ class ByLayers:
         self._known.add(key)
         return True
 
-    @in_turn
+    @synchronized
     def refused(self, rows: int) -> Declined | None:
         """Why so many rows are not trained by kernels, as far as can be said without compiling one."""
         if rows not in self._refusals:
@@ -177,7 +177,7 @@ class ByLayers:
             return None if known else Declined(f"{rows} rows are met first while a CUDA graph is captured")
         return found
 
-    @in_turn
+    @synchronized
     def refuse(self, rows: int, reason: Declined) -> None:
         """So many rows are not trained by kernels from now on."""
         self._refusals[rows] = reason
@@ -324,7 +324,7 @@ class ByLayers:
             memory.stamp, memory.addresses = stamp, list(addresses)
         return memory.image.data_ptr()
 
-    @in_turn
+    @synchronized
     def forward(
         self, x: torch.Tensor, addresses: Sequence[int], memory: Memory, stamp: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]] | Declined:
@@ -370,7 +370,7 @@ class ByLayers:
     def _empty(self, rows: int, columns: int) -> torch.Tensor:
         return torch.empty(rows, columns, dtype=TORCH[self.net.dtype], device=torch.cuda.current_device())
 
-    @in_turn
+    @synchronized
     def backward(
         self,
         dy: torch.Tensor,

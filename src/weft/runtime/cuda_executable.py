@@ -58,7 +58,7 @@ _POLICY = threading.RLock()
 
 
 @final
-class Turns:
+class StreamOrder:
     """Keeps calls in order that share buffers and come from several streams. Under the caller's lock."""
 
     def __init__(self, buffers: Sequence[torch.Tensor] = ()) -> None:
@@ -67,7 +67,7 @@ class Turns:
         self._last: torch.cuda.Stream | None = None
         self._known: set[int] = set()
 
-    def take(self) -> None:
+    def enter(self) -> None:
         """The current stream waits for the last call on another one. Not in a capture: see the module."""
         if torch.cuda.is_current_stream_capturing():
             return
@@ -189,7 +189,7 @@ class CudaExecutable:
         self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
         owned = [self._arena, *self.static_inputs, self._packed, *self._state, *self._constants.values()]
         owned += self.static_outputs if self._ends else ()
-        self._turns = Turns(owned)
+        self._order = StreamOrder(owned)
 
     def with_graph(self, graph: Graph) -> CudaExecutable:
         """The same plan with the constants of another graph, which has the same nodes: its weights are packed anew."""
@@ -446,7 +446,7 @@ class CudaExecutable:
         for position, tensor in enumerate(tensors):
             self._check(position, tensor)
         with self._lock, torch.cuda.device(self.device), torch.no_grad():
-            self._turns.take()
+            self._order.enter()
             for static, tensor in zip(self.static_inputs, tensors, strict=True):
                 static.copy_(tensor)
 
@@ -457,7 +457,7 @@ class CudaExecutable:
         """
         captured = torch.cuda.is_current_stream_capturing()
         with self._for_capture(captured), self._lock, torch.cuda.device(self.device), torch.no_grad():
-            self._turns.take()
+            self._order.enter()
             for segment in (*self._launches, *self._ends) if captured else self._segments:
                 segment()
         return checked(self.static_outputs, self.plan.checks, look=False)
@@ -469,7 +469,7 @@ class CudaExecutable:
             self._check(position, tensor)
         captured = torch.cuda.is_current_stream_capturing()
         with self._for_capture(captured), self._lock, torch.cuda.device(self.device), torch.no_grad():
-            self._turns.take()
+            self._order.enter()
             for static, tensor in zip(self.static_inputs, tensors, strict=True):
                 static.copy_(tensor)
             for segment in (*self._launches, *self._ends) if captured else self._segments:
@@ -486,7 +486,7 @@ class CudaExecutable:
         A step that leaves its result as it was reads right as long as an earlier run wrote it.
         """
         with self._lock, torch.cuda.device(self.device), torch.no_grad():
-            self._turns.take()
+            self._order.enter()
             self._arena.fill_(byte)
 
     def stored(self, key: Key) -> torch.Tensor:
@@ -505,7 +505,7 @@ class CudaExecutable:
             tensors: put into `static_inputs` first, if given.
         """
         with self._policy(), self._lock, torch.cuda.device(self.device), torch.no_grad():
-            self._turns.take()
+            self._order.enter()
             for static, tensor in zip(self.static_inputs, tensors, strict=False):
                 static.copy_(tensor)
             for number, launch in enumerate(self._launches):

@@ -13,7 +13,7 @@ import pytest
 from tools import replay_corpus
 from weft.device.cuda.facts import profile
 from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.gemm.tma.cost import finds_room
+from weft.generate.cuda.gemm.tma.cost import fits_budget
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
@@ -73,5 +73,5 @@ def test_tiles_of_which_an_sm_shall_hold_several_need_room_for_all() -> None:
     wide = TmaConfig(128, 256, 64, 4, 2, False, 1, (1, 1, 128), 0, 1)  # 384 threads that are launched with 168
     one = TmaConfig(128, 128, 64, 4, 2, False, 1, (1, 1, 128), 0, 1)  # 9 warps whose threads have 64 sums
     assert wide.moves_registers and not one.moves_registers
-    assert not finds_room(wide, facts) and finds_room(one, facts) and not finds_room(replace(one, min_ctas=2), facts)
-    assert all(finds_room(s, whole) for s in (wide, one, replace(one, min_ctas=2)))
+    assert not fits_budget(wide, facts) and fits_budget(one, facts) and not fits_budget(replace(one, min_ctas=2), facts)
+    assert all(fits_budget(s, whole) for s in (wide, one, replace(one, min_ctas=2)))

@@ -59,7 +59,7 @@ class CudaGenerator:
         if facts.sm_budget is None or isinstance(found, Declined):
             return found
         few = list(islice(found, _LOOKED_AT))
-        fitting = [s for s in few if _finds_room(self.emit(problem, s), facts)]
+        fitting = [s for s in few if _fits_budget(self.emit(problem, s), facts)]
         return fitting or Declined(f"none of the first {len(few)} kernels finds room in sm_budget")
 
     def _offered(self, problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
@@ -98,7 +98,7 @@ class CudaGenerator:
         return source
 
 
-def _finds_room(source: CudaSource | Declined, facts: GpuFacts) -> bool:
+def _fits_budget(source: CudaSource | Declined, facts: GpuFacts) -> bool:
     """Whether the threads and the dynamic shared memory of all launches do, with as few registers as kernels have."""
     return isinstance(source, Declined) or all(over_budget(x, _LEAST, facts) is None for x in source.launches)
 

@@ -12,7 +12,7 @@ from weft.generate.library.execute import plain_math
 from weft.ir.declined import Declined
 from weft.options import Options
 from weft.platform.cuda.device import device_of
-from weft.runtime.cuda_executable import Turns
+from weft.runtime.cuda_executable import StreamOrder
 from weft.runtime.executable import InputError
 from weft.runtime.streams import Lease
 
@@ -46,7 +46,7 @@ class Captured:
         # only this thread is kept from what cannot be recorded
         with torch.no_grad(), torch.cuda.graph(self.graph, stream=mine, capture_error_mode="thread_local"):
             self._outputs = list(model(*self._inputs))
-        self._lock, self._turns = threading.Lock(), Turns(self._inputs)
+        self._lock, self._order = threading.Lock(), StreamOrder(self._inputs)
 
     def replay(self) -> Tensors:
         """Run on the inputs it holds."""
@@ -71,7 +71,7 @@ class Captured:
         if torch.cuda.is_current_stream_capturing():
             return self._model(*inputs)
         with self._lock:
-            self._turns.take()
+            self._order.enter()
             for mine, given in zip(self._inputs, inputs, strict=True):
                 mine.copy_(given)
             self.graph.replay()

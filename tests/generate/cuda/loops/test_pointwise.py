@@ -53,9 +53,9 @@ def test_what_its_loops_are() -> None:
     (profile,) = SMALL.flat
     assert profile.size == profile.along == 196 * 256 and profile.near == 4 and not profile.apart and not profile.tiles
     assert [profile.lanes(v) for v in (2, 8, 16)] == [1, 4, 8]
-    assert SMALL.tiled == SMALL.flat and not SMALL.turns  # nothing to turn
+    assert SMALL.tiled == SMALL.flat and not SMALL.transposes  # nothing to turn
     few = turned((1, 196, 256))
-    assert few.turns and [p.apart for p in few.flat] == [1] and few.flat[0].sectors == 32
+    assert few.transposes and [p.apart for p in few.flat] == [1] and few.flat[0].sectors == 32
     assert few.tiled[0].tiles == 4 * 4 and few.tiled[0].edge == 64
     odd = work_of(chain((1, 7, 9)))
     assert odd.flat[0].lanes(16) == 8 and sum(p.size for p in odd.flat) == 63  # whole vectors and a rest

@@ -21,7 +21,7 @@ from weft.generate.cuda.mlp.image import Image
 from weft.generate.cuda.mlp.match import Chain, chain
 from weft.generate.cuda.mlp.shapes import MlpConfig, shared_bytes
 from weft.generate.cuda.mlp.text import mlp_header
-from weft.generate.cuda.mlp.wide_text import Room
+from weft.generate.cuda.mlp.wide_text import SharedValues
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -408,7 +408,7 @@ def test_values_in_shared_memory_take_the_place_of_those_that_nobody_reads() -> 
     beside = chain(mlp(Net(64, (512,) * 9, "relu", residual=True)))
     skip = chain(mlp(Net(64, (64, *(512,) * 4), "relu", skip=(3,))))
     assert isinstance(p, Chain) and isinstance(beside, Chain) and isinstance(skip, Chain)
-    assert [Room.of(x, 128).count for x in (p, beside, skip)] == [32, 32, 36]
+    assert [SharedValues.of(x, 128).count for x in (p, beside, skip)] == [32, 32, 36]
 
 
 @pytest.mark.slow

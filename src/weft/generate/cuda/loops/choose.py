@@ -86,7 +86,7 @@ def _ranked(problem: Problem, facts: GpuFacts) -> list[Form]:
     found = [Form(threads=n) for n in (128, 256, 64, 512)]
     found += [Form(threads=128, vector=8), Form(threads=64, vector=8), Form(threads=256, vector=4)]
     found += [Form(threads=256, items=2), Form(threads=128, items=4)]
-    found += [Form(threads=n, tile=True) for n in (256, 128, 512)] if work.turns else []
+    found += [Form(threads=n, tile=True) for n in (256, 128, 512)] if work.transposes else []
     ranked = sorted((pointwise.cycles(work, form, facts), i) for i, form in enumerate(found))
     seen: dict[tuple[int, bool], int] = {}
     unlike = []

@@ -175,8 +175,8 @@ class Moments(Rows):
     def _fits(self, space: Space, nodes: Sequence[NodeId], *, ahead: bool) -> bool:
         if not (self.cross_cta and self.form.smem_stash and all(self._is_half(n) for n in nodes)):
             return super()._fits(space, nodes, ahead=ahead)
-        needed = len(nodes) * HALF_BYTES * space.turns * self.draft.threads
-        return space.turns <= MOST_TURNS and needed <= MOST_ROOM
+        needed = len(nodes) * HALF_BYTES * space.trips * self.draft.threads
+        return space.trips <= MOST_TURNS and needed <= MOST_ROOM
 
     def _registers(self, node: NodeId) -> float:
         return 0.5 if self.cross_cta and self._is_half(node) else 1
@@ -201,7 +201,7 @@ class Moments(Rows):
         address, width, dtype = self.body.chunks[array]
         if array not in self._packs:
             self._packs[array] = self.draft.name("h")
-            self._make_room(self._packs[array], self.spaces[key[0]].turns, f"w_chunk<{width * HALF_BYTES}>", width)
+            self._make_room(self._packs[array], self.spaces[key[0]].trips, f"w_chunk<{width * HALF_BYTES}>", width)
             self.nest.put(f"{self._waits(array)} = *(const w_chunk<{width * HALF_BYTES}>*)({address});")
         self._packed[key] = Packed(self._packs[array], width, storage_type(dtype), int(lane))
         self.kept.add(key)
@@ -344,7 +344,7 @@ class Moments(Rows):
         first = f"role.thread() / {WARP}u * {WARP // (self.columns if self.by_columns else 1)}u"
         first = f"{self.part} * {space.slice}u + {first}" if self.cluster > 1 else first
         found: list[list[str]] = [[] for _ in shift]
-        for turn in [0] if self.source.approximate else [0, space.turns // 3, 2 * space.turns // 3]:
+        for turn in [0] if self.source.approximate else [0, space.trips // 3, 2 * space.trips // 3]:
             names = [self.draft.name("s") for _ in shift]
             put(f"w_f32 {', '.join(names)};")
             with self.body.block(""):

@@ -50,7 +50,7 @@ class Work:
     """Its loops where what strides may go through tiles."""
 
     @property
-    def turns(self) -> bool:
+    def transposes(self) -> bool:
         """Whether tiles are any use."""
         return any(p.tiles for p in self.tiled)
 

@@ -55,7 +55,7 @@ class Space:
     keys: frozenset[Key]
     variables: list[Var]
     lanes: int = 1
-    turns: int = 1
+    trips: int = 1
     """Vectors that a thread goes through."""
     split: int = 1
     """Blocks among which the vectors of a row are divided."""
@@ -241,10 +241,10 @@ class Rows(Team):
             put(line)
         self._bind(self.rows)
         for space in self.spaces:
-            space.turns = -(-space.vectors // (self.across * self.cluster * space.split))
+            space.trips = -(-space.vectors // (self.across * self.cluster * space.split))
             reducing = any(self.segment.stages[k].reductions for k in space.stages)
-            space.turns = space.turns if reducing or self.cross_cta else _whole(space.turns)
-            space.slice = -(-space.vectors // self.cluster) if self.cross_cta else space.turns * self.across
+            space.trips = space.trips if reducing or self.cross_cta else _whole(space.trips)
+            space.slice = -(-space.vectors // self.cluster) if self.cross_cta else space.trips * self.across
 
     def _sharing(self, turns: int) -> int:
         """Blocks that share the rows of a block, given the turns of one block alone."""
@@ -321,10 +321,10 @@ class Rows(Team):
 
     def _fits(self, space: Space, nodes: Sequence[NodeId], *, ahead: bool) -> bool:
         """Whether there is room for these values of all turns."""
-        registers = sum(self._registers(node) for node in nodes) * space.turns
+        registers = sum(self._registers(node) for node in nodes) * space.trips
         if ahead and registers > MAX_AHEAD:
             return False
-        return space.turns <= MAX_TURNS and registers <= min(MAX_CARRIED, 32768 // self.draft.threads)
+        return space.trips <= MAX_TURNS and registers <= min(MAX_CARRIED, 32768 // self.draft.threads)
 
     def _registers(self, _node: NodeId) -> float:
         """What one value takes that waits for a later stage."""
@@ -332,7 +332,7 @@ class Rows(Team):
 
     def _declare(self, which: int, node: NodeId, coord: Coord) -> None:
         """An array for a value of each turn."""
-        kind, turns = c_type(self.scene.graph.type_of(node).dtype), self.spaces[which].turns
+        kind, turns = c_type(self.scene.graph.type_of(node).dtype), self.spaces[which].trips
         self.nest.put(f"{kind} {self.arrays[which, node, coord]}[{turns}];", self.level)
 
     def _hold(self, key: tuple[int, NodeId, Coord], name: str) -> None:
@@ -379,14 +379,14 @@ class Rows(Team):
         which = self.spaces.index(space)
         step = self.across * (1 if self.slices else self.cluster)
         held = any(key[0] == which for key in self.arrays)
-        count = batch or space.turns
+        count = batch or space.trips
         unroll = "" if (held and not self.form.smem_stash) or count <= self.unrolled else " 4"
         with self.body.block(f'_Pragma("unroll{unroll}") for (w_index u = 0u; u < {count}u; ++u)'):
             turn = f"c * {batch}u + u" if batch else "u"
-            position = f"(share * {space.turns}u + {turn})" if space.split > 1 else f"({turn})" if batch else turn
+            position = f"(share * {space.trips}u + {turn})" if space.split > 1 else f"({turn})" if batch else turn
             sliced = self.slices and self.cluster > 1
-            position = f"(rank * {space.turns}u + {turn})" if sliced else position
-            turns = -(-space.turns // count) * count
+            position = f"(rank * {space.trips}u + {turn})" if sliced else position
+            turns = -(-space.trips // count) * count
             even = space.vectors == self.across * self.cluster * turns * space.split
             clamped = not even and (turns > 1 or self.cross_cta)
             name = "p_" if clamped else "p"
@@ -445,18 +445,18 @@ class Rows(Team):
     def _batched(self, number: int, space: Space) -> list[tuple[int, NodeId, Coord]]:
         """What an elementwise stage of many turns reads, if a few turns of it fit in registers."""
         which = self.spaces.index(space)
-        if space.turns == 1 or any(key[0] == which for key in self.arrays):
+        if space.trips == 1 or any(key[0] == which for key in self.arrays):
             return []
         asked = self.source.carried.get(self.draft.suffix, {}).get(number, set())
         keys = [(which, *key) for key in asked if key[0] in self.scene.readable]
         order = sorted(keys, key=lambda k: (_at_run_time(k[2]), repr(k)))  # indices before what they are indices of
-        return order if len(keys) * min(BATCH, space.turns) <= MAX_CARRIED else []
+        return order if len(keys) * min(BATCH, space.trips) <= MAX_CARRIED else []
 
     def _in_batches(self, number: int, stage: Stage, ahead: list[tuple[int, NodeId, Coord]]) -> None:
         """A few turns at a time: first all reads, then all results."""
         space = self.space_of[number]
-        batch = min(BATCH, space.turns)
-        with self.body.block(f'_Pragma("unroll 1") for (w_index c = 0u; c < {-(-space.turns // batch)}u; ++c)'):
+        batch = min(BATCH, space.trips)
+        with self.body.block(f'_Pragma("unroll 1") for (w_index c = 0u; c < {-(-space.trips // batch)}u; ++c)'):
             for key in ahead:
                 self.arrays[key] = self.draft.name("h")
                 kind = c_type(self.scene.graph.type_of(key[1]).dtype)

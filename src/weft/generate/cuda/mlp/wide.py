@@ -20,7 +20,7 @@ from weft.generate.cuda.mlp.image import PANEL, Image, pieces
 from weft.generate.cuda.mlp.match import Chain, chain
 from weft.generate.cuda.mlp.shapes import MlpConfig
 from weft.generate.cuda.mlp.text import instruction, mlp_header
-from weft.generate.cuda.mlp.wide_text import Room, WideKernel, passes
+from weft.generate.cuda.mlp.wide_text import SharedValues, WideKernel, passes
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
@@ -106,7 +106,7 @@ def _kernel(p: Chain, shape: MlpWideConfig) -> WideKernel | Declined:
         return Declined(f"{p.layers[0].k} columns of input that several layers read")
     image = Image.of(p, group=shape.group, columns=shape.columns)
     inner = MlpConfig(shape.group, 1, shape.warps, shape.stages, 0, 1, shape.persistent_ctas)
-    return WideKernel(p, inner, image, Room.of(p, shape.columns), shape.columns, in_panels)
+    return WideKernel(p, inner, image, SharedValues.of(p, shape.columns), shape.columns, in_panels)
 
 
 def registers(p: Chain, shape: MlpWideConfig, kernel: WideKernel) -> int:

@@ -29,14 +29,14 @@ BARS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SharedValues:
     """Where values lie in shared memory, in fragments of 16 columns."""
 
     first: dict[NodeId, int]
     count: int
 
     @staticmethod
-    def of(p: Chain, columns: int) -> Room:
+    def of(p: Chain, columns: int) -> SharedValues:
         """Places of all values that a later part reads; a value may take the place of one that is read no more."""
         uses, home = last_use(p), _homes(p)
         end: dict[NodeId, int] = {}
@@ -54,7 +54,7 @@ class Room:
                 at = busy.pop(same)[0] if same is not None else _gap(list(busy.values()), size)
                 first[node], busy[node] = at, (at, size)
                 total = max(total, at + size)
-        return Room({v: first[h] for v, h in home.items() if h in first}, total)
+        return SharedValues({v: first[h] for v, h in home.items() if h in first}, total)
 
 
 def _homes(p: Chain) -> dict[NodeId, NodeId]:
@@ -97,7 +97,7 @@ def _gap(busy: list[tuple[int, int]], size: int) -> int:
 class WideKernel(Kernel):
     """One kernel; `lines` is the body of its entry."""
 
-    room: Room
+    shared_values: SharedValues
     columns: int
     panels_of_x: bool
     """Whether x comes in panels."""
@@ -108,14 +108,14 @@ class WideKernel(Kernel):
         return 2 * PANEL * max(pieces(x.n, self.columns)[1] for x in self.p.layers)
 
     @property
-    def room_bytes(self) -> int:
+    def values_bytes(self) -> int:
         """Of values in shared memory."""
-        return 16 * self.s.threads * self.room.count
+        return 16 * self.s.threads * self.shared_values.count
 
     @property
     def ring(self) -> int:
         """Where panels begin; products of warpgroups want a multiple of 1024."""
-        return self.room_bytes
+        return self.values_bytes
 
     @property
     def _vectors_at(self) -> int:
@@ -251,7 +251,7 @@ class WideKernel(Kernel):
 
     def _at(self, node: NodeId, fragment: str) -> str:
         """A fragment of a value in shared memory."""
-        start = self.room.first[node] * 16 * self.s.threads
+        start = self.shared_values.first[node] * 16 * self.s.threads
         own = Int(f"({Int(fragment) * self.s.threads + 't'})") * 16
         return f"*(uint4*)({summed('sm', start, own)})"
 
@@ -280,7 +280,7 @@ class WideKernel(Kernel):
         lines = [f"u32 a[1][{layer.depth // 16}][4];"]
         if part == 1 and len(layer.left) == 1:
             lines.append("load(row0, a);")
-            if self._first in self.room.first:
+            if self._first in self.shared_values.first:
                 value = "make_uint4(a[0][k][0], a[0][k][1], a[0][k][2], a[0][k][3])"
                 lines.append(f"{each('k', layer.depth // 16)} {self._at(self._first, 'k')} = {value};")
             return lines
@@ -296,7 +296,7 @@ class WideKernel(Kernel):
                 continue
             if part == 1:
                 lines.append(f"{each('k', padded(width) // 16)}\n{each('e', 4)} a[0][{k}][e] = x0[0][k][e];")
-                if node in self.room.first:
+                if node in self.shared_values.first:
                     value = "make_uint4(x0[0][k][0], x0[0][k][1], x0[0][k][2], x0[0][k][3])"
                     lines.append(f"{each('k', padded(width) // 16)} {self._at(node, 'k')} = {value};")
                 start += padded(width) // 16

@@ -13,7 +13,7 @@ from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
 from weft.generate.cuda.gemm.mma import cost
 from weft.generate.cuda.gemm.tma.align import aligned
-from weft.generate.cuda.gemm.tma.cost import Case, active_clusters, cycles, finds_room, halo_bytes, ported, units
+from weft.generate.cuda.gemm.tma.cost import Case, active_clusters, cycles, fits_budget, halo_bytes, ported, units
 from weft.generate.cuda.gemm.tma.operands import (
     INTERLEAVED,
     STEP,
@@ -179,7 +179,7 @@ def _panels(channels: int, taps: bool) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _ranked(case: Case, facts: GpuFacts) -> tuple[tuple[float, TmaConfig], ...]:
-    found = [(cycles(case, s, facts), s) for s in _candidates(case, facts) if finds_room(s, facts)]
+    found = [(cycles(case, s, facts), s) for s in _candidates(case, facts) if fits_budget(s, facts)]
     found = [x for x in found if x[0] < math.inf]
     found.sort(key=lambda x: (x[0], x[1].bm * x[1].bn, x[1].threads))
     seen: set[tuple[int, ...]] = set()

@@ -122,7 +122,7 @@ def busy(case: Case, s: TmaConfig, facts: GpuFacts) -> float:
     return inside + (c.field + halo_bytes(case, s.box, s.panel) / c.port if s.halo_stages else 0.0)
 
 
-def finds_room(s: TmaConfig, facts: GpuFacts) -> bool:
+def fits_budget(s: TmaConfig, facts: GpuFacts) -> bool:
     """Whether the CTAs of an SM may find room in its budget, by threads and registers; true where there is none.
 
     Where registers move, the launch takes what its bounds allow; elsewhere at least its sums and some more, and the
