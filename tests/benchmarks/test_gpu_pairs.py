@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from benchmarks.gpu_pairs import Bench, accumulators, candidates, gemm_of, job_of, lc_of, main, mangled, united, varied
 
-from benchmarks import gpu_pairs
+from benchmarks import gpu_pairs, pair_timeline
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.ir.types import DType
 from weft.kernels.colocation import FusionShape, RoleRegisters
 from weft.tune.cuda_pair import Pair, PairTimes, Rate, Side
-from weft.tune.pairs import known
+from weft.tune.pairs import fused_digest, known
 from weft.tune.store import Database
 
 
@@ -247,6 +247,28 @@ def test_a_pair_that_loses_has_a_verdict(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not rows[-1]["kept"] and rows[-1]["ratio"] == 1.0 and rows[-1]["measured_ratio"] < 1
     (one,) = [r for r in kept if not r.key.kernel]
     assert one.declined.startswith("do not fuse: 0.") and one.best_peer[0] == "streams"
+
+
+def test_a_timeline_is_of_the_best_kernel_that_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = Machine(monkeypatch, tmp_path, peer=0.99)
+    monkeypatch.setattr(pair_timeline, "refusal", lambda loader, lc, one, facts: "spills" if one.lc == 1 else "")
+    rows, kept = searched(machine, tmp_path)
+    job, facts = job_of("mriq", small=True), GpuFacts()
+    lc = lc_of("4096x4096x4096", facts, 3, job.shared_bytes, contents=False)
+    every = candidates(lc, [1, 0, 2], job, facts)
+    with Database.open(tmp_path) as database, Database.open(None) as empty:
+        best = pair_timeline.chosen_kernel(every, database, machine.loader, lc, facts)
+        ratios = {r.key.kernel: r.ratio for r in kept if r.compared and r.key.kernel and not r.declined}
+        mine = {fused_digest(c.made) for c in every}
+        assert ratios[fused_digest(best.made)] == max(v for k, v in ratios.items() if k in mine)
+        first = pair_timeline.chosen_kernel(every, empty, machine.loader, lc, facts)
+        assert first == next(c for c in every if c.lc != 1)
+        with pytest.raises(ValueError, match="no shape runs"):
+            pair_timeline.chosen_kernel([c for c in every if c.lc == 1], empty, machine.loader, lc, facts)
+    made = pair_timeline.recording(machine.loader, lc, job, best, facts)
+    assert "w_span_ended<" in made.text and made.parameters == best.made.parameters and rows
+    with pytest.raises(ValueError, match="does not run: spills"):
+        pair_timeline.recording(machine.loader, lc, job, replace(best, lc=1), facts)
 
 
 def test_a_child_says_what_it_died_of() -> None:
