@@ -96,8 +96,8 @@ def record(bench: Bench, job: Job, one: Candidate, launches: int, sm: int | None
             if (differs := bench.gpu.differs(m, kept)) >= 0:
                 raise ValueError(f"latency-critical result {k} differs from byte {differs} on")
         found, left_out = raw_spans(read_back(counter + BYTES, size - BYTES))
-    names = {"lc": bench.lc.name, "be": job.name, "gpu": bench.facts.name, "kernel": fused_digest(one.made)}
-    return timeline(found, left_out, sm=sm, **names)
+    kernel = fused_digest(one.made)
+    return timeline(found, left_out, lc=bench.lc.name, be=job.name, gpu=bench.facts.name, kernel=kernel, sm=sm)
 
 
 def dry(lc_text: str, job: Job, hosts: int, cache: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""The example of docs/colocation.md: the part without a GPU is run, the other is compiled and its names looked up."""
+"""The examples of docs/colocation.md: those without a GPU are run, the other is compiled and its names looked up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "colocation.md"
-BUDGETS, BESIDE = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+BUDGETS, BESIDE, SEARCH = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_the_budgets_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,6 +20,12 @@ def test_the_budgets_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) 
     said = re.findall(r"^print\(.*\)  # (.*)$", BUDGETS, re.MULTILINE)
     assert len(said) == 2 and capsys.readouterr().out.splitlines() == said
     assert names["half"].duty == 0.5
+
+
+def test_the_search_finds_what_the_page_says() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(SEARCH, PAGE.name, "exec", dont_inherit=True), names)  # noqa: S102 - our own page
+    assert names["found"].effort == 45
 
 
 def test_what_the_other_part_imports_is_there() -> None:
