@@ -12,9 +12,11 @@ import pytest
 from tests.generate.cuda import fusing
 from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.fusing import TMA_PROBLEM, fma, lc_is_right, lc_memory, meet, tma_role
+from tests.slow import few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.role import fused
+from weft.generate.cuda.role.persistent import persistent
 from weft.generate.cuda.role.role import RoleSource
 from weft.kernels.colocation import FusedSource, WorkCounter
 
@@ -93,7 +95,10 @@ def launch(name: str, kind: str, memory: list[Memory], counter: Counter, after: 
     return host
 
 
-@pytest.mark.parametrize(("name", "kind"), [*zip(JOBS, KINDS, strict=True), ("two stages", "two roles, long")])
+EVERY = [*zip(JOBS, KINDS, strict=True), ("two stages", "two roles, long")]
+
+
+@pytest.mark.parametrize(("name", "kind"), few(EVERY, 2, unpack=True))
 def test_a_stop_at_every_draw(name: str, kind: str) -> None:
     """From each on the job goes on where it stopped, and all blocks run once."""
     be, source = JOBS[name], made()[0][name, kind]
@@ -113,9 +118,10 @@ def test_a_stop_at_every_draw(name: str, kind: str) -> None:
     assert stopped >= set(range(total - 3)), "a host that looks now and then may miss the very last"
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", [*KINDS, "filling, long"])
-@pytest.mark.parametrize("name", JOBS)
+RANDOM = list(itertools.product(JOBS, [*KINDS, "filling, long"], range(2)))
+
+
+@pytest.mark.parametrize(("name", "kind", "seed"), few(RANDOM, 8, unpack=True))
 def test_random_stops_and_refills(name: str, kind: str, seed: int) -> None:
     """Each launch has a limit and a stop of its own; limits are only raised."""
     be, source, chance = JOBS[name], made()[0][name, kind], random.Random(seed)
@@ -132,6 +138,48 @@ def test_random_stops_and_refills(name: str, kind: str, seed: int) -> None:
         if counter.now.finished == total:
             break
     assert counter.now.finished == total and stops >= 1 and right(be, memory)
+
+
+@cache
+def drains() -> dict[str, FusedSource]:
+    """Each job as a co-runner."""
+    found = {name: persistent(be, ctas=2, entry=f"drain{n}") for n, (name, be) in enumerate(JOBS.items())}
+    return {name: x for name, x in found.items() if isinstance(x, FusedSource)}
+
+
+@cache
+def draining() -> FusedKernels:
+    return FusedKernels(list(drains().values()))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", JOBS)
+def test_what_an_opportune_ratio_leaves_is_run_by_the_co_runner(name: str, seed: int) -> None:
+    """A limit below the grid splits the job; it is raised while the fused kernel runs, and again for the co-runner."""
+    be, (found, kernels), chance = JOBS[name], made(), random.Random(seed)
+    source = found[name, "two roles" if seed % 2 else "alone"]
+    total = sum(source.stages)
+    first = chance.randrange(total)
+    second = chance.randrange(first, total)
+    counter, memory = Counter(WorkCounter.start(source.stages, first)), [fusing.of(x) for x in be]
+    raised: list[int] = []
+
+    def host() -> None:
+        if not raised and drawn(counter.now) >= first // 2:
+            raised.append(first)
+            counter.set("limit", second)
+
+    lc = lc_memory(TMA_PROBLEM)
+    given = {0: lc, **dict(enumerate(memory, 1))}
+    assert kernels.run(source, given, counter, gang=GANG, seed=seed + 1, host=host, rounds=100_000) == ""
+    assert lc_is_right(TMA_PROBLEM, lc)
+    inside = counter.now.finished
+    assert inside == drawn(counter.now) <= (second if raised else first) < total, "no block above the limit"
+    counter.set("limit", total)
+    rest = drains()[name]
+    assert draining().run(rest, given, counter, gang=2, seed=seed + 2, rounds=100_000) == ""
+    assert counter.now.finished == total and right(be, memory)
+    assert counter.buffer.intact() and all(b.intact() for m in memory for b in m.buffers)
 
 
 def afterwards(source: FusedSource, kernels: FusedKernels) -> list[int]:
