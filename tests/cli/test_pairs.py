@@ -13,7 +13,9 @@ import pytest
 from tests.tune.test_pairs import record
 
 from weft.cli import app as cli
-from weft.tune.pairs import keep, read_rows, refused, write_rows
+from weft.cli.pairs import of_gpu
+from weft.kernels.sm_timeline import SmTimeline
+from weft.tune.pairs import keep, keep_timeline, read_rows, refused, write_rows
 from weft.tune.store import Database
 
 Run = Callable[..., tuple[int, str, str]]
@@ -127,3 +129,27 @@ def test_a_file_that_is_too_large(run: Run, tmp_path: Path) -> None:
         file.truncate((64 << 20) + 1)
     code, _, err = run("--add", tmp_path / "large")
     assert code != 0 and "more than 64 MiB" in err
+
+
+def test_a_recorded_timeline_is_taken_over_and_drawn(run: Run, tmp_path: Path) -> None:
+    recorded = Path(__file__).parents[1] / "report" / "sm_timeline.json"
+    page = tmp_path / "pairs.html"
+    assert run("--timeline", recorded)[0] == 0
+    assert run("--report", page)[0] == 0, "it is in the database now"
+    assert 'class="lanes"' in page.read_text(encoding="utf-8")
+    assert run("--lc", "another", "--report", page)[0] == 0
+    assert 'class="lanes"' not in page.read_text(encoding="utf-8")
+    for text in ("{", "[1]", '{"lc": "a"}'):
+        (tmp_path / "bad.json").write_text(text)
+        code, _, err = run("--timeline", tmp_path / "bad.json")
+        assert code != 0 and "W401" in err
+
+
+@pytest.mark.usefixtures("run", "filled")
+def test_a_report_asks_for_the_pairs_of_its_gpu(tmp_path: Path) -> None:
+    with Database.open(tmp_path / "cache") as database:
+        keep_timeline(database, SmTimeline("a", "b", "NVIDIA A100", "", 0, ()))
+    pairs, drawn = of_gpu(("cuda", "NVIDIA A100-SXM4-40GB"))
+    assert [s.gpu for s in pairs] == ["NVIDIA A100"] and [t.gpu for t in drawn] == ["NVIDIA A100"]
+    assert of_gpu(("cpu",)) == ([], []) == of_gpu(())
+    assert {s.driver for s in of_gpu(("NVIDIA H200",))[0]} == {"580.1"}, "the newest version of each"
