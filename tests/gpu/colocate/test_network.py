@@ -44,7 +44,7 @@ def both(stated: GpuFacts, shared_cache: Path) -> Both:
     def compiled(name: str, budget: SmBudget) -> tuple[weft.Compiled, tuple[torch.Tensor, ...]]:
         module, inputs = network(name, DTYPES["f16"])
         options = weft.Options(
-            device="cuda", budget_s=12.0, cache_dir=shared_cache, sm_budget=budget, keep_worker=False
+            device="cuda", budget_s=40.0, cache_dir=shared_cache, sm_budget=budget, keep_worker=False
         )
         return weft.compile(module, inputs, options=options), inputs
 
