@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import pytest
+
+Value = TypeVar("Value")
 
 
 def few(values: Iterable[Any], count: int, *, unpack: bool = False) -> list[Any]:
@@ -23,3 +25,15 @@ def few(values: Iterable[Any], count: int, *, unpack: bool = False) -> list[Any]
     return [
         x if i in quick else pytest.param(*(x if unpack else (x,)), marks=pytest.mark.slow) for i, x in enumerate(every)
     ]
+
+
+def asked(request: pytest.FixtureRequest, values: Mapping[str, Value], *always: str) -> list[Value]:
+    """Of values by name those that a selected test of this file has a parameter of that name for, and these `always`.
+
+    For a fixture that is made once for a file and costs as much as it holds.
+    """
+    tests = [x for x in request.session.items if x.path == request.path]
+    names = {
+        p for x in tests if (call := getattr(x, "callspec", None)) for p in call.params.values() if isinstance(p, str)
+    }
+    return [value for name, value in values.items() if name in names or name in always]

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.slow import few
+from tests.slow import asked, few
 
 
 @pytest.mark.parametrize(("number", "count", "quick"), [(10, 3, [0, 3, 6]), (2, 1, [0]), (5, 4, [0, 1, 2, 3])])
@@ -23,3 +23,20 @@ def test_tuples_are_values_of_several_parameters() -> None:
 def test_a_count_that_leaves_nothing_out_is_refused(count: int) -> None:
     with pytest.raises(ValueError, match=f"{count} of 3"):
         few("abc", count)
+
+
+VALUES = {"a": 1, "b": 2, "c": 3, "d": 4}
+
+
+@pytest.fixture(scope="module")
+def held(request: pytest.FixtureRequest) -> list[int]:
+    return asked(request, VALUES, "d")
+
+
+@pytest.mark.parametrize("name", ["a", pytest.param("b", marks=pytest.mark.slow)])
+def test_what_a_file_shares_holds_what_its_selected_tests_ask_for(
+    name: str, held: list[int], request: pytest.FixtureRequest
+) -> None:
+    assert VALUES[name] in held and VALUES["d"] in held and VALUES["c"] not in held
+    here = {x.name.partition("[")[2] for x in request.session.items if x.path == request.path}
+    assert (VALUES["b"] in held) is ("b]" in here)

@@ -11,7 +11,7 @@ from tests import goldens
 from tests.generate.cuda.attention.test_attention import compare, inputs_of
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, block, plain, problem_of
 from tests.generate.cuda.tensor_emulator import Emulated, run
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
@@ -121,8 +121,8 @@ def sources() -> dict[str, CudaSource]:
 
 
 @pytest.fixture(scope="module")
-def kernels(sources: dict[str, CudaSource]) -> Emulated:
-    return Emulated(list(sources.values()))
+def kernels(request: pytest.FixtureRequest, sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(asked(request, sources, "mask of all"))
 
 
 @pytest.mark.parametrize("name", few(CASES, 10))

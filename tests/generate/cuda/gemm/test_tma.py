@@ -11,7 +11,7 @@ import pytest
 from tests import goldens
 from tests.generate.cuda.products import BF16, F32, ROW, convolution, heads_joined, heads_parted, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
@@ -375,8 +375,8 @@ def sources() -> dict[str, CudaSource]:
 
 
 @pytest.fixture(scope="module")
-def kernels(sources: dict[str, CudaSource]) -> Emulated:
-    return Emulated(list(sources.values()))
+def kernels(request: pytest.FixtureRequest, sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(asked(request, sources))
 
 
 PIPELINES = (

@@ -9,7 +9,7 @@ import pytest
 from tests.generate.cuda.mlps import ACTIVATIONS, BF16, F16, F32, Net, mlp, normal, random_net
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200, compiled_well, golden
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -131,8 +131,8 @@ def sources() -> dict[str, tuple[Problem, list[CudaSource]]]:
 
 
 @pytest.fixture(scope="module")
-def kernels(sources: dict[str, tuple[Problem, list[CudaSource]]]) -> Emulated:
-    return Emulated([s for _, made in sources.values() for s in made])
+def kernels(request: pytest.FixtureRequest, sources: dict[str, tuple[Problem, list[CudaSource]]]) -> Emulated:
+    return Emulated([s for _, made in asked(request, sources, "vectors of 8") for s in made])
 
 
 @pytest.mark.parametrize("name", few(CASES, 18))
