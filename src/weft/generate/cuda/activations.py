@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from string import Template
 from typing import cast
 
 from weft.fission import arithmetic, elu, gelu, relu, sigmoid, softplus
@@ -101,7 +102,7 @@ class Kind:
     both: str = "w_narrow2_{dtype}(of(z), of(y))"
     """The activations of `z` and `y` as a pair."""
     functions: str = ""
-    """C text of functions that `of` and `back` call, each `static W_FN`; {dtype} is filled in."""
+    """C text of functions that `of` and `back` call, each `static W_FN`; $dtype is filled in."""
     fused: bool = False
     """Whether forward kernels compute it by `of` too, where results have 16 bits and its numbers are the defaults.
 
@@ -124,9 +125,13 @@ class Kind:
         of, back, both = (text.format(*n, dtype=dtype) for text in (self.of, back, self.both))
         return of, back, both
 
+    def functions_of(self, dtype: str) -> str:
+        """C text of `functions` for a type; their braces stand as they are written."""
+        return Template(self.functions).substitute(dtype=dtype)
+
     def forward(self, name: str, dtype: str) -> str:
         """A struct with `of(z)` alone, with the default numbers, for kernels of the forward pass."""
-        functions = self.functions.replace("{dtype}", dtype)
+        functions = self.functions_of(dtype)
         of, _, _ = self.text(dtype, tuple(self.numbers.values()))
         return f"struct {name} {{ {functions}static W_FN float of(float z) {{ {of} }} }};\n"
 

@@ -77,7 +77,7 @@ class Activation:
             of, back, both = _formula_texts(self.formula, kind)
         else:
             of, back, both = self._kind.text(kind, self.numbers)
-            functions = self._kind.functions.replace("{dtype}", kind)
+            functions = self._kind.functions_of(kind)
         return (
             f"struct {name} {{ enum {{ KEEP = {int(self.keeps)} }};\n{functions}"
             f"static W_FN float of(float z) {{ {of} }}\n"
