@@ -258,13 +258,20 @@ class Compiled:
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write one offline HTML file that shows what was chosen and why.
 
+        It also shows the pairs of latency-critical and best-effort kernels that the tuning database has of the plan's
+        GPU.
+
         Raises:
             ArtifactError: it cannot be written [W401].
         """
         from weft.report import render
+        from weft.tune.pairs import of_record
+        from weft.tune.store import Database
 
+        with Database.open(self._options.cache) as database:
+            page = render(self.record, *of_record(database, self.record))
         try:
-            Path(path).write_text(render(self.record), encoding="utf-8")
+            Path(path).write_text(page, encoding="utf-8")
         except OSError as error:
             raise ArtifactError(problem=f"{path}: {error.strerror}", remedy="choose another place") from None
 

@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tests.tune.test_pairs import record
+from torch import nn
 
+import weft
 from weft.cli import app as cli
-from weft.cli.pairs import of_gpu
 from weft.kernels.sm_timeline import SmTimeline
-from weft.tune.pairs import keep, keep_timeline, read_rows, refused, write_rows
+from weft.tune.pairs import keep, keep_timeline, of_gpu, read_rows, refused, write_rows
 from weft.tune.store import Database
 
 Run = Callable[..., tuple[int, str, str]]
@@ -149,7 +151,20 @@ def test_a_recorded_timeline_is_taken_over_and_drawn(run: Run, tmp_path: Path) -
 def test_a_report_asks_for_the_pairs_of_its_gpu(tmp_path: Path) -> None:
     with Database.open(tmp_path / "cache") as database:
         keep_timeline(database, SmTimeline("a", "b", "NVIDIA A100", "", 0, ()))
-    pairs, drawn = of_gpu(("cuda", "NVIDIA A100-SXM4-40GB"))
-    assert [s.gpu for s in pairs] == ["NVIDIA A100"] and [t.gpu for t in drawn] == ["NVIDIA A100"]
-    assert of_gpu(("cpu",)) == ([], []) == of_gpu(())
-    assert {s.driver for s in of_gpu(("NVIDIA H200",))[0]} == {"580.1"}, "the newest version of each"
+        pairs, drawn = of_gpu(database, ("cuda", "NVIDIA A100-SXM4-40GB"))
+        assert [s.gpu for s in pairs] == ["NVIDIA A100"] and [t.gpu for t in drawn] == ["NVIDIA A100"]
+        assert of_gpu(database, ("cpu",)) == ([], []) == of_gpu(database, ())
+        assert {s.driver for s in of_gpu(database, ("NVIDIA H200",))[0]} == {"580.1"}, "the newest version of each"
+
+
+@pytest.mark.usefixtures("filled")
+def test_a_report_from_python_shows_the_pairs_of_its_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.html"
+    options = weft.Options(budget_s=0, cache_dir=tmp_path / "cache")
+    compiled = weft.compile(nn.ReLU(), torch.zeros(4), options=options)
+    compiled.report(page)
+    assert "Time of the best peer" not in page.read_text(encoding="utf-8"), "a plan for a CPU"
+    there = replace(compiled.record, device="NVIDIA H200")
+    monkeypatch.setattr(weft.Compiled, "record", property(lambda _: there))
+    compiled.report(page)
+    assert "Time of the best peer" in page.read_text(encoding="utf-8")

@@ -543,12 +543,14 @@ def report(
 
     It also shows the pairs of latency-critical and best-effort kernels that the tuning database has of the plan's GPU.
     """
-    from weft.cli.pairs import of_gpu
     from weft.report import render
+    from weft.tune.pairs import of_record
+    from weft.tune.store import Database
 
     screen = Screen(format)
     record = _record(plan)
-    page = render(record, *of_gpu((record.device, *(value for _, value in record.environment))))
+    with Database.open(Options.from_environment(os.environ).cache) as database:
+        page = render(record, *of_record(database, record))
     with _writing(output):
         output.write_text(page, encoding="utf-8")
     if screen.json:

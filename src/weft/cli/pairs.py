@@ -62,21 +62,11 @@ def pairs_command(
     if export is not None:
         _write(export, pairs.write_rows(records))
     if report is not None:
-        _write(report, render_pairs(_newest(found), drawn))
+        _write(report, render_pairs(pairs.newest(found), drawn))
     if screen.json:
         screen.data({"pairs": [_data(s) for s in found], "geometric_mean": geometric_mean(tuple(found))})
         return
     _show(screen, found)
-
-
-def of_gpu(names: Sequence[str]) -> tuple[list[PairSummary], list[SmTimeline]]:
-    """Pairs, and timelines of them, that the tuning database has of a GPU named in one of these texts."""
-    from weft.tune import pairs
-    from weft.tune.store import Database
-
-    with Database.open(Options.from_environment(os.environ).cache) as database:
-        found = [s for s in pairs.summed_up(pairs.known(database)) if any(s.gpu and s.gpu in n for n in names)]
-        return _newest(found), [t for t in pairs.timelines(database) if any(t.gpu and t.gpu in n for n in names)]
 
 
 def _timeline(path: Path) -> SmTimeline:
@@ -86,11 +76,6 @@ def _timeline(path: Path) -> SmTimeline:
         raise ArtifactError(
             where=visible(path.name), problem="no JSON", remedy="give what `benchmarks.pair_timeline` wrote"
         ) from None
-
-
-def _newest(summaries: Sequence[PairSummary]) -> list[PairSummary]:
-    """The last of each pair on a GPU with a driver: a matrix has room for one."""
-    return list({(s.gpu, s.driver, s.lc, s.be): s for s in summaries}.values())
 
 
 def _read(path: Path) -> str:

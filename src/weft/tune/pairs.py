@@ -23,6 +23,7 @@ from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json
 from weft.kernels.colocation import FusedSource
 from weft.kernels.pairs import PairKey, PairRecord, PairSummary, record_from_json, record_to_json
+from weft.kernels.record import CompileRecord
 from weft.kernels.sm_timeline import SmTimeline, timeline_from_json, timeline_to_json
 from weft.tune.halving import MOST_POINTS, halve, thinned
 from weft.tune.keys import PACKAGE, canonical, digest, source_hash
@@ -218,6 +219,22 @@ def timelines(database: Database) -> tuple[SmTimeline, ...]:
         with contextlib.suppress(ArtifactError):
             found.append(timeline_from_json(content))
     return tuple(found)
+
+
+def newest(summaries: Iterable[PairSummary]) -> list[PairSummary]:
+    """The last of each pair on a GPU with a driver: a matrix has room for one."""
+    return list({(s.gpu, s.driver, s.lc, s.be): s for s in summaries}.values())
+
+
+def of_gpu(database: Database, names: Sequence[str]) -> tuple[list[PairSummary], list[SmTimeline]]:
+    """Pairs, and timelines of them, that the database has of a GPU named in one of these texts."""
+    found = [s for s in summed_up(known(database)) if any(s.gpu and s.gpu in n for n in names)]
+    return newest(found), [t for t in timelines(database) if any(t.gpu and t.gpu in n for n in names)]
+
+
+def of_record(database: Database, record: CompileRecord) -> tuple[list[PairSummary], list[SmTimeline]]:
+    """Those of the GPU that a plan was made for; none of a CPU."""
+    return of_gpu(database, (record.device, *(value for _, value in record.environment)))
 
 
 # The choice.
