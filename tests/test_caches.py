@@ -19,8 +19,10 @@ FEW = {
     "types.py:f8_values": "types",
     "dataclass_json.py:_reader": "types of fields",
     "kernels.py:_facts": "devices",
-    "page.py:asset": "files of the package",
-    "page.py:template": "files of the package",
+    "frame.py:asset": "files of the package",
+    "frame.py:template": "files of the package",
+    "activation.py:_patterns": "entries of the table of activations, and types",
+    "written.py:_reach": "files of templates",
     "keys.py:source_hash": "folders of the package",
     "kinds.py:part": "fields of kinds of devices",
 }

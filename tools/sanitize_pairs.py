@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -49,7 +50,7 @@ from weft.generate.bind_fused import BoundFused
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.role.fused import fuse, judge, lc_role, shapes
 from weft.generate.cuda.role.persistent import persistent
-from weft.generate.cuda.role.role import RoleSource
+from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
 from weft.kernels.colocation import BYTES, FusedSource, FusionShape, WorkCounter
@@ -113,8 +114,8 @@ def hosts(facts: GpuFacts) -> dict[str, Host]:
     return found
 
 
-def ordered(by_template: Mapping[str, Sequence[tuple[str, bool]]], names: Sequence[str]) -> list[Case]:
-    """All cases: of each template its labels, each with whether it has idle threads, with each job in each binding.
+def ordered(by_template: Mapping[str, Sequence[tuple[str, Collection[str]]]], names: Sequence[str]) -> list[Case]:
+    """All cases: of each template its labels, each with the bindings it can have, with each job in each binding.
 
     In each pass every template is met once, with another job and in another binding than in the pass before; its labels
     take turns. The first passes, as many as there are jobs, are those of every template and job.
@@ -125,10 +126,10 @@ def ordered(by_template: Mapping[str, Sequence[tuple[str, bool]]], names: Sequen
         for at in range(len(names)):
             for t, template in enumerate(templates):
                 labels = by_template[template]
-                kinds = BINDINGS if any(idle for _, idle in labels) else BINDINGS[:-1]
+                kinds = [b for b in BINDINGS if any(b in can for _, can in labels)]
                 if turn < len(kinds):
                     binding = kinds[(t + at + turn) % len(kinds)]
-                    fit = [label for label, idle in labels if idle or binding != "idle"]
+                    fit = [label for label, can in labels if binding in can]
                     every.append(Case(template, fit[(at + turn) % len(fit)], binding, names[(t + at) % len(names)]))
             if turn == 0:
                 every.append(Case(NO_LC, NO_LC, CO_RUNNER, names[at]))
@@ -137,11 +138,17 @@ def ordered(by_template: Mapping[str, Sequence[tuple[str, bool]]], names: Sequen
 
 def cases(facts: GpuFacts, only: Sequence[str] = ()) -> list[Case]:
     """In order; `only`: those of which a part between slashes is one of these."""
-    by_template: dict[str, list[tuple[str, bool]]] = {}
+    by_template: dict[str, list[tuple[str, Collection[str]]]] = {}
     for host in hosts(facts).values():
-        by_template.setdefault(host.template, []).append((host.label, host.source.roles[0].idle_threads > 0))
+        by_template.setdefault(host.template, []).append((host.label, bindings_of(host.source.roles[0])))
     every = ordered(by_template, jobs.names())
     return [c for c in every if not only or set(only) & set(str(c).split("/"))]
+
+
+def bindings_of(lc: DeviceRole) -> list[str]:
+    """Those that a role can have: only idle threads can be taken, and a grid in clusters is not filled."""
+    unlike = {"idle": not lc.idle_threads, "filling": math.prod(lc.cluster) > 1}
+    return [b for b in BINDINGS if not unlike.get(b)]
 
 
 def shape_of(binding: str, every: Sequence[FusionShape]) -> FusionShape | None:

@@ -43,7 +43,8 @@ FACTS = profile("h200")
 
 
 def test_all_triples_once_and_the_most_unlike_ones_first() -> None:
-    by_template = {"a": [("a1", False), ("a2", True)], "b": [("b1", False)], "c": [("c1", False)]}
+    plain = ("extra", "two roles", "filling", "in time")
+    by_template = {"a": [("a1", plain), ("a2", BINDINGS)], "b": [("b1", plain)], "c": [("c1", plain)]}
     names = ["w", "x", "y", "z"]
     every = ordered(by_template, names)
     assert len({str(c) for c in every}) == len(every) == 4 * (5 + 4 + 4) + 4
@@ -63,7 +64,7 @@ def test_every_template_has_its_cases() -> None:
     assert all(c.label == NO_LC or hosts(FACTS)[c.label].template == c.template for c in every)
 
 
-KINDS = [f"tma/{x}/histo" for x in BINDINGS[:-1]] + ["attention_tma/idle/mriq", f"{NO_LC}/{CO_RUNNER}/fft"]
+KINDS = [f"tma/{x}/histo" for x in BINDINGS[:-1]] + ["attention_tma/idle/cp", f"{NO_LC}/{CO_RUNNER}/fft"]
 
 
 @pytest.mark.parametrize("name", few(KINDS, 1))
