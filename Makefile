@@ -29,7 +29,7 @@ $(READY): pyproject.toml tools/setup.sh
 demo: $(READY)
 	$(PY) -m benchmarks.demo
 
-# some 11 minutes of CPU time: something of every area
+# some 12 minutes of CPU time: something of every area
 test: $(READY)
 	$(RUN) pytest -m "$(QUICK)" -n 2 --dist worksteal
 
