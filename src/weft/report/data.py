@@ -69,6 +69,8 @@ def _sources(steps: Sequence[StepRecord], budget: int) -> tuple[list[str], list[
         if s.source in at:
             continue
         at[s.source] = -1
+        if min(len(s.source), SOURCE_LIMIT) > budget:  # laid out it is longer still, and that takes its time
+            continue
         generated = not s.schedule.startswith("library(") and len(s.source) <= SOURCE_LIMIT
         shown = clean_source(pretty(s.source) if generated else s.source, SOURCE_LIMIT)
         if len(shown) <= budget:

@@ -22,7 +22,10 @@ def clean(text: str, limit: int = 160) -> str:
 
 def clean_source(text: str, limit: int) -> str:
     """A source text for a page: as `clean`, but lines and tabs stay."""
-    shown = "".join(c if c in "\n\t" else _character(c) for c in text[:limit].replace("\r\n", "\n"))
+    shown = text[:limit].replace("\r\n", "\n")
+    line = shown.replace("\n", "").replace("\t", "")
+    if not line.isprintable() or not (BIDI | INVISIBLE).isdisjoint(line):  # of a kernel's text next to never
+        shown = "".join(c if c in "\n\t" else _character(c) for c in shown)
     return shown if len(text) <= limit else f"{shown}\n… {len(text) - limit} characters left out\n"
 
 
