@@ -116,7 +116,7 @@ class Lanes:
         self._end = time.monotonic() + limit_s
         self._lock = threading.Lock()
         cores = sorted(os.sched_getaffinity(0))
-        each = max(1, len(cores) // lanes)
+        each = -(-len(cores) // lanes)  # cores of several lanes where they do not divide evenly
         self._cores = [cores[i * each % len(cores) :][:each] for i in range(lanes)]
 
     def run(self) -> None:
