@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
-from tests import alone
+from tests import alone, compiled
 
 from weft.device.cuda.api import call, driver_api
 from weft.device.cuda.nvrtc import Nvrtc
@@ -142,6 +142,8 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("WEFT_CACHE_DIR", str(folder / "shared"))
         for compiler in (Nvrtc.compile, Nvrtc.compile_many, HostCompiler.compile):
             patch.setitem(compiler.__kwdefaults__, "timeout_s", COMPILER_S)
+        if kept := os.environ.get(compiled.VARIABLE):
+            compiled.keep(patch, Path(kept).resolve())
         yield folder
 
 
