@@ -258,6 +258,7 @@ def main() -> None:
     parser.add_argument("--library", action="store_true", help="compile without tuning too")
     parser.add_argument("--cold-only", action="store_true", help="do not compile once more from the tuning database")
     parser.add_argument("--suite", default="networks", help="name of the record; one for each commit that is compared")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no case begins after them")
     parser.add_argument("--verbose", type=int, default=0, help="show progress and so many kernels of each plan")
     given = parser.parse_args()
     if given.all:
@@ -266,8 +267,12 @@ def main() -> None:
         sys.exit("benchmarks.gpu_networks: torch sees no NVIDIA GPU; `make bench` measures on the CPU")
     warnings.simplefilter("ignore")
     record = Record(folder_of_gpu(), given.suite)
+    end = time.perf_counter() + given.seconds
     cases = [(n, int(b), d) for d in given.dtype.split(",") for b in given.batch.split(",") for n in given.names]
     for name, batch, dtype in cases:
+        if time.perf_counter() > end:
+            print(f"not begun in time: {name}/b{batch}/{dtype}", flush=True)
+            continue
         with record.measuring(case=f"{name}/b{batch}/{dtype}"):
             run_case(name, batch, dtype, record, given)
     record.close()
