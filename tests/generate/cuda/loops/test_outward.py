@@ -30,10 +30,10 @@ MEET = Form(threads=64, columns=2, single_pass=True, cross_cta=3, scatter=True)
 FORMS = (
     MEET,
     Form(threads=64, columns=1, single_pass=True, cross_cta=2, scatter=True, smem_stash=True),
-    Form(threads=64, columns=2, single_pass=True, parts=3, spread=8, scatter=True),
-    Form(threads=64, columns=2, parts=3, spread=8, scatter=True),
+    Form(threads=64, columns=2, single_pass=True, num_splits=3, spread=8, scatter=True),
+    Form(threads=64, columns=2, num_splits=3, spread=8, scatter=True),
     Form(threads=64, columns=2, single_pass=True, cluster=2, scatter=True),
-    Form(threads=64, columns=2, single_pass=True, apart=True, parts=3, scatter=True),
+    Form(threads=64, columns=2, single_pass=True, apart=True, num_splits=3, scatter=True),
     Form(threads=64, fuse=False, scatter=True),
 )
 

@@ -109,7 +109,7 @@ def _summed(net: Network, rows: int, number: int) -> tuple[Problem, CudaSource]:
     facts = replace(H200, sms=8)
     case = product(below.problem)
     assert not isinstance(case, Declined)
-    found = [text.with_sums(below, s.schedule()) for _, s in tma_choose.shapes(case, facts, 12)]
+    found = [text.with_column_sums(below, s.schedule()) for _, s in tma_choose.shapes(case, facts, 12)]
     made = [x for x in found if not isinstance(x, Declined)]
     assert made
     source, count = made[number % len(made)]

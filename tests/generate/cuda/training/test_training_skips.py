@@ -234,7 +234,7 @@ def test_kernels_compile_without_spills(arch: str) -> None:
         assert isinstance(g, Gradient), g
         cubin = nvrtc.compile(g.text, arch=arch)
         assert isinstance(cubin, CompiledCubin) and cubin.warnings == ()
-        for entry in (g.chain, g.finish) if g.inside else (g.chain, g.sums, g.finish):
+        for entry in (g.chain, g.finish) if g.inside else (g.chain, g.wgrad, g.finish):
             used = cubin.of(entry.name)
             assert used.spill_stores == used.stack_bytes == 0, (n.widths, shape, entry.name, used)
 
