@@ -110,7 +110,7 @@ def _forward(net: Network, first: torch.Tensor, leaves: list[torch.Tensor]) -> t
         h = by_torch(act, h)
         h = h + values[added.value] if added is not None and not added.before else h
         values[layer + 1] = h
-    return h
+    return values[net.depth]
 
 
 def error_of(got: np.ndarray, want: np.ndarray) -> float:

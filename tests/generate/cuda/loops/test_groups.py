@@ -159,7 +159,7 @@ def norm_up(height: int, width: int) -> Problem:
 def test_what_is_indexed_is_read_in_batches() -> None:
     p = norm_up(12, 25)
     x = np.random.default_rng(3).standard_normal((1, 16, 12, 25)).astype(np.float32)
-    inputs = [x, np.arange(24) // 2, np.arange(50) // 2]
+    inputs: list[np.ndarray] = [x, np.arange(24) // 2, np.arange(50) // 2]
     forms = (
         Form(threads=64, columns=2, num_splits=3, spread=2),
         Form(threads=64, columns=2, num_splits=3, spread=2, single_pass=True),
