@@ -105,7 +105,7 @@ class Candidate:
         overlap = " pingpong" * bool(p["pingpong"]) + " early" * bool(p["early"])
         overlap += " keep" * bool(p["keep"]) + f" flow {p['flow']}/{p['pace']}" * bool(p["flow"])
         overlap += " near" * bool(p["near"])
-        return f"{what} t{p['tiles']} w{p['warps']} x{p['resident']} s{p['stages']}/{p['fixed']}{overlap}"
+        return f"{what} t{p['tiles']} w{p['warps']} x{p['min_ctas']} s{p['stages']}/{p['fixed']}{overlap}"
 
     def ran(self, c: Case, us: float, clock_ghz: float, launch_us: float) -> Ran:
         """What its time is judged by."""
@@ -113,11 +113,11 @@ class Candidate:
         if self.kernel.source.schedule.param("template") == "mlp_pair":  # two multiprocessors share 64 rows
             return Ran(us, clock_ghz, launch_us, True, 32, 1, self.registers, c.width**2 * c.depth)
         group, warps = bool(p["group"]), p["warps"]
-        resident, tiles = p.get("min_ctas", 1), p.get("tiles", 1)
+        min_ctas, tiles = p.get("min_ctas", 1), p.get("tiles", 1)
         streamed = 0
         if p["stages"]:
             streamed = 2 * c.width**2 * (c.depth - p.get("fixed", 0))
-        at_once = resident * (warps // 4 if group else warps)
+        at_once = min_ctas * (warps // 4 if group else warps)
         rows = (64 if group else 16) * tiles
         return Ran(us, clock_ghz, launch_us, group, rows, at_once, self.registers, streamed)
 

@@ -474,7 +474,7 @@ def dry(*, wide: bool = False, only: str = "") -> int:
                     print(f"{c.name}: {arch}: {plan.reason}")
                     continue
                 cubin = nvrtc.compile(plan.text, arch=arch)
-                entries = (plan.chain, plan.finish) if plan.inside else (plan.chain, plan.sums, plan.finish)
+                entries = (plan.chain, plan.finish) if plan.inside else (plan.chain, plan.wgrad, plan.finish)
                 used = {e.name.rsplit("_")[-1]: cubin.of(e.name) for e in entries}
                 spills = {k: r.spill_stores for k, r in used.items() if r.spill_stores or r.stack_bytes}
                 bad += bool(spills)

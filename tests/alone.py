@@ -53,7 +53,7 @@ def seed(name: str) -> None:
 def drawn() -> tuple[object, ...]:
     """The states of these generators, to be compared."""
     kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), (kind, bytes(keys), *rest), bytes(torch.get_rng_state().numpy())
+    return random.getstate(), (kind, np.asarray(keys).tobytes(), *rest), bytes(torch.get_rng_state().numpy())
 
 
 @contextmanager

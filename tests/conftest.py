@@ -141,7 +141,9 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("WEFT_CONFIG", "")  # what the user has chosen is not what is tested
         patch.setenv("WEFT_CACHE_DIR", str(folder / "shared"))
         for compiler in (Nvrtc.compile, Nvrtc.compile_many, HostCompiler.compile):
-            patch.setitem(compiler.__kwdefaults__, "timeout_s", COMPILER_S)
+            defaults = compiler.__kwdefaults__
+            assert defaults is not None
+            patch.setitem(defaults, "timeout_s", COMPILER_S)
         if kept := os.environ.get(compiled.VARIABLE):
             compiled.keep(patch, Path(kept).resolve())
         yield folder

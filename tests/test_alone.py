@@ -113,7 +113,7 @@ def draws_in_shared(node: ast.AST, above: dict[ast.AST, ast.AST]) -> bool:
     if named(node.func).rpartition(".")[2] not in TORCH or any(k.arg == "generator" for k in node.keywords):
         return False
     child: ast.AST | None = node
-    while (child := above.get(child)) is not None:
+    while child is not None and (child := above.get(child)) is not None:
         if isinstance(child, ast.FunctionDef) and any(
             named(d.func if isinstance(d, ast.Call) else d).rpartition(".")[2] in SHARED for d in child.decorator_list
         ):

@@ -56,7 +56,7 @@ def test_lost_pairs_stand_beside_kept_ones(lines: Path) -> None:
 
 
 def test_a_pair_that_failed_is_not_left_out(lines: Path) -> None:
-    failed = {"record": "case", "case": "net/a/fft", "commit": "c1", "failed": "no word for 60 s"}
+    failed: dict[str, object] = {"record": "case", "case": "net/a/fft", "commit": "c1", "failed": "no word for 60 s"}
     write(lines, row("net/a/cp", 0.9), failed)
     assert "net/a/fft | **failed** at c1: no word for 60 s" in pair_tables.pairs()
 

@@ -13,7 +13,7 @@ def test_the_names_of_the_facade() -> None:
     for name in weft.__all__:
         assert getattr(weft, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'compiel'"):
-        weft.compiel  # type: ignore[attr-defined]  # noqa: B018
+        weft.compiel  # noqa: B018
 
 
 def test_what_loads_plans_does_not_load_the_compiler() -> None:

@@ -343,7 +343,7 @@ def images() -> Mapping[str, Case]:
         "images, norm that waits in shared memory": (
             shown(), replace(form, columns=1, cross_cta=2, smem_stash=True).schedule()
         ),
-        "images, norm in parts": (shown(), replace(form, parts=3, spread=8).schedule()),
+        "images, norm in parts": (shown(), replace(form, num_splits=3, spread=8).schedule()),
         "images, norm by clusters": (shown(), replace(form, cluster=2).schedule()),
         "images, depthwise and 1x1": (pair(72, 0, 40, 7), None),
         "images, 3x3 and 1x1": (

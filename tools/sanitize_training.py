@@ -153,7 +153,8 @@ def gradients(net: Network, rows: int, shape: ChainConfig, facts: GpuFacts, *, c
         x, dy, dx = ("x", start * row), ("dy", start * 2 * net.widths[-1]), ("dx", start * row)
         steps.append(Step(g.chain, blocks, (x, dy, "image", "scratch", dx, count)))
         if not g.inside:
-            steps.append(Step(g.sums, g.sums.max_ctas, ("scratch", ("scratch", kept), g.count(count), int(start > 0))))
+            buffers_of = "scratch", ("scratch", kept), g.count(count), int(start > 0)
+            steps.append(Step(g.wgrad, g.wgrad.max_ctas, buffers_of))
     steps.append(Step(g.finish, g.finish.max_ctas, (("scratch", kept), "gradients", shares)))
     return Training(g.text, buffers, tuple(steps))
 
@@ -229,7 +230,7 @@ def with_sums(p: layers.Product, facts: GpuFacts) -> Case:
     """A product below that also sums its columns, which its problem has as one more output."""
     schedules = templates.schedules(p.problem, facts)
     assert not isinstance(schedules, Declined), schedules.reason
-    found = [x for s in schedules if not isinstance(x := layers.with_sums(p, s), Declined)]
+    found = [x for s in schedules if not isinstance(x := layers.with_column_sums(p, s), Declined)]
     assert found
     source, count = found[0]
     g = p.problem.graph

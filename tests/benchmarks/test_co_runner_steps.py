@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 from benchmarks.co_runner.steps import GUESTS, SPINS, residents
 from benchmarks.co_runner.units import co_runner, plain, unit_of
@@ -28,7 +29,7 @@ def test_a_step_is_told_with_what_is_resident_alone_and_beside() -> None:
         linked=SimpleNamespace(objects={source.sha256: path}),
     )
     takes = [SmBudget(8192, 2176, 256, 1), SmBudget(65536, 2176, 2048, 1)]
-    (found,) = residents(executable, facts, takes[:1])
+    (found,) = residents(cast("Any", executable), facts, takes[:1])
     assert found["step"] == 1 and found["grid"] == [100, 1, 1] and found["block"] == [256, 1, 1]
     assert found["resident"] == [8, 7], "eight fill the threads of an SM; one of them is the co-runner's"
 

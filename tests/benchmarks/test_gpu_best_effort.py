@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -153,8 +154,8 @@ def test_constants_of_another_size_than_the_source_has_are_refused(monkeypatch: 
     monkeypatch.setattr(gpu_best_effort, "write", lambda address, data: written.append(len(data)))
     (stage,) = load("mriq", small=True).stages
     with pytest.raises(ValueError, match="constant samples has 768 bytes; 64 in the source"):
-        gpu_best_effort.Gpu._constants(Module(), stage)
+        gpu_best_effort.Gpu._constants(cast("Any", Module()), stage)
     (samples,) = stage.manifest.constants
     four = replace(stage, manifest=replace(stage.manifest, constants=(replace(samples, shape=(4,)),)))
-    gpu_best_effort.Gpu._constants(Module(), four)
+    gpu_best_effort.Gpu._constants(cast("Any", Module()), four)
     assert written == [64]

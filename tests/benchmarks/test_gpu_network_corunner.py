@@ -223,7 +223,7 @@ def test_positions_are_rotations() -> None:
     module, _ = small()
     attention = module.layers[0].attention  # type: ignore[index, union-attr]
     x = torch.randn(1, 1, 1, 16).expand(1, 1, 128, 16)
-    turned = attention._turned(x)  # type: ignore[operator]
+    turned = attention._turned(x)
     angles = torch.outer(torch.arange(128.0), 10_000.0 ** (-torch.arange(0, 16, 2) / 16))
     wanted = torch.complex(x[..., :8], x[..., 8:]) * torch.polar(torch.ones_like(angles), angles)
     torch.testing.assert_close(turned, torch.cat([wanted.real, wanted.imag], -1))

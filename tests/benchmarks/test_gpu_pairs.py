@@ -188,7 +188,7 @@ class Machine:
             "lc": lc, "facts": GpuFacts(), "loader": self.loader, "rounds": 9, "database": database, "gpu": None,
             "times": [50.0] * len(lc.sources), "best": 0, "alone": [None] * len(lc.sources), "memory": (),
             "_job": lambda job, held: (None, 800.0, None, [], 40), "_split": lambda side: None,
-            "_pair": lambda one, job, side, drain, at: Pair(Side((), ()), Side((), ()), one, None, 0, 0, (80,)),
+            "_pair": lambda one, *_: Pair(Side((), ()), Side((), ()), one, lambda _: None, 0, 0, (80,)),
             "_wrong": self.wrong, "_metered": lambda times, pair: {"watts": {}},
         }  # fmt: skip
         for name, value in given.items():

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.cases.colocate_lc import hosts, lc_kernel
 from benchmarks.gpu_pairs import job_of
 from benchmarks.pairs_matrix import main, row_of, summaries
+from tests.typed import approx
 
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
@@ -51,7 +52,7 @@ def test_rows_become_pairs() -> None:
     assert {(s.gpu, s.driver) for s in found.values()} == {("NVIDIA H200", "580.1")}
     assert [be for be, s in found.items() if s.kept] == ["mriq"] and found["mriq"].ratio == 1.3
     (point,) = found["mriq"].front
-    assert (point.fraction, point.slowdown) == (pytest.approx(0.4), 0.1)
+    assert (point.fraction, point.slowdown) == (approx(0.4), 0.1)
     assert point.shape is not None and point.shape.registers is not None and point.shape.registers.consumer == 200
     assert {be: s.reason for be, s in found.items() if not s.kept} == {
         "cp": "0.93 of the best peer", "sad": "no shape runs", "fft": "memory 2 differs",

@@ -24,6 +24,10 @@ def row(case: str, **more: object) -> dict[str, object]:
     return {"record": "case", "suite": "x", "case": case, **more}
 
 
+def fail(why: str) -> None:
+    raise RuntimeError(why)
+
+
 def kept(path: Path) -> dict[str, dict[str, object]]:
     head, *rows = lines_of(path)
     assert head["record"] == "environment"
@@ -54,7 +58,7 @@ def test_a_case_that_fails_takes_the_place_of_what_was_measured(place: Path, mon
     Record("cpu", "x").add(row("a", ms=1.0))
     then = again(monkeypatch, "c2")
     with then.measuring(case="a"):
-        raise RuntimeError("out of memory\nmore")
+        fail("out of memory\nmore")
     with then.measuring(case="b"):
         then.add(row("b", ms=3.0))
     assert kept(place)["a"] == row("a", failed="RuntimeError: out of memory", last_measured="c1", commit="c2")
@@ -67,8 +71,8 @@ def test_a_case_that_fails_takes_the_place_of_what_was_measured(place: Path, mon
     assert kept(place)["a"]["failed"] == "it gave no row" and kept(place)["a"]["last_measured"] == "c1"
     with third.measuring(case="b"):
         third.add(row("b", ms=4.0))
-        raise ValueError
-    assert kept(place)["b"]["failed"] == "ValueError"
+        fail("")
+    assert kept(place)["b"]["failed"] == "RuntimeError"
     assert kept(place)["b"]["last_measured"] == "c2", "the row of a run that then failed is none"
     fourth = again(monkeypatch, "c4")
     with fourth.measuring(case="a"):
@@ -99,7 +103,7 @@ def test_a_case_may_have_several_names(place: Path) -> None:
     for batch in (1, 16):
         given.add(row("a", batch=batch, us=1.0))
     with given.measuring(case="a", batch=16):
-        raise RuntimeError("no")
+        fail("no")
     first, second = lines_of(place)[1:]
     assert first["us"] == 1.0 and (second["batch"], second["failed"]) == (16, "RuntimeError: no")
 

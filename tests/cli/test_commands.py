@@ -250,10 +250,9 @@ def test_a_damaged_plan(run: Weft, saved: Path, tmp_path: Path) -> None:
     data = bytearray(saved.read_bytes())
     data[len(data) // 2] ^= 0xFF
     (tmp_path / "bad.weft").write_bytes(data)
-    for plan in (tmp_path / "bad.weft", tmp_path / "missing.weft"):
-        done = run("run", plan)
-        assert done.code == 3 and "[W401]" in done.err
-    assert "missing.weft: does not exist" in done.err
+    ended = [run("run", tmp_path / name) for name in ("bad.weft", "missing.weft")]
+    assert all(done.code == 3 and "[W401]" in done.err for done in ended)
+    assert "missing.weft: does not exist" in ended[-1].err
 
 
 def test_a_model_is_no_plan(run: Weft, model: Path) -> None:
@@ -318,7 +317,12 @@ def test_bench_against_torch(run: Weft, model: Path, monkeypatch: pytest.MonkeyP
     import torch
 
     compiled = []
-    monkeypatch.setattr(torch, "compile", lambda module, **given: (compiled.append(given.get("mode")), module)[1])
+
+    def noted(module: object, *, mode: str | None = None, **_: object) -> object:
+        compiled.append(mode)
+        return module
+
+    monkeypatch.setattr(torch, "compile", noted)
     peers = "eager,inductor,max-autotune"
     done = run("bench", model, "--against", peers, "--budget", "0", "--rounds", "3", "--format", "json")
     assert done.code == 0, done.err
@@ -613,7 +617,7 @@ def test_an_interrupt_while_the_command_is_loaded_is_no_traceback(
         def __getattr__(self, name: str) -> object:
             raise KeyboardInterrupt
 
-    monkeypatch.setitem(sys.modules, "weft.cli.app", Interrupted())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "weft.cli.app", Interrupted())
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130

@@ -32,10 +32,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
     def call(*args: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["weft", *map(str, args)])
-        try:
+        with pytest.raises(SystemExit) as ended:
             cli.run()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
+        code = int(ended.value.code or 0)
         out = capsys.readouterr()
         return code, out.out, out.err
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -235,8 +236,7 @@ def test_it_runs_stops_and_goes_on() -> None:
         network.start()
         network.start()
         until(lambda: network.counts.inferences >= 20)
-        assert network.running
-        assert network.stop() < 5 and not network.running
+        assert (network.running, network.stop() < 5, network.running) == (True, True, False)
         first = network.counts
         assert first.queued_kernels == 0 and first.stages == first.launched == len(lane.launched)
         assert network.counts == first, "nothing runs on"
@@ -399,7 +399,7 @@ def test_stages_of_a_plan_give_its_bits(cuda: FakeCuda) -> None:
     batches = [torch.randn(4, 8) for _ in range(7)]
     found: list[str] = []
     lane = StageLane(staged, cuda.current, results=True)  # type: ignore[arg-type]
-    lane.mark = lambda: Gate(Lane(instant=True), 0)  # type: ignore[method-assign,assignment]
+    lane.mark = lambda: Gate(Lane(instant=True), 0)  # type: ignore[method-assign]
     given = given_by(iter([(x,) for x in batches]))
     one = Feeder(lane, given, most_queued=3, clock=time.perf_counter, deliver=lambda _, y: found.append(digest(y)))
     while not one.ended:
@@ -649,7 +649,7 @@ def test_a_co_runner_is_made_checked_and_runs(
     monkeypatch.setattr(Recorded, "raw_cuda_graph_exec", lambda self: 1, raising=False)
     monkeypatch.setattr(network_module, "gpu_facts", lambda *_, **__: H200)
     monkeypatch.setattr(budgeted, "usage", lambda data: taken)
-    monkeypatch.setattr(budgeted, "real_driver", lambda: CudaDriver(driver.load, encode_tensor_map))
+    monkeypatch.setattr(budgeted, "real_driver", lambda: CudaDriver(cast("Any", driver.load), encode_tensor_map))
     monkeypatch.setattr(budgeted, "real_residence", lambda: Residence(lambda _: None, driver.upload))
     lc, be = (linked(tmp_path, source(), x) for x in (shares().latency_critical, shares().best_effort))
     plans = [CudaExecutable(x, device=CPU, budgeted=Budgeted(H200.within(budget_of(x, "x")))) for x in (lc, be)]

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from tests.typed import narrow
 
 import weft
 from weft.costmodel import constants
 from weft.costmodel.profile import CostProfile, profiles
 
 SOURCE = Path(weft.__file__).parent
-SECTIONS = {name: kind for name, kind in get_type_hints(CostProfile).items() if is_dataclass(kind)}
+SECTIONS = {n: narrow(type, kind) for n, kind in get_type_hints(CostProfile).items() if is_dataclass(kind)}
 """The sections of a profile by name, and their classes."""
 PROFILE = "profile"
 """In place of a section: all of them."""
@@ -177,7 +178,7 @@ ARCHITECTURE = frozenset({90, 255})
 COSTS = frozenset({"float", "float | None", "tuple[float, float]"})
 
 
-def numbers(tree: ast.AST, place: str = "", cost: bool = False) -> Iterator[tuple[str, float, bool]]:
+def numbers(tree: ast.AST, place: str = "", cost: bool = False) -> Iterator[tuple[str, int | float, bool]]:
     """Every number below a node: the function, class or name at whose value it stands, and whether that is a cost."""
     for node in ast.iter_child_nodes(tree):
         name, costs = place, cost

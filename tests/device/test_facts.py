@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.typed import noting
 
 from weft.device import facts as module
 from weft.device.facts import CpuFacts, cpu_facts, usable_cores
@@ -106,7 +107,8 @@ def test_probes_are_kept_and_read_back(
     machine: Path, tmp_path: Path, compiler: HostCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    monkeypatch.setattr(module, "run_probes", lambda *args, **kw: calls.append(kw["free_bytes"]) or SEEN)
+    note = noting(lambda *_, free_bytes, **__: calls.append(free_bytes), lambda *_, **__: SEEN)
+    monkeypatch.setattr(module, "run_probes", note)
     first = cpu_facts(tmp_path, compiler=compiler, root=machine)
     assert first.frequency_ghz == 3.0 and first.simd_bytes == 32 and first.bandwidth == SEEN.scale_gb_s
     assert first.source_of("fork_us") == "measured" and first.source_of("l1_bytes") == "attribute"

@@ -66,7 +66,7 @@ def test_the_example_is_offered_once_the_table_has_its_line(monkeypatch: pytest.
     assert isinstance(template, Template)
     problem, facts = CASES["ragged"], profile("h200")
     monkeypatch.setattr(table, "TEMPLATES", (*table.TEMPLATES, template))
-    monkeypatch.setitem(table.NAMED, "warp_mma", template)  # type: ignore[arg-type]
+    monkeypatch.setitem(table.NAMED, "warp_mma", template)
     offered, every = templates.schedules(problem, facts), space(problem, facts)
     assert not isinstance(offered, Declined) and not isinstance(every, Declined)
     own = [s for s in offered if s.param("template") == "warp_mma"]

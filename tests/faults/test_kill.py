@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.faults.fake import FakeTransport, fake_trial
+from tests.typed import some
 
 from weft.device.facts import CpuFacts
 from weft.kernels.source import Schedule
@@ -55,7 +56,7 @@ def test_fifty_kills(tmp_path: Path) -> None:
         time.sleep(rng.uniform(0.02, longest))
         longest *= 1.0 if done_before else 1.1  # a busy machine has not come to its first commit yet
         if child.is_alive():
-            os.kill(child.pid, signal.SIGKILL)
+            os.kill(some(child.pid), signal.SIGKILL)
             kills += 1
         child.join()
         data = b""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.faults.fake import fake_problem
 from tests.tune.cases import problem
+from tests.typed import some
 
 from weft.device.facts import CpuFacts
 from weft.device.toolchain import HostCompiler, find_compiler
@@ -107,7 +108,7 @@ def test_a_hang_is_over_soon_after_the_limit(act: str) -> None:
     transport = stub()
     transport.start()
     transport.send({"op": "trial", "kernels": [[0, {"text": act}, ""]]}, 5.0)
-    pid = transport._process.pid
+    pid = some(transport._process).pid
     with pytest.raises(WorkerFault) as caught:
         transport.receive(2.0)  # what hangs does so for days: coming back at all is soon
     assert caught.value.fault is Fault.HANG and transport.running() == 0

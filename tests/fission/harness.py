@@ -75,7 +75,7 @@ def run(name: str, *operands: Operand, constants: Sequence[int] = (), **params: 
 
 def declined(name: str, *operands: Operand, **params: OriginParam) -> str:
     """Why a rule does not apply."""
-    built = build(name, operands, **params)
+    built = build(name, operands, (), **params)
     assert isinstance(built, Declined), f"{name} applies"
     return built.reason
 

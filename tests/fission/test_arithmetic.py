@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -76,7 +77,7 @@ def test_tests_for_nan_and_infinity() -> None:
     assert "i64" in declined("is_inf", torch.tensor([1]))
 
 
-BINARY_TORCH = {
+BINARY_TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "max": torch.maximum, "min": torch.minimum,
     "mod": torch.remainder, "fmod": torch.fmod, "atan2": torch.atan2, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt,
     "le": torch.le, "gt": torch.gt, "ge": torch.ge, "pow": torch.pow,

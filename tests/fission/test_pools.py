@@ -86,7 +86,7 @@ def test_avg_pool_window_of_padding_only_is_zero() -> None:
 @pytest.mark.parametrize(("p", "ceil"), [(1, False), (2, False), (3, True)])
 def test_lp_pool(p: int, ceil: bool) -> None:
     x = random(2, 3, 7, 8)
-    params = {"kernel": (3, 2), "strides": (2, 2), "pads_lo": (0, 0), "pads_hi": (0, 0), "ceil": ceil}
+    params: dict[str, Any] = {"kernel": (3, 2), "strides": (2, 2), "pads_lo": (0, 0), "pads_hi": (0, 0), "ceil": ceil}
     found = run("lp_pool", x, p=p, **params)[0]
     total = F.avg_pool2d(x.double().abs() ** p, (3, 2), (2, 2), 0, ceil, divisor_override=1)
     close(found, total ** (1 / p), ulps=16)

@@ -23,7 +23,7 @@ def quantized(x: torch.Tensor, s: torch.Tensor, z: torch.Tensor) -> torch.Tensor
 def test_quantize_and_dequantize(dtype: torch.dtype) -> None:
     x = random(3, 4, 5) * 100
     lo, hi = RANGE[dtype]
-    cases: tuple[tuple[torch.Tensor, torch.Tensor, dict[str, int], tuple[int, ...]], ...] = (
+    cases: tuple[tuple[torch.Tensor, torch.Tensor, dict[str, Any], tuple[int, ...]], ...] = (
         (torch.tensor(0.7), torch.tensor((lo + hi) // 2 + 3).to(dtype), {}, ()),
         (torch.tensor([0.7]), torch.tensor([5]).to(dtype), {}, (1,)),
         (torch.tensor([0.3, 0.5, 0.7, 2.0]), torch.tensor([0, 1, 9, 3]).to(dtype), {"axis": 1}, (4, 1)),
@@ -129,7 +129,7 @@ def test_losses(shape: tuple[Any, ...], dtype: torch.dtype) -> None:
             continue  # 0/0
         kw: dict[str, Any] = {"reduction": reduction, "weight": None if weight is None else weight.double()}
         kw["ignore_index"] = -100 if ignore is None else ignore
-        params = {"reduction": reduction} | ({} if ignore is None else {"ignore_index": ignore})
+        params: dict[str, Any] = {"reduction": reduction} | ({} if ignore is None else {"ignore_index": ignore})
         close(run("nll_loss", x, t, weight, **params)[0], F.nll_loss(x.double(), t, **kw), ulps=ulps, scale=4)
         loss, p = run("softmax_cross_entropy", x, t, weight, **params)
         close(p, x.double().log_softmax(min(1, len(shape) - 1)), ulps=ulps, scale=1)

@@ -22,7 +22,7 @@ def torch_axes(axes: tuple[int, ...] | None) -> tuple[int, ...]:
 def test_reductions(axes: tuple[int, ...] | None, keepdims: bool, dtype: torch.dtype) -> None:
     x = random(3, 4, 5, dtype=dtype)
     p = x.abs() + 0.1
-    dims, params = torch_axes(axes), {"axes": axes, "keepdims": keepdims}
+    dims, params = torch_axes(axes), dict[str, Any](axes=axes, keepdims=keepdims)
     kw: dict[str, Any] = {"keepdim": keepdims}
     ulps = 16 if dtype in FLOATS[:2] else 2
 
@@ -52,7 +52,7 @@ def test_prod_norm_and_moments(dtype: torch.dtype) -> None:
         close(run("norm", x, p=float(p), axes=(0, 2))[0], wanted, ulps=2 * ulps)
     for correction in (0, 1, 2):
         kw: dict[str, Any] = {"dim": (0, 2), "correction": correction}
-        params = {"axes": (0, 2), "correction": correction}
+        params: dict[str, Any] = {"axes": (0, 2), "correction": correction}
         close(run("var", x, **params)[0], xd.var(**kw), ulps=ulps)
         close(run("std", x, **params)[0], xd.std(**kw), ulps=ulps)
         for f, w in zip(

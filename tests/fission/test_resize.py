@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -139,7 +140,7 @@ def test_linear_and_cubic_follow_onnx(mode: str, exclude: bool, antialias: bool)
                 w = {k: kernel((k - c) * shrink) for k in span if not exclude or 0 <= k < n}
                 total = sum(w.values()) if exclude or antialias else 1.0
                 wanted.append(sum(v / total * float(x[min(max(k, 0), n - 1)]) for k, v in w.items()))
-            params = {} if rule == "resize_linear" else {"cubic_coeff": -0.5}
+            params: dict[str, Any] = {} if rule == "resize_linear" else {"cubic_coeff": -0.5}
             found = run(
                 rule, x,
                 sizes=(out,), scales_text=repr(scale), coordinate_mode=mode, exclude_outside=exclude,
@@ -150,7 +151,7 @@ def test_linear_and_cubic_follow_onnx(mode: str, exclude: bool, antialias: bool)
 
 def test_crop_and_resize() -> None:
     x = torch.arange(16.0).reshape(4, 4)
-    params = {"sizes": (3, 3), "coordinate_mode": "tf_crop_and_resize", "roi_text": "0.4,0.6,0.6,0.8"}
+    params: dict[str, Any] = {"sizes": (3, 3), "coordinate_mode": "tf_crop_and_resize", "roi_text": "0.4,0.6,0.6,0.8"}
     found = run("resize_linear", x, **params)[0]
     rows, cols = [0.4 * 3 + i * 0.2 * 3 / 2 for i in range(3)], [0.6 * 3 + i * 0.2 * 3 / 2 for i in range(3)]
     close(found, torch.tensor([[4 * r + c for c in cols] for r in rows]), ulps=16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_nonsense_is_declined_not_raised(name: str) -> None:
     for _ in range(60):
         b = GraphBuilder()
         shape, dtype = rng.choice(SHAPES), rng.choice(TYPES)
-        operands, params = [], {}
+        operands, params = [], dict[str, Any]()
         for p in parameters:
             if p.kind is p.KEYWORD_ONLY:
                 if p.default is p.empty or rng.random() < 0.5:

@@ -11,6 +11,7 @@ import torch
 from tests import alone
 from tests.gpu.machine import Gpu
 from tests.gpu.small_networks import DTYPES, Case, network
+from tests.typed import some
 
 import weft
 from weft.device.cuda.driver import primary_context
@@ -35,7 +36,7 @@ def _time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(limit_s)
-    faulthandler.dump_traceback_later(2 * limit_s, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(2 * limit_s, exit=True, file=some(sys.__stderr__))
     try:
         yield
     finally:
@@ -106,8 +107,9 @@ def tell(pytestconfig: pytest.Config) -> Tell:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Say at once why a test failed: a run on a lent machine may be cut off before its end."""
     if report.failed and report.longrepr is not None:
-        sys.__stderr__.write(f"\n{report.nodeid} failed after {report.duration:.1f} s\n{report.longreprtext[-1500:]}\n")
-        sys.__stderr__.flush()
+        stderr = some(sys.__stderr__)
+        stderr.write(f"\n{report.nodeid} failed after {report.duration:.1f} s\n{report.longreprtext[-1500:]}\n")
+        stderr.flush()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

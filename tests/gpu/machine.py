@@ -65,7 +65,8 @@ class Gpu:
 class Known:
     """Stands for NVRTC: every text is compiled once, all of them on all cores at first."""
 
-    def __init__(self, nvrtc: Nvrtc, arch: str, sources: list[CudaSource]) -> None:
+    def __init__(self, nvrtc: Nvrtc | Known, arch: str, sources: list[CudaSource]) -> None:
+        assert isinstance(nvrtc, Nvrtc)
         self._nvrtc = nvrtc
         results = nvrtc.compile_many([CompileJob(s.text, arch, s.flags) for s in sources])
         self._known = {s.text: result for s, result in zip(sources, results, strict=True)}

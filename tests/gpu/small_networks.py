@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from tests.typed import some
 from torch import nn
 
 import weft
@@ -90,8 +91,8 @@ def network(name: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Module, tu
     with torch.no_grad():
         for layer in module.modules():
             if isinstance(layer, nn.BatchNorm2d):
-                layer.running_mean.normal_(0, 0.2)
-                layer.running_var.uniform_(0.5, 2.0)
+                some(layer.running_mean).normal_(0, 0.2)
+                some(layer.running_var).uniform_(0.5, 2.0)
     return module.to(dtype).cuda(), (torch.randn(shape).to(dtype).cuda(),)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,10 @@ def test_torch_compile_for_training(regions: Any) -> None:
             with torch.no_grad():
                 for p in own.parameters():
                     assert p.grad is not None
-                    p -= 0.05 * p.grad
+                    p.sub_(0.05 * p.grad)
         torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
         for mine, theirs in zip(module.parameters(), eager.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=lambda m, s=step: f"{s}: {m}")
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=partial("{}: {}".format, step))
         eager.zero_grad()
         module.zero_grad()
     assert {r.name.rpartition("(")[2] for r in seen} >= {"forward)", "backward)"}
@@ -84,7 +85,7 @@ def test_the_backend_by_its_name(shared_cache: Path) -> None:
     torch.compiler.reset()
     torch.manual_seed(0)
     module = Cnn().eval().half().cuda()
-    options = {"budget_s": 0.0, "cache_dir": shared_cache}
+    options: Any = {"budget_s": 0.0, "cache_dir": shared_cache}
     compiled = torch.compile(module, backend="weft", options=options)
     x = torch.randn(1, 3, 64, 64, device="cuda", dtype=torch.float16)
     with torch.no_grad():

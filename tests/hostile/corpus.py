@@ -42,7 +42,8 @@ def _bomb(op: str, inputs: Any, initialisers: Any, given: Any = None, **attribut
 def _doubled(op: str, times: int) -> Any:
     names = ["x", *(f"v{k}" for k in range(times - 1)), "z"]
     pairs = itertools.pairwise(names)
-    return _summed([helper.make_node(op, [a, a], [b], **({"axis": 0} if op == "Concat" else {})) for a, b in pairs], [])
+    named: dict[str, Any] = {"axis": 0} if op == "Concat" else {}
+    return _summed([helper.make_node(op, [a, a], [b], **named) for a, b in pairs], [])
 
 
 def _weights(shape: Sequence[Any]) -> Any:
@@ -59,7 +60,7 @@ def _sparse_file(size: Any) -> Any:
     return make
 
 
-def _chain(op: str, length: int) -> onnx.ModelProto:
+def _chain(op: Sequence[str], length: int) -> onnx.ModelProto:
     nodes = [helper.make_node(op[k % len(op)], [f"v{k}" if k else "x"], [f"v{k + 1}"]) for k in range(length)]
     return files.model(nodes, outputs=[value(f"v{length}")])
 
@@ -68,52 +69,72 @@ def bombs() -> dict[str, Made]:
     """More memory than there is, by a few bytes; below the limits on single values."""
     found: dict[str, Made] = {}
     for k in (31, 32, 33):
-        found[f"Tile 2^{k}"] = lambda _, k=k: _bomb("Tile", ["x", "r"], [_array("r", [1 << k])])
-        found[f"Pad 2^{k}"] = lambda _, k=k: _bomb("Pad", ["x", "p"], [_array("p", [0, 1 << k])])
-        found[f"Range 2^{k}"] = lambda _, k=k: faults.counted(0, 1 << k, 1)
-        found[f"OneHot 2^{k}"] = lambda _, k=k: _bomb(
+        found |= _of_power(k)
+    for n in (1600, 2000, 2500):
+        found |= _of_size(n)
+    return found
+
+
+def _of_power(k: int) -> dict[str, Made]:
+    return {
+        f"Tile 2^{k}": lambda _: _bomb("Tile", ["x", "r"], [_array("r", [1 << k])]),
+        f"Pad 2^{k}": lambda _: _bomb("Pad", ["x", "p"], [_array("p", [0, 1 << k])]),
+        f"Range 2^{k}": lambda _: faults.counted(0, 1 << k, 1),
+        f"OneHot 2^{k}": lambda _: _bomb(
             "OneHot", ["x", "d", "v"], [_array("d", 1 << k), _array("v", [0, 1], np.float32)], [value("x", (4,), I64)]
-        )
-        found[f"Concat doubled {k}"] = lambda _, k=k: _doubled("Concat", k)
-        found[f"HannWindow 2^{k}"] = lambda _, k=k: _bomb("HannWindow", ["s"], [_array("s", 1 << k)], [])
-        found[f"BlackmanWindow 2^{k}"] = lambda _, k=k: _bomb("BlackmanWindow", ["s"], [_array("s", 1 << k)], [])
-        found[f"file with holes 2^{k + 3}"] = _sparse_file(1 << (k + 3))
-        found[f"Resize 2^{k}"] = lambda _, k=k: _bomb(
+        ),
+        f"Concat doubled {k}": lambda _: _doubled("Concat", k),
+        f"HannWindow 2^{k}": lambda _: _bomb("HannWindow", ["s"], [_array("s", 1 << k)], []),
+        f"BlackmanWindow 2^{k}": lambda _: _bomb("BlackmanWindow", ["s"], [_array("s", 1 << k)], []),
+        f"file with holes 2^{k + 3}": _sparse_file(1 << (k + 3)),
+        f"Resize 2^{k}": lambda _: _bomb(
             "Resize", ["x", "", "s"], [_array("s", [1, 1, 1 << (k - 16), 1 << 14], np.float32)],
             [value("x", (1, 1, 2, 2))], mode="nearest", coordinate_transformation_mode="asymmetric",
-        )  # fmt: skip
-        found[f"Expand 2^{k}"] = lambda _, k=k: _summed(
+        ),
+        f"Expand 2^{k}": lambda _: _summed(
             [helper.make_node("Expand", ["x", "s"], ["e"]), helper.make_node("Exp", ["e"], ["z"], name="bomb")],
             [_array("s", [1 << k, 2])],
-        )
-    for n in (1600, 2000, 2500):
-        found[f"Einsum {n}"] = lambda _, n=n: _bomb(
-            "Einsum", ["x", "x", "x"], [], [value("x", (n,))], equation="a,b,c->abc"
-        )
-        stride = 10 * n
-        found[f"ConvTranspose stride {stride}"] = lambda _, s=stride: _bomb(
-            "ConvTranspose", ["x", "w"], [_weights((2, 2, 1, 1))], [value("x", (1, 2, 4, 4))], strides=[s, s]
-        )
-        found[f"EyeLike {20 * n}"] = lambda _, n=n: _bomb("EyeLike", ["x"], [], [value("x", (20 * n, 20 * n))])
-        found[f"MatMul outer {50 * n}"] = lambda _, n=n: _bomb(
+        ),
+    }  # fmt: skip
+
+
+def _of_size(n: int) -> dict[str, Made]:
+    return {
+        f"Einsum {n}": lambda _: _bomb("Einsum", ["x", "x", "x"], [], [value("x", (n,))], equation="a,b,c->abc"),
+        f"ConvTranspose stride {10 * n}": lambda _: _bomb(
+            "ConvTranspose", ["x", "w"], [_weights((2, 2, 1, 1))], [value("x", (1, 2, 4, 4))], strides=[10 * n] * 2
+        ),
+        f"EyeLike {20 * n}": lambda _: _bomb("EyeLike", ["x"], [], [value("x", (20 * n, 20 * n))]),
+        f"MatMul outer {50 * n}": lambda _: _bomb(
             "MatMul", ["x", "t"], [], [value("x", (50 * n, 1)), value("t", (1, 50 * n))]
-        )
-    return found
+        ),
+    }
 
 
 def at_fault() -> dict[str, Made]:
     """Operators that nothing can compute, long chains, high ranks."""
-    found: dict[str, Made] = {f"fault: {name}": lambda _, m=make: m() for name, (make, _told) in faults.FAULTS.items()}
+    found: dict[str, Made] = {f"fault: {name}": _anywhere(make) for name, (make, _told) in faults.FAULTS.items()}
     for n in (15_000, 20_000, 40_000):
-        found[f"chain of {n}"] = lambda _, n=n: _chain(("Sin", "Relu"), n)
-    found["90,000 Relus"] = lambda _: _chain(("Relu",), 90_000)
-    found["150,000 Relus"] = lambda _: _chain(("Relu",), 150_000)
+        found[f"chain of {n}"] = _anywhere(_chain, ("Sin", "Relu"), n)
+    found["90,000 Relus"] = _anywhere(_chain, ("Relu",), 90_000)
+    found["150,000 Relus"] = _anywhere(_chain, ("Relu",), 150_000)
     for rank in (33, 64, 1000, 200_000):
-        found[f"rank {rank}"] = lambda _, r=rank: files.model([files.relu()], inputs=[value("x", (1,) * r)])
-        found[f"Unsqueeze to {rank}"] = lambda _, r=rank: _bomb("Unsqueeze", ["x", "a"], [_array("a", range(r))])
+        found |= _of_rank(rank)
     for n in (0, 2, 3, 1000):
-        found[f"{n} conditions"] = lambda _, n=n: faults.switch(n)
+        found[f"{n} conditions"] = _anywhere(faults.switch, n)
     return found
+
+
+def _of_rank(rank: int) -> dict[str, Made]:
+    return {
+        f"rank {rank}": lambda _: files.model([files.relu()], inputs=[value("x", (1,) * rank)]),
+        f"Unsqueeze to {rank}": lambda _: _bomb("Unsqueeze", ["x", "a"], [_array("a", range(rank))]),
+    }
+
+
+def _anywhere(make: Callable[..., ModelProto | bytes], *args: object) -> Made:
+    """Whatever the folder is."""
+    return lambda _: make(*args)
 
 
 def confined() -> dict[str, Made]:
@@ -138,7 +159,7 @@ def confined() -> dict[str, Made]:
 
 def corpus() -> dict[str, Made]:
     """Name -> what makes the file in a folder."""
-    old: dict[str, Made] = {f"file: {name}": lambda _, m=make: m() for name, (_, make) in files.MODELS.items()}
+    old: dict[str, Made] = {f"file: {name}": _anywhere(make) for name, (_, make) in files.MODELS.items()}
 
     def external(prepare: Any, make: Any) -> Any:
         def made(root: Path) -> Any:

@@ -22,7 +22,7 @@ from weft.frontends.onnx import import_onnx, opaque
 from weft.generate.library import onnx_wire
 from weft.generate.library.onnx_wire import carries_its_data
 from weft.generate.library.opaque_onnx import run_onnx
-from weft.ir.prims import Prim
+from weft.ir.attrs import OpaqueAttrs
 from weft.ir.reference import evaluate
 
 SECRET = np.array([42, 43], np.float32)
@@ -167,7 +167,7 @@ def test_data_beside_the_model_work(here: Any, place: str) -> None:
     (here / "m.onnx").write_bytes(raw(PLACES[place](outside("sub/w.bin"))))
     imported = import_onnx(here / "m.onnx")
     data.unlink()
-    payloads = [n.attrs.payload for n in imported.graph.nodes if n.prim is Prim.OPAQUE]
+    payloads = [n.attrs.payload for n in imported.graph.nodes if isinstance(n.attrs, OpaqueAttrs)]
     assert len(payloads) == 1
     assert carries_its_data(base64.b64decode(json.loads(payloads[0])["model"]))
     swapped = place == "initialiser of the other branch"

@@ -49,7 +49,7 @@ def test_what_is_row_major_is_not_copied(large: Any) -> None:
 
 
 def test_a_scalar_keeps_its_shape() -> None:
-    assert row_major(np.float32(3).reshape(())).shape == ()
+    assert row_major(np.array(3, np.float32)).shape == ()
 
 
 def test_digest_is_of_the_row_major_bytes(large: Any) -> None:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 from tests.ir.small_graphs import GRAPHS, conv_batch_norm
+from tests.typed import narrow
 
 from weft.errors import InvalidGraphError
+from weft.ir.attrs import InputAttrs
 from weft.ir.graph import GraphBuilder, Node, NodeId, Origin
 from weft.ir.prims import Prim
 from weft.ir.rewrite import LOST, Rewriter, compact, replace_nodes, rewrite
@@ -72,7 +74,7 @@ def test_inputs_stay_even_if_nothing_reads_them() -> None:
     changed = Rewriter(graph).run(nothing)
     assert [changed.type_of(i) for i in changed.inputs] == types
     assert changed.input_names == ("a", "b")
-    assert [changed.nodes[i].attrs.is_weight for i in changed.inputs] == [False, True]
+    assert [narrow(InputAttrs, changed.nodes[i].attrs).is_weight for i in changed.inputs] == [False, True]
 
 
 def test_inputs_keep_their_order_wherever_they_stand() -> None:

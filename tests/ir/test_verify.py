@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from weft.ir.types import DType, TensorType
 from weft.ir.verify import verify_graph
 
 
-def edit(graph: Graph, at: int, **changes: object) -> Graph:
+def edit(graph: Graph, at: int, **changes: Any) -> Graph:
     nodes = list(graph.nodes)
     nodes[at] = replace(nodes[at], **changes)
     return replace(graph, nodes=tuple(nodes))

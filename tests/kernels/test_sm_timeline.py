@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.typed import approx
 
 from weft.errors import ArtifactError
 from weft.kernels.sm_timeline import (
@@ -48,8 +49,8 @@ def test_clocks_become_microseconds_by_the_time_of_the_gpu() -> None:
     found = timeline(RAW, 2, lc="a", be="b", gpu="g", kernel="k")
     assert found.sm == 1, "the one with both roles"
     assert [(s.role, s.begin_us, s.end_us) for s in found.spans] == [
-        (0, 0.0, pytest.approx(10.0, rel=1e-3)), (1, pytest.approx(1.0, rel=1e-3), pytest.approx(4.0, rel=1e-3)),
-        (1, pytest.approx(4.0, rel=1e-3), pytest.approx(7.0, rel=1e-3)),
+        (0, 0.0, approx(10.0, rel=1e-3)), (1, approx(1.0, rel=1e-3), approx(4.0, rel=1e-3)),
+        (1, approx(4.0, rel=1e-3), approx(7.0, rel=1e-3)),
     ]  # fmt: skip
     assert found.busy_us(best_effort=True) == pytest.approx(6.0, rel=1e-3) and found.us == pytest.approx(10, rel=1e-3)
     assert found.left_out == 2

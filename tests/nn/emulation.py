@@ -63,7 +63,7 @@ class Compiler:
         paths = [Path(hashlib.sha256(j.text.encode()).hexdigest()) for j in jobs]
         new = {p: j.text for p, j in zip(paths, jobs, strict=True) if p not in libraries}
         if new:
-            library = Emulated([_text(t) for t in new.values()]).library  # type: ignore[misc]
+            library = Emulated([_text(t) for t in new.values()]).library
             library.add_buffer(ctypes.c_void_p(1), ctypes.c_long(2**62))
             libraries.update(dict.fromkeys(new, library))
         return [Cubin(p) for p in paths]
@@ -137,9 +137,17 @@ def driver(function: Callable[[Any, str], Any] = Function) -> CudaDriver:
         library = libraries[Path(path)]
         return SimpleNamespace(function=lambda entry: function(library, entry))
 
-    def encode(address: int, *fields: Any) -> bytes:
-        sizes, strides, box, steps = map(tuple, fields[1:5])
-        return bytes(_record(TensorMap(Pointer("in"), fields[0], sizes, strides, box, steps, fields[5]), address))
+    def encode(
+        address: int,
+        dtype: str,
+        sizes: Sequence[int],
+        strides_bytes: Sequence[int],
+        box: Sequence[int],
+        element_strides: Sequence[int],
+        swizzle_bytes: int,
+    ) -> bytes:
+        shape, strides, part, steps = map(tuple, (sizes, strides_bytes, box, element_strides))
+        return bytes(_record(TensorMap(Pointer("in"), dtype, shape, strides, part, steps, swizzle_bytes), address))
 
     return CudaDriver(load, encode)
 

@@ -15,6 +15,7 @@ from tests.generate.cuda.mlps import ACTIVATIONS, Net, mlp
 from tests.generate.cuda.mlps import normal as normal_inputs
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.slow import few
+from tests.typed import assert_allclose
 from torch import nn
 
 from weft.cli.mlp import _activations
@@ -192,7 +193,7 @@ def test_mish_and_its_derivative_far_from_zero() -> None:
         one = b.broadcast(b.scalar(1.0, DType.F32), z.shape)
         graph = b.build([act.slope(b, one, node) if kept else act.apply(b, node)])
         got = evaluate(graph, [z.astype(np.float32)], precise=True)[0]
-        np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=2e-6, atol=1e-7)
+        assert_allclose(got, wanted.detach().numpy(), rtol=2e-6, atol=1e-7)
 
 
 def _swapped(b: GraphBuilder, x: NodeId) -> NodeId:

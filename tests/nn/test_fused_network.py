@@ -110,7 +110,7 @@ class Doubled(nn.Module):
 class _Changed(nn.Module):
     """Two layers, and what a function makes of their values."""
 
-    def __init__(self, f: object) -> None:
+    def __init__(self, f: Callable[..., torch.Tensor]) -> None:
         super().__init__()
         self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
         self.same, self.drop, self.r = nn.Identity(), nn.Dropout(0.5).eval(), nn.ReLU(inplace=True)
@@ -118,7 +118,7 @@ class _Changed(nn.Module):
         self.f = f
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.f(self, x)  # type: ignore[operator, no-any-return]
+        return self.f(self, x)
 
 
 def before(h: torch.Tensor, f: Callable[[torch.Tensor], object]) -> torch.Tensor:
@@ -153,7 +153,7 @@ def before(h: torch.Tensor, f: Callable[[torch.Tensor], object]) -> torch.Tensor
         (lambda m, x: m.b(x.add_(m.a(x))), "an addition to an input in place"),
     ],
 )
-def test_what_is_no_chain_says_why(f: object, part: str) -> None:
+def test_what_is_no_chain_says_why(f: Callable[..., torch.Tensor], part: str) -> None:
     module = _Changed(f)
     found = traced(module, (6,), 2)
     assert isinstance(found, Declined) and part in found.reason
@@ -171,7 +171,7 @@ def test_what_is_no_chain_says_why(f: object, part: str) -> None:
         lambda m, x: m.same(m.b(torch.relu(m.drop(m.a(x))))),
     ],
 )
-def test_identities_and_what_is_done_in_place_are_layers_where_nobody_sees_it(f: object) -> None:
+def test_identities_and_what_is_done_in_place_are_layers_where_nobody_sees_it(f: Callable[..., torch.Tensor]) -> None:
     module = _Changed(f)
     found = FusedNetwork(module)._trace((6,), 2)
     assert not isinstance(found, Declined), found.reason
@@ -180,16 +180,16 @@ def test_identities_and_what_is_done_in_place_are_layers_where_nobody_sees_it(f:
     assert torch.allclose(trace.layers.composite(x, seen.in_order(), torch.float32), module(x), atol=1e-6)
 
 
-def in_place(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def in_place(m: _Changed, x: torch.Tensor) -> torch.Tensor:
     """Torch's proxies take `+=` for an addition that leaves its operand as it was."""
     h = y = m.a(x)
     y += m.b(x)
-    return m.c(y) + h  # type: ignore[no-any-return]
+    return m.c(y) + h
 
 
-def into_input(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+def into_input(m: _Changed, x: torch.Tensor) -> torch.Tensor:
     x += m.a(x)
-    return m.b(x)  # type: ignore[no-any-return]
+    return m.b(x)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,9 @@ def into_input(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_layers_that_are_not_the_module_are_not_used(f: object, part: str, dtype: torch.dtype) -> None:
+def test_layers_that_are_not_the_module_are_not_used(
+    f: Callable[..., torch.Tensor], part: str, dtype: torch.dtype
+) -> None:
     module = _Changed(f).to(dtype)
     kept = {k: p.data_ptr() for k, p in module.named_parameters()}
     state = torch.get_rng_state()
@@ -246,7 +248,7 @@ def test_nothing_is_traced_or_copied_for_inputs_that_are_not_on_a_gpu(monkeypatc
 def test_one_thread_traces_at_a_time() -> None:
     inside, most, lock = 0, 0, threading.Lock()
 
-    def slow(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def slow(m: _Changed, x: torch.Tensor) -> torch.Tensor:
         nonlocal inside, most
         with lock:
             inside += 1
@@ -254,7 +256,7 @@ def test_one_thread_traces_at_a_time() -> None:
         time.sleep(0.02)
         with lock:
             inside -= 1
-        return m.b(m.a(x))  # type: ignore[no-any-return]
+        return m.b(m.a(x))
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda m: traced(m, (6,), 2), [_Changed(slow) for _ in range(4)]))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.nn import emulation, recording
+from tests.typed import narrow
 from torch import nn
 
 from weft.nn import FusedMLP, GraphedStep, graphed
@@ -161,7 +162,7 @@ def test_what_lies_elsewhere_is_an_error(graphs: list[recording.Graph]) -> None:
     step = GraphedStep(loss_of(net), optimizer, warmup=1)
     step(*given[0])
     step(*given[1])
-    net[0].weight.data = net[0].weight.data.clone()
+    net.get_parameter("0.weight").data = net.get_parameter("0.weight").data.clone()
     with pytest.raises(ValueError, match="parameters lie elsewhere"):
         step(*given[2])
     with pytest.raises(ValueError, match="an input requires gradients"):
@@ -283,7 +284,7 @@ def test_an_average_that_replays_make_is_read(monkeypatch: pytest.MonkeyPatch) -
 
     def loss(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            average.module.get_parameter("0.weight").lerp_(net[0].weight, 0.5)
+            average.module.get_parameter("0.weight").lerp_(net.get_parameter("0.weight"), 0.5)
         return loss_of(net)(x, wanted)
 
     step = GraphedStep(loss, optimizer_of(net, 0.5), warmup=1)
@@ -291,11 +292,11 @@ def test_an_average_that_replays_make_is_read(monkeypatch: pytest.MonkeyPatch) -
     for x, wanted in [(x.half(), y) for x, y in batches(5)]:
         step(x, wanted)
         with torch.no_grad():
-            found, modules = average(x), nn.Sequential(*copy.deepcopy(average.module))(x)
+            found, modules = average(x), nn.Sequential(*copy.deepcopy(narrow(FusedMLP, average.module)))(x)
         torch.testing.assert_close(found, modules, rtol=5e-3, atol=2e-3)
         seen.append(average.module.get_parameter("0.weight").clone())
     assert step.recorded and all(not torch.equal(a, b) for a, b in itertools.pairwise(seen))
-    assert average.module.why_not(batches(1)[0][0].half()) is None
+    assert narrow(FusedMLP, average.module).why_not(batches(1)[0][0].half()) is None
 
 
 def test_a_step_that_waits_for_the_device_is_not_recorded(graphs: list[recording.Graph]) -> None:

@@ -13,13 +13,14 @@ import torch
 from tests.nn import emulation
 from tests.nn.emulation import FACTS, Worker, launched
 from tests.slow import few
+from tests.typed import narrow
 from torch import nn
 
 from weft.generate.cuda.mlp import template as mlp
 from weft.generate.cuda.training import Activation, Network, gradient, gradient_problem, shapes, step
+from weft.ir.declined import Declined
 from weft.ir.types import DType
-from weft.kernels.candidate import Problem
-from weft.kernels.source import Inside, Number, Pointer
+from weft.kernels.source import CudaSource, Inside, Number, Pointer
 from weft.nn import FusedMLP, kernels
 from weft.nn.judge import Judge
 from weft.options import Options
@@ -79,7 +80,13 @@ def test_gradients_that_fail_in_the_worker_are_those_of_torch(
 def test_a_forward_pass_that_fails_in_the_worker_is_that_of_torch(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = []
     emit = mlp.emit
-    monkeypatch.setattr(mlp, "emit", lambda *a: (made := emit(*a), entry.append(made.entry))[0])
+
+    def emitted(*a: Any) -> CudaSource | Declined:
+        made = emit(*a)
+        entry.append(narrow(CudaSource, made).entry)
+        return made
+
+    monkeypatch.setattr(mlp, "emit", emitted)
     net, x = module(), torch.randn(ROWS, 4).half()
     emulation.install(monkeypatch, emulation.judge(Worker()))
     with torch.no_grad():
@@ -138,7 +145,12 @@ def test_one_worker_serves_all_modules_rests_in_between_and_ends_when_it_is_idle
     said = [m["op"] for m in worker.messages]
     assert said[-1] == "rest" and said.count("rest") == 4 and worker._alive
     ended = threading.Event()
-    monkeypatch.setattr(worker, "kill", lambda: (Worker.kill(worker), ended.set())[0])
+
+    def kill() -> None:
+        Worker.kill(worker)
+        ended.set()
+
+    monkeypatch.setattr(worker, "kill", kill)
     judge._idle_s = 0.01
     with torch.no_grad():
         FusedMLP(nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2)).half())(torch.ones(ROWS, 4).half())
@@ -220,7 +232,7 @@ def test_launches_of_a_call_are_those_that_were_verified(monkeypatch: pytest.Mon
                     region = "dx" if x.index >= made.dx else "grads" if x.index >= made.grads else "scratch"
                     start = {"dx": made.dx, "grads": made.grads, "scratch": 0}[region]
                     assert word == bases[region] + x.index - start
-    assert len(made.source.launches) > 3
+        assert limit > 1 or len(made.source.launches) > 3
 
 
 class launch_of:
@@ -238,7 +250,7 @@ def test_a_wrong_row_of_many_is_found() -> None:
     from weft.tune.verify import build_reference, compare
 
     problem = gradient_problem(NET, 4096, inputs=False, parameters=True, dtype=DType.F32)
-    assert isinstance(problem, Problem) and problem.finite and problem.alignment == 16
+    assert problem.finite and problem.alignment == 16
     case = build_reference(problem, seed=0).cases[0]
     assert all(x.equal for x in case.expected)
     x, dy, w, bias, *_ = (t.double() for t in case.inputs)

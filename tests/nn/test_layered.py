@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from tests.nn.emulation import TRUSTING, Compiler, Worker, install, judge, launched
 from tests.nn.emulation import made as kernels_made
 from tests.slow import few
+from tests.typed import noting
 from torch import nn
 
 from weft.device.cuda.facts import profile
@@ -75,6 +77,7 @@ def test_gradients_of_wide_layers(
     dy = torch.randn(13, widths[-1]).to(dtype)
     run = _run(net, dtype, x.dtype, masters=masters)
     assert run.kernels.training_refused(13) is None
+    y, found = torch.empty(0), list[torch.Tensor]()
     for _ in range(2):
         y = fused(run, x, list(net.parameters()))
         found = _gradients(y, x, net, dy)
@@ -93,9 +96,9 @@ def test_gradients_of_wide_layers(
     assert torch.equal(alone, found[0])
     (slope,) = torch.autograd.grad(fused(run, x, list(net.parameters())), x, dy, create_graph=True)
     assert torch.equal(slope, found[0])
-    second = torch.autograd.grad(slope.float().square().sum(), net[0].weight)[0]
+    second = torch.autograd.grad(slope.float().square().sum(), net.get_parameter("0.weight"))[0]
     (again,) = torch.autograd.grad(double(point), point, dy.double(), create_graph=True)
-    wanted_second = torch.autograd.grad(again.square().sum(), double[0].weight)[0]
+    wanted_second = torch.autograd.grad(again.square().sum(), double.get_parameter("0.weight"))[0]
     assert float((second.double() - wanted_second).norm()) < 2e-2 * float(wanted_second.norm()) + 1e-6
 
 
@@ -109,7 +112,13 @@ def test_every_kernel_of_a_step_by_layers_passes_the_gate(
     own = judge(worker)
     found: list[object] = []
     judged = own.judged
-    monkeypatch.setattr(own, "judged", lambda trials: (won := judged(trials), found.extend(won))[0])
+
+    def judging(trials: Any) -> Any:
+        won = judged(trials)
+        found.extend(won)
+        return won
+
+    monkeypatch.setattr(own, "judged", judging)
     wide = DType.F32 if masters else None
     acts = (Activation("silu"), Activation("relu"), Activation("tanh"))
     net = Network((5, 16, 11, 3), acts, (True, False, True), DType.F16, DType.F32 if masters else DType.F16, wide)
@@ -142,7 +151,7 @@ def test_a_kernel_beside_products_that_fails_in_the_worker_is_not_launched(
     addresses, memory = [p.data_ptr() for p in parameters], layered.Memory()
     beside: list[str] = []
     launch = layered.Beside.launch
-    monkeypatch.setattr(layered.Beside, "launch", lambda self, e, *a: (beside.append(e.name), launch(self, e, *a))[1])
+    monkeypatch.setattr(layered.Beside, "launch", noting(lambda self, e, *a: beside.append(e.name), launch))
 
     def step() -> object:
         forward = layers.forward(x, addresses, memory, 1)
@@ -225,7 +234,8 @@ def test_gradients_of_skips_by_layers(
     dy = torch.randn_like(module(*points))
     ran: list[str] = []
     plain = layered.Chosen.run
-    monkeypatch.setattr(layered.Chosen, "run", lambda self, *a: (ran.append(""), plain(self, *a))[1])
+    monkeypatch.setattr(layered.Chosen, "run", noting(lambda *a: ran.append(""), plain))
+    y, found = torch.empty(0), tuple[torch.Tensor, ...]()
     for _ in range(2):
         y = net(*points)
         found = torch.autograd.grad(y, leaves, dy)
@@ -272,9 +282,14 @@ def test_the_fastest_way_to_train_is_taken(
     net = FusedMLP(nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 8)).half())
     plain = copy.deepcopy(nn.Sequential(*net))
     contests: list[int] = []
-    monkeypatch.setattr(
-        fused_mlp, "contest", lambda ways: [contests.append(0), *(way() for way in ways), list(times)][-1]
-    )
+
+    def contest(ways: list[Callable[[], object]]) -> list[float]:
+        contests.append(0)
+        for way in ways:
+            way()
+        return list(times)
+
+    monkeypatch.setattr(fused_mlp, "contest", contest)
     x = torch.randn(9, 16).half()
     wanted = torch.autograd.grad(plain(x).float().square().sum(), list(plain.parameters()))
     products: list[str] = []
@@ -284,7 +299,7 @@ def test_the_fastest_way_to_train_is_taken(
         for a, b in zip(found, wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
         if not step:  # what comes after the contest
-            monkeypatch.setattr(layered.Chosen, "run", lambda self, *a: (products.append(""), run(self, *a))[1])
+            monkeypatch.setattr(layered.Chosen, "run", noting(lambda *a: products.append(""), run))
             launched.clear()
     assert len(contests) == 1
     assert bool(products) == (best == "layers")
@@ -353,7 +368,7 @@ def test_layers_are_taken_where_no_kernel_of_all_layers_is_right(
     wanted = torch.autograd.grad(plain(x).float().square().sum(), list(plain.parameters()))
     products: list[str] = []
     before = layered.Chosen.run
-    monkeypatch.setattr(layered.Chosen, "run", lambda self, *a: (products.append(""), before(self, *a))[1])
+    monkeypatch.setattr(layered.Chosen, "run", noting(lambda *a: products.append(""), before))
     found = torch.autograd.grad(net(x).float().square().sum(), list(net.parameters()))
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.ir.random_graphs import random_inputs
 from tests.orchestrate.graphs import Net, residual_net, transformer
+from tests.typed import assert_allclose
 
 from weft.errors import InvalidGraphError
 from weft.ir.graph import Graph, NodeId, bits, mask_of
@@ -35,7 +36,7 @@ def check_values(found: Alternatives) -> None:
     values = evaluate(whole, random_inputs(graph), precise=True)
     assert found.classes
     for extra, original in found.classes.items():
-        np.testing.assert_allclose(values[extra], values[original], rtol=1e-5, atol=1e-6)
+        assert_allclose(values[extra], values[original], rtol=1e-5, atol=1e-6)
 
 
 def prims(found: Alternatives) -> list[str]:
@@ -320,7 +321,7 @@ def test_plans_with_alternatives_compute_the_graph(seed: int) -> None:
         assert any(priced[k].candidate.members & found.extra for k in solution.chosen), "cheap here, so it is used"
     for chosen in plans:
         for value, wanted in zip(run(found, priced, chosen), expected, strict=True):
-            np.testing.assert_allclose(value.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-5)
+            assert_allclose(value.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-5)
 
 
 def unavoidable_kinds(found: Alternatives) -> set[Prim]:

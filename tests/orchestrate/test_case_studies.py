@@ -11,6 +11,7 @@ import pytest
 from tests.ir.random_graphs import random_inputs
 from tests.orchestrate.graphs import Net, instance_norm_relu_pad, transformer
 from tests.orchestrate.oracle import oracle
+from tests.typed import assert_allclose
 
 from weft.device.facts import CpuFacts
 from weft.ir import attrs as a
@@ -152,7 +153,7 @@ def test_s3_the_sum_may_become_a_product() -> None:
         precise=True,
     )
     for extra, original in found.classes.items():
-        np.testing.assert_allclose(values[extra], values[original], rtol=1e-9)
+        assert_allclose(values[extra], values[original], rtol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -191,7 +191,7 @@ def channel_pad(net: Net, x: NodeId) -> NodeId:
     return net.b.add(Prim.PAD, x, attrs=a.PadAttrs((0, 2, 0, 0), (0, 0, 0, 0)))
 
 
-def padded(net: Net, x: NodeId, value: float, mode: str = "constant") -> NodeId:
+def padded(net: Net, x: NodeId, value: float, mode: a.PadMode = "constant") -> NodeId:
     return net.b.add(Prim.PAD, x, attrs=a.PadAttrs((0, 0, 1, 1), (0, 0, 1, 1), mode, value))
 
 

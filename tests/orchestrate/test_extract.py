@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.ir.random_graphs import random_graph, random_inputs
 from tests.orchestrate.graphs import Net, residual_net, transformer
+from tests.typed import assert_allclose, narrow
 
 from weft.errors import InvalidGraphError
 from weft.ir import attrs as a
@@ -44,10 +44,10 @@ def check_values(graph: Graph, candidates: Any) -> None:
         for i, original in zip(e.problem.graph.inputs, e.inputs, strict=True):
             node = e.problem.graph.nodes[i]
             assert node.type == graph.type_of(original)
-            assert node.attrs.is_weight == (graph.nodes[original].prim is Prim.CONSTANT)
+            assert narrow(a.InputAttrs, node.attrs).is_weight == (graph.nodes[original].prim is Prim.CONSTANT)
         found = evaluate(e.problem.graph, [values[i] for i in e.inputs], precise=True)
         for value, original in zip(found, e.outputs, strict=True):
-            np.testing.assert_allclose(value, values[original], rtol=1e-9, atol=1e-12)
+            assert_allclose(value, values[original], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -89,7 +89,7 @@ def test_golden_text() -> None:
     (c,) = [c for c in enumerate_candidates(graph).candidates if c.members.bit_count() == 3]
     assert rows(graph, c).problem.key.splitlines()[:2] == ["%0 = input 2x32xf32 row", "%1 = input 32x4xf32 row weight"]
     (c,) = [c for c in enumerate_candidates(graph).candidates if c.members.bit_count() == 2 and c.inputs[0] == x]
-    bias = graph.nodes[graph.origins[0].operands[2]].attrs.digest
+    bias = narrow(a.ConstantAttrs, graph.nodes[graph.origins[0].operands[2]].attrs).digest
     assert rows(graph, c).problem.key == "\n".join(
         [
             "%0 = input 2x32xf32 row",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from tests.orchestrate.graphs import normal
+from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import GpuFacts
 from weft.fission.gelu import gelu
@@ -101,7 +102,7 @@ def test_both_halves_are_products_with_the_same_numbers(name: str) -> None:
     values = evaluate(whole, [x], precise=True)
     for extra, original in found.classes.items():
         assert graph.nodes[original].prim is Prim.SLICE
-        np.testing.assert_allclose(values[extra], values[original], rtol=1e-13, atol=1e-13)
+        assert_allclose(values[extra], values[original], rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("activation", [silu, gelu])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.orchestrate.graphs import normal
+from tests.typed import assert_allclose, numbers
 
 from weft.device.cuda.facts import profile
 from weft.generate.cuda import templates
@@ -33,7 +34,7 @@ F16, F32 = DType.F16, DType.F32
 
 
 def constant(b: GraphBuilder, *shape: int, dtype: DType = F16) -> NodeId:
-    return b.constant((normal(b, *shape) * 0.1).astype(dtype.numpy))
+    return b.constant((numbers(normal(b, *shape)) * 0.1).astype(dtype.numpy))
 
 
 def linear(b: GraphBuilder, x: NodeId, n: int, *, relu: bool = True) -> NodeId:
@@ -103,7 +104,7 @@ def check_meaning(graph: Graph, c: Candidate) -> None:
     values = evaluate(every, inputs, precise=True)
     got = evaluate(made.problem.graph, values[: len(made.inputs)], precise=True)
     for x, y in zip(got, values[len(made.inputs) :], strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-10)
+        assert_allclose(x, y, rtol=1e-10)
 
 
 def returning(graph: Graph, outputs: tuple[NodeId, ...]) -> Graph:

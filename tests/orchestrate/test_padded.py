@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -39,7 +40,7 @@ class Net:
         return self.b.input(TensorType(self.dtype, shape))
 
     def weight(self, *shape: int) -> NodeId:
-        data = self.rng.standard_normal(shape) / max(1, np.prod(shape[1:])) ** 0.5
+        data = self.rng.standard_normal(shape) / max(1, math.prod(shape[1:])) ** 0.5
         data = np.abs(data) + 1e-3 if self.positive else data
         return self.b.constant(data.astype(self.dtype.numpy), self.dtype)
 

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.ir.random_graphs import random_graph, random_inputs
 from tests.orchestrate.graphs import Net, residual_net, transformer
+from tests.typed import assert_allclose
 
 from weft.errors import InvalidGraphError, OptionError
 from weft.ir.graph import Graph, bits
@@ -50,7 +50,7 @@ def check_plan(graph: Graph, priced: list[Priced], chosen: Any) -> None:
     for o, wanted in zip(graph.outputs, expected, strict=True):
         root = stored_root(graph, o)
         if live >> root & 1 and root == o:
-            np.testing.assert_allclose(memory[o, Format.ROW], wanted, rtol=1e-9, atol=1e-12)
+            assert_allclose(memory[o, Format.ROW], wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from tests.ir.random_graphs import random_inputs
+from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.contraction.match import Contraction, match
@@ -87,7 +88,7 @@ def test_a_convolution_gets_the_tables_of_its_image_with_the_problem(shared: boo
     weights = {i: graph.constant(i) for i, n in enumerate(graph.nodes) if n.prim is Prim.CONSTANT}
     given = [inputs[0] if i not in weights else weights[i] for i in made.inputs]
     (got,) = evaluate(made.problem.graph, given, precise=True)
-    np.testing.assert_allclose(got, evaluate(graph, inputs, precise=True)[0], rtol=1e-12)
+    assert_allclose(got, evaluate(graph, inputs, precise=True)[0], rtol=1e-12)
 
 
 def test_problems_with_other_tables_are_other_problems() -> None:

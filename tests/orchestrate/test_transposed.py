@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -91,7 +92,7 @@ def test_the_same_numbers_by_as_many_products(name: str) -> None:
     ((extra, original),) = found.classes.items()
     x = np.random.default_rng(2).normal(size=found.graph.type_of(0).shape).astype(np.float32)
     values = evaluate(whole(found), [x], precise=True)
-    np.testing.assert_allclose(values[extra], values[original], rtol=1e-12, atol=1e-12)
+    assert_allclose(values[extra], values[original], rtol=1e-12, atol=1e-12)
     made = [found.graph.nodes[i] for i in convolutions(found)]
     assert all(isinstance(n.attrs, a.ConvAttrs) and not n.attrs.transposed for n in made)
     weights = sum(found.graph.type_of(n.inputs[1]).size for n in made)
@@ -130,7 +131,7 @@ def test_any_attributes(seed: int) -> None:
     ((new, original),) = found.classes.items()
     x = np.random.default_rng(seed).normal(size=graph.type_of(0).shape).astype(np.float32)
     values = evaluate(whole(found), [x], precise=True)
-    np.testing.assert_allclose(values[new], values[original], rtol=1e-12, atol=1e-12)
+    assert_allclose(values[new], values[original], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["4x4 / 2", "3x3 / 2", "5x5 / 3"])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.orchestrate.graphs import normal
+from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -63,7 +64,7 @@ def whole(graph: Graph) -> list[Candidate]:
 
 @pytest.mark.parametrize("make", [heads, image, turned])
 @pytest.mark.parametrize("first", [ROW, LAST])
-def test_one_kernel_does_it(make: Callable[..., Any], first: Format) -> None:  # type: ignore[no-untyped-def]
+def test_one_kernel_does_it(make: Callable[..., Any], first: Format) -> None:
     graph = make()
     (c,) = whole(graph)
     assert c.outputs == graph.outputs
@@ -74,7 +75,7 @@ def test_one_kernel_does_it(make: Callable[..., Any], first: Format) -> None:  #
     x = np.random.default_rng(5).normal(size=graph.type_of(0).shape).astype(np.float16)
     given = [x if graph.nodes[i].prim is Prim.INPUT else graph.constant(i) for i in made.inputs]
     wanted = evaluate(graph, [x], precise=True)
-    np.testing.assert_allclose(evaluate(made.problem.graph, given, precise=True)[0], wanted[0], rtol=1e-12)
+    assert_allclose(evaluate(made.problem.graph, given, precise=True)[0], wanted[0], rtol=1e-12)
 
 
 def test_what_others_read_turned_is_left_to_them() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.typed import narrow, noting
 from torch import nn
 from torch.nn import functional as F
 
@@ -217,7 +218,7 @@ def test_the_least_recently_used_plan_is_dropped(cache: Path, bound: int) -> Non
     compiled = weft.compile(module, x[1], options=weft.Options(budget_s=0, cache_dir=cache, max_plans=bound))
     again, built = compiled._again, []
     assert again is not None
-    compiled._again = lambda inputs: (built.append(len(inputs[0])), again(inputs))[1]
+    compiled._again = noting(lambda inputs: built.append(len(inputs[0])), again)
     for n in (2, 1, 3, 1, 2):
         close(compiled(x[n]), module(x[n]))
         assert len(compiled._plans) <= max(bound, 1)
@@ -248,12 +249,12 @@ def test_a_saved_plan_gives_the_same_bits(compiled: Compiled, x: torch.Tensor, c
     digest = compiled.save(path)
     loaded = weft.load(path, options=weft.Options(cache_dir=cache))
     want = compiled.executable(x)[0]
-    assert torch.equal(loaded(x), want)
+    assert torch.equal(narrow(torch.Tensor, loaded(x)), want)
     stranger = weft.Options(cache_dir=private_directory(tmp_path / "other"))
     if any(isinstance(s.kernel, KernelSource) for s in compiled.executable.plan.steps):
         with pytest.raises(ArtifactError, match=digest):
             weft.load(path, options=stranger)
-    assert torch.equal(weft.load(path, trust=digest, options=stranger)(x), want)
+    assert torch.equal(narrow(torch.Tensor, weft.load(path, trust=digest, options=stranger)(x)), want)
     for options in (stranger, weft.Options(cache_dir=cache)):
         with pytest.raises(ArtifactError, match=f"its digest is {digest}, not '{'0' * 64}'"):
             weft.load(path, trust="0" * 64, options=options)
@@ -382,7 +383,7 @@ def test_without_any_plan_the_framework_answers(
     with pytest.warns(UserWarning, match="leaves out|has no plan .* framework's own execution runs it: .* refuses it"):
         compiled = weft.compile(model, x, options=options)
     with torch.no_grad():
-        assert torch.equal(compiled(x), model(x))
+        assert torch.equal(narrow(torch.Tensor, compiled(x)), model(x))
     r = compiled.record
     assert r.chosen == "eager" and r.steps == () and [p.name for p in r.plans] == ["eager"]
     assert from_json(CompileRecord, json.loads(json.dumps(to_json(r)))) == r
@@ -497,4 +498,4 @@ def test_a_plan_that_is_right_on_one_set_of_inputs_alone_is_no_answer(
     plans = [p for p in compiled.record.plans if p.name != "eager"]
     assert plans and all(p.note.startswith("on other inputs: ") and not p.verified for p in plans)
     x = torch.ones(3, 6)
-    assert torch.allclose(compiled(x), module(x))
+    assert torch.allclose(narrow(torch.Tensor, compiled(x)), module(x))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -251,7 +252,7 @@ def test_a_plan_that_is_right_on_one_set_of_inputs_and_wrong_on_another_is_refus
     assert second is not None
     plans = [Remembers(how), Remembers("sound")]
     bad, good = (
-        Contender(p.how, lambda p=p: p(given), 1, 1.0, baseline=False, executable=cast("Executable", p)) for p in plans
+        Contender(p.how, partial(p, given), 1, 1.0, baseline=False, executable=cast("Executable", p)) for p in plans
     )
     expected, wanted = (Expected([y.double().numpy()], [y.numpy()]) for y in (given + 1, second[0] + 1))
     asked = []
@@ -277,8 +278,9 @@ def test_no_plan_is_judged_again_that_would_not_end_in_time() -> None:
     expected = Expected([np.full((4, 100), 2.0)], [np.full((4, 100), 2.0, np.float32)])
     wrong = finish.Other([given], Expected([np.zeros((4, 100))], [np.zeros((4, 100), np.float32)]), [given])
     for left_s, verified in ((20.0, False), (10.0, True)):
+        later = partial(float, left_s)
         _, records = finish.decide(
-            [slow, eager], expected, DType.F32, seed=0, budget_s=0.01, left_s=lambda s=left_s: s, other=lambda: wrong
+            [slow, eager], expected, DType.F32, seed=0, budget_s=0.01, left_s=later, other=lambda: wrong
         )
         assert records[0].verified is verified
 

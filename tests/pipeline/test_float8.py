@@ -15,6 +15,8 @@ E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
 class Quantised(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.weight: torch.Tensor
+        self.scale: torch.Tensor
         self.register_buffer("weight", torch.randn(96, 64).to(E4))
         self.register_buffer("scale", torch.tensor(0.05))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.typed import narrow
 from torch import nn
 
 import weft
@@ -165,7 +166,8 @@ def test_a_bundle_shows_the_failure_again(cache: Path) -> None:
     match = re.search(r"weft repro ([^\s`]+)", line)
     assert match is not None
     folder = Path(match[1])
-    assert (folder / f"kernel-{broken}.cpp").read_text() == pretty(executable.plan.steps[broken].kernel.text)
+    wrong = narrow(KernelSource, executable.plan.steps[broken].kernel)
+    assert (folder / f"kernel-{broken}.cpp").read_text() == pretty(wrong.text)
     found = repro.replay(folder, case.options)
     assert found.fails
     assert found.drawn == ()

@@ -7,6 +7,7 @@ import gc
 import numpy as np
 import pytest
 import torch
+from tests.typed import assert_allclose
 
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
@@ -23,7 +24,7 @@ def test_float64_and_the_models_own_types() -> None:
     x = torch.tensor([1.0, 2.0, 4.0])
     found = reference.outputs(third(), [x], None)
     assert found.exact[0].dtype == np.float64 and found.plain[0].dtype == np.float32
-    np.testing.assert_allclose(found.exact[0], np.array([1, 2, 4]) / 3, rtol=1e-15)
+    assert_allclose(found.exact[0], np.array([1, 2, 4]) / 3, rtol=1e-15)
     np.testing.assert_array_equal(found.plain[0], (x / 3).numpy())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from weft.errors import OptionError
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import Schedule
 from weft.options import Options
@@ -49,5 +48,5 @@ def test_an_error_has_what_was_declined_most_often_and_what_was_refused() -> Non
 
 def test_an_error_without_reasons_says_that_there_was_no_time() -> None:
     error = over_budget(options(20.0), Known(), [])
-    assert isinstance(error, OptionError) and "there was no time to find one" in str(error)
+    assert "there was no time to find one" in str(error)
     assert "budget_s is 0" in str(over_budget(options(0.0), Known(), ["whatever"]))

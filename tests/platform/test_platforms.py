@@ -211,7 +211,7 @@ def test_solutions_are_also_tried_with_kernels_side_by_side() -> None:
 @pytest.mark.parametrize(
     ("found", "kernel", "missing"),
     [
-        (platform(), CudaSource(Schedule("cuda", ()), "", "", (), ()), "needs NVRTC"),
+        (platform(), CudaSource(Schedule("cuda", ()), "", ()), "needs NVRTC"),
         (Cpu(CpuFacts()), KernelSource(Schedule("cpp", ()), "", "", 0), "needs a compiler"),
     ],
     ids=["cuda", "cpu"],

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.report.records import HOSTILE, MARKUP, make_record
 from tests.tune.test_pairs import record
+from tests.typed import approx
 
 from weft.kernels.pairs import PairRecord, PairSummary
 from weft.kernels.sm_timeline import RoleSpan, SmTimeline, timeline_from_json
@@ -51,7 +53,7 @@ class Cells(HTMLParser):
             self.tables[-1][-1][-1] += data
 
 
-def pair(lc: str, be: str, ratio: float, **more: object) -> PairRecord:
+def pair(lc: str, be: str, ratio: float, **more: Any) -> PairRecord:
     """What was measured of one kernel; a ratio of 0: it was refused."""
     made = record(f"{lc}{be}", lc=lc, be=be, ratio=ratio or 1.0, **more)
     return made if ratio else refused(made, "the results differ")
@@ -95,7 +97,7 @@ def test_each_gpu_and_driver_has_a_matrix() -> None:
     other = replace(other, key=replace(other.key, gpu="NVIDIA A100"))
     found = summaries(pair("a", "cp", 1.3), other)
     assert [(m.gpu, m.mean, m.kept, m.measured) for m in matrices(found)] == [
-        ("NVIDIA A100", pytest.approx(1.2), 1, 1), ("NVIDIA H200", pytest.approx(1.3), 1, 1),
+        ("NVIDIA A100", approx(1.2), 1, 1), ("NVIDIA H200", approx(1.3), 1, 1),
     ]  # fmt: skip
     with pytest.raises(ValueError, match="a pair twice on NVIDIA A100"):
         matrices([found[0], found[0]])
@@ -152,9 +154,9 @@ def test_timelines_stand_on_the_page_and_in_a_report() -> None:
     for page in (render_pairs(found, [one]), render(make_record(), found, [one])):
         elements = Cells(page).elements
         assert sum(t == "svg" and a.get("class") == "lanes" for t, a in elements) == 1
-        assert sum(
-            a.get("class", "").startswith(("lc", "be")) for t, a in elements if t == "rect" and a.get("class")
-        ) == (len(one.spans))
+        assert sum((a.get("class") or "").startswith(("lc", "be")) for t, a in elements if t == "rect") == (
+            len(one.spans)
+        )
         assert "BE role 1, stage 0, block" in page and "no room to record 7 runs" in page and "1.20 ✓" in page
         assert "style" not in {k for _, a in elements for k in a}
     assert 'href="#pairs"' in render(make_record(), found) and 'href="#pairs"' not in render(make_record())

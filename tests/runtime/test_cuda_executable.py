@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from tests.runtime.fake_cuda import FakeCuda, FakeStream, install
 from tests.runtime.plans import library_plan
+from tests.typed import noting
 
 from weft.device.cuda.tensor_map import encode_tensor_map
 from weft.generate import bind
@@ -185,11 +187,11 @@ def test_calls_are_recorded_without_the_callers_autocast(cuda: FakeCuda, monkeyp
     met: list[bool] = []
     launcher = execute.BoundCall.launcher
 
-    def noting(self: execute.BoundCall, given: object, made: object) -> object:
+    def watched(self: execute.BoundCall, given: object, made: object) -> object:
         launch = launcher(self, given, made)  # type: ignore[arg-type]
-        return lambda: (met.append(torch.is_autocast_enabled("cuda")), launch())
+        return noting(lambda: met.append(torch.is_autocast_enabled("cuda")), launch)
 
-    monkeypatch.setattr(execute.BoundCall, "launcher", noting)
+    monkeypatch.setattr(execute.BoundCall, "launcher", watched)
     torch.set_autocast_enabled("cuda", True)
     try:
         exe = executable()
@@ -206,7 +208,7 @@ def test_the_frameworks_own_model_keeps_no_history_of_its_calls(
 ) -> None:
     eager = captured(cuda, [])
     entered: list[object] = []
-    monkeypatch.setattr(torch.cuda, "device", lambda place: entered.append(place) or contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", noting(entered.append, lambda place: contextlib.nullcontext()))
     x, w = inputs()
     (found,) = eager(x.requires_grad_(), w)
     torch.testing.assert_close(found, expected(x.detach(), w))
@@ -312,7 +314,7 @@ def test_a_kernel_of_several_steps_is_loaded_once(cuda: FakeCuda, monkeypatch: p
     kernels = dict(zip(tanhs, (source, other, source), strict=True))
     steps = tuple(replace(s, kernel=kernels.get(i, s.kernel)) for i, s in enumerate(plan.steps))
     objects = {source.sha256: Path("one.cubin"), other.sha256: Path("two.cubin")}
-    monkeypatch.setattr(bind, "real_driver", lambda: bind.CudaDriver(seen.load, encode_tensor_map))
+    monkeypatch.setattr(bind, "real_driver", lambda: bind.CudaDriver(cast("Any", seen.load), encode_tensor_map))
     linked = Linked(graph, replace(plan, steps=steps), objects, None, None, 0, FACTS)
     CudaExecutable(linked, device=torch.device("cpu"))
     assert seen.paths == [Path("one.cubin"), Path("two.cubin")]

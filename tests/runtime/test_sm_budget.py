@@ -70,7 +70,7 @@ class Driver:
         self.launched += 1
 
     def prefer(self, function: CudaFunction) -> None:
-        assert function is self and not self.launched, "before anything runs"  # type: ignore[comparison-overlap]
+        assert function is self and not self.launched, "before anything runs"
         self.preferred.append("100")
 
     def upload(self, graph: int, stream: int) -> None:

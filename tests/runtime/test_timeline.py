@@ -7,6 +7,7 @@ import torch
 from tests.runtime.fake_cuda import FakeCuda, install
 from tests.runtime.plans import library_plan
 from tests.runtime.test_cuda_executable import inputs, linked, products
+from tests.typed import approx
 
 from weft.kernels.timeline import Span
 from weft.runtime import timeline as module
@@ -62,7 +63,7 @@ def test_events_where_there_is_no_profiler(monkeypatch: pytest.MonkeyPatch) -> N
     found = timeline(exe, inputs())
     assert found.source == "events" and found.microseconds == pytest.approx(30.0)
     assert [(s.step, s.start_us, s.duration_us) for s in found.spans] == [
-        (k, pytest.approx(10.0 * k), pytest.approx(10.0)) for k in range(3)
+        (k, approx(10.0 * k), approx(10.0)) for k in range(3)
     ]
     assert [s.name for s in found.spans] == ["library: matmul", "library: tanh", "library: matmul"]
     assert slept and cuda.graphs[0].replays == 1

@@ -104,8 +104,10 @@ def test_networks_beside_models() -> None:
     base = {"record": "case", "case": "resnet50/b1/bert_base/8/nothing", "way": "nothing", "lc_us": {"p50": 100.0},
             "price": 1.0204, "inference_us": 500.2, "sm_clock_mhz": 1980, "watts": 300.0}  # fmt: skip
     declined = {"record": "case", "case": "resnet50/b1/bert_base/8/stages-duty25", "way": "stages", "declined": "no"}
-    lines = [base, declined, of("stages-ctas1", 110.0, 11.0, stop_us=150), of("stages", 150.0, 6.0, stop_us=240.0),
-             of("green20", 110.0, 4.4), of("green36", 120.0, 12.0), of("priority", 300.0, 60.0)]  # fmt: skip
+    lines: list[dict[str, Any]] = [
+        base, declined, of("stages-ctas1", 110.0, 11.0, stop_us=150), of("stages", 150.0, 6.0, stop_us=240.0),
+        of("green20", 110.0, 4.4), of("green36", 120.0, 12.0), of("priority", 300.0, 60.0),
+    ]  # fmt: skip
     (found,) = network_rows(lines)
     assert found[:4] == ["resnet50/b1/bert_base/8", "100.0", "1.020", "500"]
     assert found[4:8] == ["1.50 1.50 0.10 0.77", "declined", "1.10 1.10 0.25 1.16", ""]

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 from tests.slow import few
+from tests.typed import numbers
 from tools.conformance import ENGINES, Run, cases_of, compiled, main, reference, run_case, summary_of, work
 
 from tools import conformance
@@ -61,7 +62,7 @@ def test_all_ways_of_one_case() -> None:
 def test_a_wrong_plan_is_seen() -> None:
     def engine(imported: Any, inputs: Any) -> Any:
         right = reference(imported, inputs).outputs["reference"]
-        return Run({"right": right, "off": [y + 1e-3 for y in right]}, {})
+        return Run({"right": right, "off": [numbers(y) + 1e-3 for y in right]}, {})
 
     line = run_case(cases_of("node")["test_tanh"], engine)
     assert line["status"] == "wrong"
@@ -78,7 +79,7 @@ def test_types_shapes_and_nan_are_compared(change: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("error", [InvalidGraphError(problem="no plan"), RuntimeError("bad"), KeyError(3)])
 def test_a_bug_is_a_crash(error: Exception) -> None:
-    def engine(imported: Any, inputs: Any) -> None:
+    def engine(imported: Any, inputs: Any) -> NoReturn:
         raise error
 
     assert run_case(cases_of("node")["test_tanh"], engine)["status"] == "crashed"
@@ -91,7 +92,7 @@ def test_what_is_refused_has_a_reason() -> None:
 
 
 def test_counts() -> None:
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"status": "native", "plans": 2, "calls": 0, "generated": 3},
         {"status": "native", "plans": 1, "calls": 1, "generated": 0},
         {"status": "refused"},

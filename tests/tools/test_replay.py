@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from weft.tune.aliases import from_json, to_json
 from weft.tune.wire import problem_to_json
 
 
-def item(text: str = "", **rest: str) -> dict[str, Any]:
+def item(text: str = "", **rest: str) -> Mapping[str, Any]:
     kernel = {"text": text, "arch": "sm_80", "flags": [], "registers": 0} if text else {}
     entry = {"launches[0].entry": "'k'"} if text else {}
     return {**kernel, "rest": entry | rest}
@@ -159,7 +160,7 @@ def test_of_those_that_changed_alike_a_few_are_compiled(tmp_path: Path) -> None:
     changes = replay.Changes(work, old, new)
     assert replay.sampled(changes, names, 1) == [n for k, n in enumerate(names) if k not in (1, 3, 6)]
     assert replay.sampled(changes, names, 2) == [n for k, n in enumerate(names) if k != 3]
-    new[names[3]]["arch"] = "sm_90a"
+    new[names[3]] = {**new[names[3]], "arch": "sm_90a"}
     assert replay.sampled(changes, names, 2) == names
 
 
@@ -320,7 +321,7 @@ def test_gradients_are_kernels_of_the_corpus(tmp_path: Path) -> None:
 
 def test_schedules_stand_beside_problems() -> None:
     posed = product((64, 64), (64, 64))
-    shape = MmaConfig(64, 64, 32, 32, 32, 1, 2, 1, False, 1)
+    shape = MmaConfig(64, 64, 32, 32, 32, 1, 2, 1, False, True)
     tables = {
         "A": {"one": (posed, shape), "two": (posed, (Schedule("cuda"), 3)), "three": [(1, posed), posed]},
         "other": 3,

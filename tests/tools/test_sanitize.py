@@ -17,6 +17,7 @@ import torch
 from tests.generate.cuda.gradients import Text, error_of, exact, normal
 from tests.generate.cuda.tensor_emulator import Buffer, Emulated, from_memory, small_integers, to_memory
 from tests.generate.cuda.tensor_emulator import run as emulate
+from tests.typed import narrow
 from tools.sanitize import PLANTED, PLANTED_ENTRY, PLANTED_TEXT, cases, findings, print_table, sources
 from tools.sanitize_training import LAYERED, NARROW, Training, contents, run, skipping, trainings
 
@@ -130,11 +131,11 @@ def test_products_are_launched_in_every_way_that_their_blocks_work_together() ->
     assert all(label.startswith("gemm") for label in found)
     assert len(found) >= 18
     tma = [p for p in found.values() if p["template"] == "tma"]
-    assert {int(p.get("multicast", 0)) for p in tma} >= {0, 1, 3, 4}
+    assert {narrow(int, p.get("multicast", 0)) for p in tma} >= {0, 1, 3, 4}
     for name in ("stream_k", "pingpong"):
         assert any(p.get(name) is True for p in tma)
-    assert any(int(p["split"]) > 1 for p in tma) and any(int(p.get("two_level", 0)) for p in tma)
-    assert {(int(p["split"]) > 1, p["cluster"]) for p in found.values() if p["template"] == "mma"} >= {
+    assert any(narrow(int, p["split"]) > 1 for p in tma) and any(narrow(int, p.get("two_level", 0)) for p in tma)
+    assert {(narrow(int, p["split"]) > 1, p["cluster"]) for p in found.values() if p["template"] == "mma"} >= {
         (True, True), (True, False), (False, False),
     }  # fmt: skip
 
@@ -203,7 +204,7 @@ def trained() -> tuple[dict[str, Training], Emulated]:
             Launch(s.entry.name, s.grid, (s.entry.threads, 1, 1), (Pointer("in"),) * len(s.arguments)) for s in steps
         ]
         texts.append(Text(case.text, tuple(launches)))
-    return made, Emulated(texts)  # type: ignore[arg-type]
+    return made, Emulated(texts)
 
 
 class Started:

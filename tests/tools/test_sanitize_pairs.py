@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,9 @@ FACTS = profile("h200")
 
 def test_all_triples_once_and_the_most_unlike_ones_first() -> None:
     plain = ("extra", "two roles", "filling", "in time")
-    by_template = {"a": [("a1", plain), ("a2", BINDINGS)], "b": [("b1", plain)], "c": [("c1", plain)]}
+    by_template: dict[str, list[tuple[str, Collection[str]]]] = {
+        "a": [("a1", plain), ("a2", BINDINGS)], "b": [("b1", plain)], "c": [("c1", plain)],
+    }  # fmt: skip
     names = ["w", "x", "y", "z"]
     every = ordered(by_template, names)
     assert len({str(c) for c in every}) == len(every) == 4 * (5 + 4 + 4) + 4

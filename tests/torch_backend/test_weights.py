@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.typed import some
 from torch import nn
 
 from weft.frontends.imported import Imported
@@ -28,11 +29,11 @@ def snapshot_engine(imported: Imported, options: Options, eager: Any) -> Any:
 
 
 class Seen:
-    def __init__(self, engine: Any = snapshot_engine, **options: Options) -> None:
+    def __init__(self, engine: Any = snapshot_engine, **options: Any) -> None:
         self.regions: list[Region] = []
         self.backend = Backend(Options(**options), engine, self.regions.append)
 
-    def compile(self, model: nn.Module, **kwargs: Any) -> Any:
+    def compile(self, model: Callable[..., Any], **kwargs: Any) -> Any:
         return torch.compile(model, backend=self.backend, **kwargs)
 
     @property
@@ -43,7 +44,7 @@ class Seen:
 
     @property
     def inputs(self) -> int:
-        return len(self.only.program.imported.graph.inputs)
+        return len(some(self.only.program).imported.graph.inputs)
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +58,14 @@ def _fresh() -> Iterator[None]:
 def net() -> nn.Sequential:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
     with torch.no_grad():
-        model[1].running_var.uniform_(0.5, 2.0)
-        model[1].running_mean.normal_()
+        model.get_buffer("1.running_var").uniform_(0.5, 2.0)
+        model.get_buffer("1.running_mean").normal_()
     return model
 
 
 def in_place(model: nn.Sequential) -> None:
     with torch.no_grad():
-        model[0].weight.mul_(2)
+        model.get_parameter("0.weight").mul_(2)
 
 
 def in_place_of_one_element(model: nn.Sequential) -> None:
@@ -73,12 +74,12 @@ def in_place_of_one_element(model: nn.Sequential) -> None:
 
 
 def detached(model: nn.Sequential) -> None:
-    model[0].weight.detach().add_(1)
+    model.get_parameter("0.weight").detach().add_(1)
 
 
 def in_inference_mode(model: nn.Sequential) -> None:
     with torch.inference_mode():
-        model[0].bias.add_(1)
+        model.get_parameter("0.bias").add_(1)
 
 
 def loaded(model: nn.Sequential) -> None:
@@ -90,43 +91,43 @@ def loaded_by_assignment(model: nn.Sequential) -> None:
 
 
 def data_swapped(model: nn.Sequential) -> None:
-    model[0].weight.data = torch.randn_like(model[0].weight)
+    model.get_parameter("0.weight").data = torch.randn_like(model.get_parameter("0.weight"))
 
 
 def data_written(model: nn.Sequential) -> None:
-    model[0].weight.data.mul_(2)
+    model.get_parameter("0.weight").data.mul_(2)
 
 
 def numpy_written(model: nn.Sequential) -> None:
-    model[1].running_mean.numpy()[2] = 7.0
+    model.get_buffer("1.running_mean").numpy()[2] = 7.0
 
 
 def replaced(model: nn.Sequential) -> None:
-    model[0].weight = nn.Parameter(torch.randn_like(model[0].weight))
+    model[0].weight = nn.Parameter(torch.randn_like(model.get_parameter("0.weight")))
 
 
 def replaced_in_the_same_memory(model: nn.Sequential) -> None:
     """An object of its own with the old address and the old counter: only its identity tells."""
-    version = model[0].bias._version
-    other = nn.Parameter(model[0].bias.data)
+    version = model.get_parameter("0.bias")._version
+    other = nn.Parameter(model.get_parameter("0.bias").data)
     with torch.no_grad():
         other.add_(1)
-    assert version != other._version or other.data_ptr() == model[0].bias.data_ptr()
+    assert version != other._version or other.data_ptr() == model.get_parameter("0.bias").data_ptr()
     model[0].bias = other
 
 
 def buffer_written(model: nn.Sequential) -> None:
-    model[1].running_var.fill_(9.0)
+    model.get_buffer("1.running_var").fill_(9.0)
 
 
 def optimised(model: nn.Sequential) -> None:
-    model[0].weight.grad = torch.ones_like(model[0].weight)
+    model.get_parameter("0.weight").grad = torch.ones_like(model.get_parameter("0.weight"))
     torch.optim.Adam(model.parameters(), 0.5).step()
 
 
 def optimised_by_one_kernel(model: nn.Sequential) -> None:
     """Neither the counter nor a sampled element tells."""
-    weight, version = model[0].weight, model[0].weight._version
+    weight, version = model.get_parameter("0.weight"), model.get_parameter("0.weight")._version
     weight.grad = torch.zeros_like(weight)
     weight.grad.view(-1)[1] = 1.0
     torch.optim.SGD(model.parameters(), 5.0, fused=True).step()
@@ -287,7 +288,7 @@ def test_gradients_leave_weights_as_arguments() -> None:
         m(x).square().sum().backward()
     torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
     forward = next(r for r in seen.regions if "forward" in r.name)
-    assert len(forward.program.imported.graph.inputs) == 7
+    assert len(some(forward.program).imported.graph.inputs) == 7
 
 
 def test_training_and_inference_alternate() -> None:
@@ -331,7 +332,7 @@ def test_every_shape_notices_a_change() -> None:
         for n in (2, 3):
             x = torch.randn(n, 3, 6, 6)
             torch.testing.assert_close(step(x), model(x))
-    assert all(len(r.program.imported.graph.inputs) == 1 for r in seen.regions)
+    assert all(len(some(r.program).imported.graph.inputs) == 1 for r in seen.regions)
 
 
 def test_a_weight_that_is_returned() -> None:
@@ -371,7 +372,7 @@ def test_convolution_and_batch_norm_fold() -> None:
         seen, model, x = Seen(freeze_weights=frozen), net(), torch.randn(2, 3, 6, 6)
         with torch.no_grad():
             seen.compile(model)(x)
-        graph = clean_up(seen.only.program.imported.graph).graph
+        graph = clean_up(some(seen.only.program).imported.graph).graph
         graph = find_alternatives(graph).graph
         alive = [n for n in graph.nodes if n.prim not in FREE]
         sizes[frozen] = len(alive)

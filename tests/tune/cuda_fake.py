@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -218,11 +218,12 @@ class _Module:
     kernel: FakeKernel
 
     def function(self, entry: str) -> _Function:
-        return _Function({"pack": self.kernel.pack, "run": self.kernel.run}[entry])
+        entries: dict[str, Callable[..., None]] = {"pack": self.kernel.pack, "run": self.kernel.run}
+        return _Function(entries[entry])
 
 
 def fake_driver(act: Act, gpu: FakeGpu) -> CudaDriver:
-    def encode(*_: object) -> bytes:
+    def encode(*_: object, **__: object) -> bytes:
         raise AssertionError("no tensor maps here")
 
     def load(path: Path) -> Any:
@@ -316,7 +317,7 @@ class FakeCudaTransport:
                     self._events.append({"event": "canary", "problem": ""})
             case "trial":
                 try:
-                    run_trial(TrialRequest.from_message(message), self, Bench(self.gpu, make=self.make))
+                    run_trial(TrialRequest.from_message(message), self, Bench(self.gpu, make=cast("Any", self.make)))
                 except RestartError:
                     self._alive = False
 

@@ -56,7 +56,7 @@ class Far(torch.Tensor):
 class FarMode(TorchDispatchMode):
     """Inside of it tensors can be made on the device."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch's own is untyped
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(func, args, kwargs or {})
 
 

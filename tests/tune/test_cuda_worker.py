@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -445,7 +445,7 @@ def test_a_kernel_that_waits_for_nothing_is_rejected(waits: bool) -> None:
     posed = Problem(b.build([b.apply(Prim.ADD, x, 1.0)]), "p", (Format.ROW,), (Format.ROW,))
     late, reference = _Arrives(), build_reference(posed, seed=0)
     for before, good in ((None, True), (partial(late, positions=[0]), waits)):
-        subject = Waited(_Adds(late, waits), FakeGpu(), before=before)
+        subject = Waited(cast("Any", _Adds(late, waits)), FakeGpu(), before=before)
         found = verify(posed, subject, reference, {}, slow_s=60.0, clock=perf_counter_ns).finding
         assert (found.verdict is Verdict.OK) == good, found
     assert late.asked[0] == [0]

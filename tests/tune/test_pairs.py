@@ -424,7 +424,7 @@ def made() -> Callable[[str, int], tuple[Any, Any, FusedSource]]:
 
 
 def test_keys_tell_kernels_apart(made: Callable[[str, int], tuple[Any, Any, FusedSource]]) -> None:
-    at = {"gpu": "NVIDIA H200", "driver": "580.1", "compiler": "nvrtc 13.0 sm_90a"}
+    at: dict[str, Any] = {"gpu": "NVIDIA H200", "driver": "580.1", "compiler": "nvrtc 13.0 sm_90a"}
     problem, be, fused = made("mriq", 0)
     key = key_of(problem, be, fused, **at)
     assert key == key_of(*made("mriq", 0), **at), "the same again"

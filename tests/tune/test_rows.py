@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from tests.slow import few
 from tests.tune.cases import problem
 from tests.tune.test_honest import FrameworkSubject
+from tests.typed import some
 
 from weft.fission.sdpa import sdpa
 from weft.fission.softmax import log_softmax, logsumexp, softmax
@@ -44,7 +46,7 @@ def attention(
 ) -> Graph:
     b = GraphBuilder()
     q, k, v = (b.input(TensorType(dtype, (2, 3, n, depth))) for n in (rows, keys, keys))
-    given = {} if mask is None else {"mask": b.input(TensorType(mask, (2, 1, rows, keys)))}
+    given: dict[str, Any] = {} if mask is None else {"mask": b.input(TensorType(mask, (2, 1, rows, keys)))}
     return built(b, sdpa(b, q, k, v, causal=causal, **given))
 
 
@@ -66,7 +68,7 @@ def test_rows_of_an_input_are_moved_and_keep_their_differences(
 ) -> None:
     axis = {"axes": (1,)} if rule is logsumexp else {"axis": 1}
     graph = of_rows(rule, dtype, (6, 9, 50), **axis)
-    (moved,) = draw_rows(graph, Domain.ZERO_MEAN, seed=3) or ()
+    (moved,) = some(draw_rows(graph, Domain.ZERO_MEAN, seed=3))
     (still,) = draw(graph, InputSet.ROWS, Domain.ZERO_MEAN, seed=3)
     apart = APART_F64 if dtype is DType.F64 else APART
     by = moved.double() - still.double()
@@ -84,7 +86,7 @@ def test_rows_of_an_input_are_moved_and_keep_their_differences(
 def test_each_of_the_last_vector_is_the_largest_of_a_row(seed: int) -> None:
     """A kernel that left one of them out of the maximum was right on all inputs: 33 rows had others on top."""
     graph = of_rows(softmax, DType.F32, (64, 100), axis=1)
-    (moved,) = draw_rows(graph, Domain.ZERO_MEAN, seed=seed) or ()
+    (moved,) = some(draw_rows(graph, Domain.ZERO_MEAN, seed=seed))
     on_top = moved.max(1).values > moved.median(1).values + APART / 2
     assert {99, 98, 97, 96} <= set(moved.argmax(1)[on_top].tolist())
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.tune.cuda_fake import Act, FakeCudaTransport, source, trial
+from tests.typed import narrow
 
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
@@ -51,8 +52,8 @@ def measured(
     with Tuner(Options(device="cuda"), facts, database, compiler=nvrtc, transport=transport) as tuner:
         found = list(tuner.measure([work], progress=seen.append))
         assert tuner.workers_started == transport.started
-    asked = [m["kernels"] for m in transport.messages if m["op"] == "trial"]
-    return found, seen[-1], sum(len(x) for x in asked)  # type: ignore[arg-type]
+    asked = [narrow(list, m["kernels"]) for m in transport.messages if m["op"] == "trial"]
+    return found, seen[-1], sum(len(x) for x in asked)
 
 
 def test_what_is_over_is_dropped_before_it_is_timed_and_says_why(nvrtc: Nvrtc) -> None:

@@ -12,13 +12,24 @@ from pathlib import Path
 
 import pytest
 from tests.tune.records import KERNEL, environment, measurement
+from tests.typed import narrow
 
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import Schedule
 from weft.tune import store
 from weft.tune.cuda_site import HASHED_PARTS as CUDA_PARTS
 from weft.tune.keys import GPU_WORDS, HASHED_PARTS, PACKAGE, PLAN_PARTS, canonical, digest, source_hash, timing_key
-from weft.tune.store import FILE_NAME, SITES, Database, Row, SegmentBackend, file_system_type, read_row, wal_is_safe
+from weft.tune.store import (
+    FILE_NAME,
+    SITES,
+    Database,
+    Row,
+    SegmentBackend,
+    SqliteBackend,
+    file_system_type,
+    read_row,
+    wal_is_safe,
+)
 
 ENV = environment()
 
@@ -274,7 +285,7 @@ def test_journal_mode_follows_the_version_of_sqlite(tmp_path: Path) -> None:
         assert wal_is_safe(version) is expected
     with Database.open(tmp_path) as db:
         db.commit(measurement(1), ENV)
-        (mode,) = db._backend._db.execute("PRAGMA journal_mode").fetchone()
+        (mode,) = narrow(SqliteBackend, db._backend)._db.execute("PRAGMA journal_mode").fetchone()
     assert mode == ("wal" if wal_is_safe(sqlite3.sqlite_version_info) else "truncate")
 
 

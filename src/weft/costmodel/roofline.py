@@ -18,9 +18,9 @@ from weft.device.cuda.record import GpuFacts
 from weft.device.stored import Table
 
 
-def wave_efficiency(blocks: int, sms: int) -> float:
-    """E_wave: work over what all multiprocessors do while the busiest one works; blocks of equal size."""
-    return blocks / (-(-blocks // sms) * sms)
+def wave_efficiency(ctas: int, sms: int) -> float:
+    """E_wave: work over what all multiprocessors do while the busiest one works; CTAs of equal size."""
+    return ctas / (-(-ctas // sms) * sms)
 
 
 def tile_efficiency(extents: Sequence[int], tiles: Sequence[int]) -> float:
@@ -97,7 +97,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How one block of a product is cut: rows and columns of C, and parts of the contraction."""
+    """The part of a product that one CTA makes: rows and columns of C, and parts of the contraction."""
 
     m: int
     n: int
@@ -116,18 +116,16 @@ def tile_us(facts: GpuFacts, product: Product, tile: Tile) -> float:
     """Microseconds of a product with this tile, operands coming from the L2 cache; no gap, no traffic with memory."""
     c = costs_of(facts).roofline
     p = product
-    blocks = p.batch * -(-p.m // tile.m) * -(-p.n // tile.n) * tile.split
-    busiest = -(-blocks // facts.sms)
-    useful = wave_efficiency(blocks, facts.sms) * tile_efficiency((p.m, p.n), (tile.m, tile.n))
+    ctas = p.batch * -(-p.m // tile.m) * -(-p.n // tile.n) * tile.split
+    busiest = -(-ctas // facts.sms)
+    useful = wave_efficiency(ctas, facts.sms) * tile_efficiency((p.m, p.n), (tile.m, tile.n))
     compute = p.flops / (achieved(facts, p.dtype) * _reach(tile, facts) * useful) * 1e6
     steps = -(-p.k * p.itemsize // (_STEP_BYTES * tile.split))
-    resident = 2 if tile.m * tile.n <= 128 * 128 else 1
-    latency = -(-blocks // (facts.sms * resident)) * (steps + _FILL_STEPS) * facts.step_us
+    min_ctas = 2 if tile.m * tile.n <= 128 * 128 else 1
+    latency = -(-ctas // (facts.sms * min_ctas)) * (steps + _FILL_STEPS) * facts.step_us
     loaded = (tile.m + tile.n) * steps * _STEP_BYTES
     shared = c.multicast if facts.capability >= 90 and tile.m * tile.n >= 128 * 128 else 1.0
-    l2 = (
-        max(blocks * loaded / facts.l2_bandwidth / shared, busiest * loaded / (c.l2_port_bytes * facts.clock_ghz)) / 1e3
-    )
+    l2 = max(ctas * loaded / facts.l2_bandwidth / shared, busiest * loaded / (c.l2_port_bytes * facts.clock_ghz)) / 1e3
     return overlapped((compute, latency, l2), facts) + _split_us(facts, p, tile)
 
 
@@ -155,7 +153,7 @@ def _reach(tile: Tile, facts: GpuFacts) -> float:
 
 
 def _split_us(facts: GpuFacts, p: Product, tile: Tile) -> float:
-    """Writing and adding partial sums, and one more hand-over between blocks."""
+    """Writing and adding partial sums, and one more hand-over between CTAs."""
     if tile.split == 1:
         return 0.0
     waited = costs_of(facts).roofline.barrier * facts.grid_barrier_us

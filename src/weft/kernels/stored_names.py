@@ -25,7 +25,13 @@ _TMA = {
     "taps_per_stage": "unit",
 }  # fmt: skip
 FIELDS: Mapping[str, Mapping[str, str]] = {
-    "": {"single_pass": "once", "cross_cta": "meet", "scatter": "outward", "smem_stash": "room"},
+    "": {
+        "single_pass": "once",
+        "cross_cta": "meet",
+        "scatter": "outward",
+        "smem_stash": "room",
+        "num_splits": "parts",
+    },
     "tma": _TMA,
     "grouped_tma": _TMA,
     "attention_tma": {**_CONSUMERS, "split_keys": "keyed"},

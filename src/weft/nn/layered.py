@@ -502,7 +502,7 @@ def candidates(p: Product, schedules: Sequence[Schedule]) -> list[tuple[CudaSour
         source = templates.emit(p.problem, s)
         if isinstance(source, CudaSource):
             found.append((source, 0))
-        summed = text.with_sums(p, s) if p.role == "below" else None
+        summed = text.with_column_sums(p, s) if p.role == "below" else None
         if isinstance(summed, tuple):
             found.append(summed)
     return found

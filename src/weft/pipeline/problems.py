@@ -116,7 +116,7 @@ class Problems:
 
     tasks: Mapping[str, Task]
     uncut: int = 0
-    """Places of groups that there was no time to cut out."""
+    """Numbers of groups that there was no time to cut out."""
     graph: Graph | None = None
     """What they were cut out of; None: nothing is."""
     rest: Callable[[Callable[[], bool]], Problems] | None = None

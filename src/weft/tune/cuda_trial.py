@@ -28,7 +28,7 @@ from weft.tune.cuda_subject import GpuSubject, MakeSubject, MisbehavedError, Pre
 from weft.tune.cuda_timing import PROBE_LAUNCHES, Sampler, copies_needed, launches_needed, time_rounds
 from weft.tune.inputs import InputSet
 from weft.tune.verify import (
-    NOTHING_GIVEN,
+    NO_TABLES,
     POISONS,
     Arena,
     Binding,
@@ -78,14 +78,14 @@ class Bench:
     _key: ReferenceKey | None = None
     _reference: Reference | None = None
 
-    def reference(self, problem: Problem, seed: int, given: Mapping[int, Array] = NOTHING_GIVEN) -> Reference:
+    def reference(self, problem: Problem, seed: int, tables: Mapping[int, Array] = NO_TABLES) -> Reference:
         """Problems that differ in formats alone come one after another and share one."""
-        key = reference_key(problem, seed, given)
+        key = reference_key(problem, seed, tables)
         if self._reference is None or key != self._key:
             self._reference = None  # its memory goes first
             with plain_math(allow_tf32=self.allow_tf32):
                 self._reference = reference_of(
-                    problem.graph, seed=seed, device=self.gpu.device, finite=problem.finite, given=given
+                    problem.graph, seed=seed, device=self.gpu.device, finite=problem.finite, tables=tables
                 )
             self._key = key
         return self._reference.laid_out(problem)
@@ -133,7 +133,7 @@ class _Trial:
         self._request, self._say, self._bench, self._gpu = request, say, bench, bench.gpu
         self._start = monotonic()
         self._said = self._start
-        reference = bench.reference(request.problem, request.seed, request.given)
+        reference = bench.reference(request.problem, request.seed, request.tables)
         self._reference = reference.finite() if request.finite else reference
         self._gpu.wait()
         self._passed: dict[int, _Passed] = {}

@@ -772,7 +772,7 @@ class Tuner:
         return {
             "op": "trial",
             "problem": problem_to_json(work.trial.problem),
-            "given": arrays_to_json(work.trial.tables),
+            "tables": arrays_to_json(work.trial.tables),
             "kernels": kernels,
             "always": sorted({*library, *incumbent}) if work.trial.timed else list(numbers),
             "seed": self._options.seed,

@@ -450,7 +450,7 @@ def build_reference(problem: Problem, *, seed: int, device: torch.device = CPU) 
     return reference_of(problem.graph, seed=seed, device=device, finite=problem.finite).laid_out(problem)
 
 
-NOTHING_GIVEN: Mapping[int, Array] = MappingProxyType({})
+NO_TABLES: Mapping[int, Array] = MappingProxyType({})
 
 
 def reference_of(
@@ -460,15 +460,15 @@ def reference_of(
     device: torch.device = CPU,
     finite: bool = False,
     check: Check = lambda: None,
-    given: Mapping[int, Array] = NOTHING_GIVEN,
+    tables: Mapping[int, Array] = NO_TABLES,
 ) -> Reference:
     """The reference of every problem with this graph, row-major (see `Reference.laid_out`); `finite`: `Problem`'s.
 
-    `check` is called before each primitive: what it raises ends this. `given`: by position, inputs that are not drawn.
+    `check` is called before each primitive: what it raises ends this. `tables`: by position, inputs that are not drawn.
     """
 
     def placed(found: list[torch.Tensor]) -> list[torch.Tensor]:
-        for k, array in given.items():
+        for k, array in tables.items():
             found[k] = torch.tensor(array).to(found[k])
         return found
 

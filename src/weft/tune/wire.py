@@ -117,9 +117,9 @@ def _attrs(prim: Prim, raw: Mapping[str, Json]) -> a.Attrs:
     return cast("a.Attrs", a.ATTRS[prim](**{k: _field_from_json(v) for k, v in raw.items()}))
 
 
-def arrays_to_json(given: Mapping[int, Array]) -> Json:
+def arrays_to_json(arrays: Mapping[int, Array]) -> Json:
     """Values of some of a problem's inputs, by position."""
-    return {str(k): base64.b64encode(np.ascontiguousarray(x).tobytes()).decode() for k, x in given.items()}
+    return {str(k): base64.b64encode(np.ascontiguousarray(x).tobytes()).decode() for k, x in arrays.items()}
 
 
 def arrays_from_json(problem: Problem, data: Json) -> dict[int, Array]:

@@ -38,7 +38,7 @@ from weft.tune.inputs import InputSet
 from weft.tune.messages import BOARD, BOARD_BYTES, GarbageError, Message, body_size, decode, encode
 from weft.tune.timing import TimingPolicy, preemptions, sets_needed, time_kernels
 from weft.tune.verify import (
-    NOTHING_GIVEN,
+    NO_TABLES,
     POISONS,
     Arena,
     Binding,
@@ -136,7 +136,7 @@ class TrialRequest:
     """After so many seconds no further kernel is looked at; those have no verdict."""
     finite: bool = False
     """Kernels are verified on finite inputs alone."""
-    given: Mapping[int, Array] = field(default_factory=dict)
+    tables: Mapping[int, Array] = field(default_factory=dict)
     """By position, weights that are not drawn."""
     shaken: Mapping[int, str] = field(default_factory=dict)
     """By number, the object of a kernel's other form, which is verified besides."""
@@ -158,7 +158,7 @@ class TrialRequest:
             time=bool(m["time"]),
             left_s=float(cast("float", m["left_s"])),
             finite=bool(m.get("finite", False)),
-            given=arrays_from_json(problem, m.get("given", {})),
+            tables=arrays_from_json(problem, m.get("tables", {})),
             shaken={int(k): str(v) for k, v in cast("Mapping[str, str]", m.get("shaken", {})).items()},
         )
 
@@ -178,9 +178,9 @@ REAL = Machine(make_subject, perf_counter_ns, preemptions)
 ReferenceKey = tuple[str, int, bool, tuple[tuple[int, bytes], ...]]
 
 
-def reference_key(problem: Problem, seed: int, given: Mapping[int, Array]) -> ReferenceKey:
+def reference_key(problem: Problem, seed: int, tables: Mapping[int, Array]) -> ReferenceKey:
     """Problems with equal ones share a reference but for its layout."""
-    values = tuple((k, given[k].tobytes()) for k in sorted(given))
+    values = tuple((k, tables[k].tobytes()) for k in sorted(tables))
     return print_graph(problem.graph), seed, problem.finite, values
 
 
@@ -192,13 +192,13 @@ class References:
         self._kept: dict[ReferenceKey, Reference] = {}
 
     def of(
-        self, problem: Problem, seed: int, check: Check = lambda: None, given: Mapping[int, Array] = NOTHING_GIVEN
+        self, problem: Problem, seed: int, check: Check = lambda: None, tables: Mapping[int, Array] = NO_TABLES
     ) -> Reference:
         """Row-major; shared by all problems with this graph. What `check` raises ends making it."""
-        key = reference_key(problem, seed, given)
+        key = reference_key(problem, seed, tables)
         found = self._kept.pop(key, None)
         if found is None:
-            found = reference_of(problem.graph, seed=seed, finite=problem.finite, check=check, given=given)
+            found = reference_of(problem.graph, seed=seed, finite=problem.finite, check=check, tables=tables)
         self._kept[key] = found
         while len(self._kept) > 1 and sum(r.nbytes for r in self._kept.values()) > SHARED_BYTES:
             del self._kept[next(iter(self._kept))]
@@ -252,7 +252,7 @@ def _run(request: TrialRequest, say: Channel, machine: Machine, references: Refe
     Raises:
         TimeUpError: `check` says so.
     """
-    reference = references.of(request.problem, request.seed, check, request.given).laid_out(request.problem)
+    reference = references.of(request.problem, request.seed, check, request.tables).laid_out(request.problem)
     if request.finite:
         reference = reference.finite()
     passed: dict[int, _Passed] = {}

@@ -104,7 +104,7 @@ class FakeGpu:
 
     def _encode(
         self,
-        place: str,
+        place: int,
         dtype: Any,
         rank: Any,
         address: Any,

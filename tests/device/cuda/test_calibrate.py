@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.typed import approx
 
 from weft.device.cuda import calibrate
 from weft.device.cuda.calibrate import SIZES, Probes, run_probes
@@ -77,7 +78,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-COMPILER = SimpleNamespace(compile=lambda text, *, arch, cache_dir: SimpleNamespace(path=Path(arch)))
+COMPILER: Any = SimpleNamespace(compile=lambda text, *, arch, cache_dir: SimpleNamespace(path=Path(arch)))
 
 
 def test_known_times_come_out(machine: Machine) -> None:
@@ -88,7 +89,7 @@ def test_known_times_come_out(machine: Machine) -> None:
     for size, rate in seen.read_bandwidth:
         assert rate == pytest.approx(size / (GAP + size / READ) / 1e3)
     assert seen.l2_bandwidth == pytest.approx(6000, rel=0.01) and seen.clock_ghz == pytest.approx(1.755)
-    assert (seen.launch_us, seen.dependent_launch_us) == (pytest.approx(GAP), pytest.approx(DEPENDENT))
+    assert (seen.launch_us, seen.dependent_launch_us) == (approx(GAP), approx(DEPENDENT))
     assert seen.flops_f32 == pytest.approx(50e12) and seen.products == {}
     assert machine.closed == ["stream", "module"]
     assert machine.elapsed < 1e6  # a second of GPU time

@@ -107,7 +107,10 @@ def test_an_algorithm_is_made_again_from_its_numbers(library: ctypes.CDLL) -> No
     room = torch.zeros(4096, dtype=torch.uint8)
     gc.collect()
     alive = library.stub_alive()
-    for x in cudnn.algorithms(asked, 9, workspace=4096):
+    algorithms = cudnn.algorithms(asked, 9, workspace=4096)
+    assert algorithms
+    x = again = None
+    for x in algorithms:
         again = cudnn.restore(asked, x.engine, x.knobs)
         assert not isinstance(again, Declined)
         assert (again.engine, again.knobs, again.workspace, again.in_order) == (x.engine, x.knobs, x.workspace, True)
@@ -117,7 +120,7 @@ def test_an_algorithm_is_made_again_from_its_numbers(library: ctypes.CDLL) -> No
         assert torch.equal(first, given["y"])
     in_any_order = cudnn.restore(asked, 1, ())
     assert not isinstance(in_any_order, Declined) and not in_any_order.in_order
-    del again, x, in_any_order
+    del again, x, algorithms, in_any_order
     gc.collect()
     assert library.stub_alive() == alive, "descriptors go with their last user"
 

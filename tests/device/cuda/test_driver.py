@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.device.cuda.conftest import FakeGpu
+from tests.typed import some
 
 from weft.device.cuda.api import STICKY, CudaError, driver_api
 from weft.device.cuda.driver import Function, Module, encode_tensor_map, primary_context
@@ -64,7 +65,7 @@ def test_a_plain_launch(gpu: FakeGpu, function: Function) -> None:
         "parameters": 0,
     }
     slots = (ctypes.c_void_p * 3).from_address(seen["parameters"])
-    assert [ctypes.c_uint64.from_address(p).value for p in slots] == [0x1000, 2**40, 0]
+    assert [ctypes.c_uint64.from_address(some(p)).value for p in slots] == [0x1000, 2**40, 0]
     assert not gpu.of("cuFuncSetAttribute")
 
 
@@ -74,9 +75,10 @@ def test_maps_go_by_value_in_aligned_memory(gpu: FakeGpu, function: Function) ->
         b.launch()
     for seen in gpu.launches:
         slots = (ctypes.c_void_p * 3).from_address(seen["parameters"])
-        assert slots[0] % 64 == slots[2] % 64 == 0
-        assert ctypes.string_at(slots[0], 128) == MAP and ctypes.string_at(slots[2], 128) == MAP[::-1]
-        assert ctypes.c_uint64.from_address(slots[1]).value == 16
+        first, number, last = map(some, slots)
+        assert first % 64 == last % 64 == 0
+        assert ctypes.string_at(first, 128) == MAP and ctypes.string_at(last, 128) == MAP[::-1]
+        assert ctypes.c_uint64.from_address(number).value == 16
     with pytest.raises(DeviceError, match="kernel k0: an argument of 64 bytes by value"):
         function.bind((1, 1, 1), (32, 1, 1), [MAP[:64]])
 
@@ -226,8 +228,8 @@ def test_a_tensor_map_is_encoded_in_aligned_memory(gpu: FakeGpu) -> None:
     ],
 )
 def test_no_such_tensor_map(gpu: FakeGpu, changes: dict[str, Any], text: str) -> None:
-    good = {"address": 256, "dtype": "bf16", "sizes": (64, 100), "strides_bytes": (128,), "box": (64, 8)}
-    good |= {"element_strides": (1, 1), "swizzle_bytes": 128}
+    good: dict[str, Any] = {"address": 256, "dtype": "bf16", "sizes": (64, 100), "strides_bytes": (128,)}
+    good |= {"box": (64, 8), "element_strides": (1, 1), "swizzle_bytes": 128}
     assert len(encode_tensor_map(**good)) == 128
     with pytest.raises(DeviceError) as caught:
         encode_tensor_map(**(good | changes))

@@ -173,7 +173,12 @@ def test_the_interpreter_runs_on_while_it_compiles(nvrtc: Nvrtc, tmp_path: Path)
     body = "".join(f"t = sinf(t + {j}.5f) * y[{j}];" for j in range(20))
     text = f'extern "C" __global__ void k0(float* y) {{ float t = y[0]; {body} y[0] = t; }}'
     ticks, done = 0, threading.Event()
-    thread = threading.Thread(target=lambda: (nvrtc.compile(text, arch="sm_80", cache_dir=tmp_path), done.set()))
+
+    def compiling() -> None:
+        nvrtc.compile(text, arch="sm_80", cache_dir=tmp_path)
+        done.set()
+
+    thread = threading.Thread(target=compiling)
     thread.start()
     while not done.is_set() and ticks < 100_000:
         time.sleep(0.001)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from tests.typed import assert_allclose
 
 from weft.errors import UnsupportedError
 from weft.frontends.onnx.export import EMITTERS, export_onnx
@@ -28,7 +29,7 @@ def check(graph: Any, *inputs: Any, rtol: float = 2e-5, atol: float = 2e-6) -> N
     for got, want in zip(run(graph, inputs), evaluate(graph, inputs), strict=True):
         assert got.dtype == want.dtype
         assert got.shape == want.shape
-        np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
+        assert_allclose(got, want, rtol=rtol, atol=atol)
 
 
 def test_table_is_total() -> None:

@@ -19,7 +19,7 @@ from weft.ir.verify import verify_graph
 F, INT = TensorProto.FLOAT, TensorProto.INT64
 
 
-def info(name: str, shape: Sequence[Any], kind: Any = F) -> onnx.ValueInfoProto:
+def info(name: str, shape: Sequence[Any] | None, kind: Any = F) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx
 import pytest
 from onnx import TensorProto as T
@@ -62,7 +64,7 @@ def test_inputs_and_weights_of_other_types_are_refused_by_name(kind: int) -> Non
     with pytest.raises(UnsupportedError, match=f"input 'x': .*{name}") as error:
         import_onnx(model([copy], [("x", kind, [3])], [("y", kind, [3])], []))
     assert error.value.code == "W203" and "cast it" in str(error.value)
-    data = [b"a", b"b"] if kind == T.STRING else [1 + 0j, 2 + 0j]
+    data: Any = [b"a", b"b"] if kind == T.STRING else [1 + 0j, 2 + 0j]
     add = helper.make_node("Add", ["x", "k"], ["y"])
     weights = [helper.make_tensor("k", kind, [2], data)]
     with pytest.raises(UnsupportedError, match=f"initializer 'k': .*{name}") as error:

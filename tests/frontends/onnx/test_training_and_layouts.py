@@ -8,6 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from tests.slow import few
+from tests.typed import assert_allclose
 
 from weft.errors import UnsupportedError
 from weft.frontends.onnx import import_onnx
@@ -26,7 +27,7 @@ def make(node: Any, inputs: Any, outputs: Any) -> bytes:
     return helper.make_model(graph, opset_imports=opsets).SerializeToString()
 
 
-def info(name: str, shape: Sequence[Any], kind: Any = F) -> onnx.ValueInfoProto:
+def info(name: str, shape: Sequence[Any] | None, kind: Any = F) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind, shape)
 
 
@@ -44,8 +45,8 @@ def test_the_first_step_takes_the_whole_gradient(t: int, share: float) -> None:
     x, g, v = (np.array(a, np.float32) for a in ([1, 2, 3], [0.5, -1, 0], [0.1, 0.2, 0.3]))
     x2, v2 = evaluate(imported.graph, [np.array(0.1, np.float32), np.array(t, np.int64), x, g, v])
     want = 0.9 * v + share * (g + 0.1 * x)
-    np.testing.assert_allclose(v2, want, rtol=1e-6)
-    np.testing.assert_allclose(x2, x - 0.1 * want, rtol=1e-6)
+    assert_allclose(v2, want, rtol=1e-6)
+    assert_allclose(x2, x - 0.1 * want, rtol=1e-6)
 
 
 def test_a_mode_that_does_not_exist() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tests.typed import assert_allclose
 
 from weft.errors import UnsupportedError
 from weft.frontends.onnx import Limits, export, import_onnx, write, write_onnx
@@ -58,7 +59,7 @@ def test_weights_beside_the_model(tmp_path: Path, how: dict[str, Any]) -> None:
     assert {e["location"] for e in entries.values()} == {"out.onnx.data"}
     assert all(int(e["offset"]) % 4096 == 0 for e in entries.values())
     assert path.stat().st_size < 3000
-    np.testing.assert_allclose(run(path)[0], evaluate(graph, [X])[0], rtol=2e-5, atol=1e-5)
+    assert_allclose(run(path)[0], evaluate(graph, [X])[0], rtol=2e-5, atol=1e-5)
     onnx.checker.check_model(str(path))
 
 
@@ -75,7 +76,7 @@ def test_small_models_are_one_file(tmp_path: Path) -> None:
 def test_weft_reads_what_it_wrote(tmp_path: Path) -> None:
     write_onnx(network(), tmp_path / "m.onnx", external=True)
     again = import_onnx(tmp_path / "m.onnx", limits=Limits(model_bytes=4000))
-    np.testing.assert_allclose(evaluate(again.graph, [X])[0], evaluate(network(), [X])[0], rtol=2e-5, atol=1e-5)
+    assert_allclose(evaluate(again.graph, [X])[0], evaluate(network(), [X])[0], rtol=2e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_an_older_pair_is_replaced(tmp_path: Path) -> None:
     write_onnx(network(1), path, external=True)
     before = run(path)[0]
     write_onnx(network(2), path, external=True)
-    np.testing.assert_allclose(run(path)[0], evaluate(network(2), [X])[0], rtol=2e-5, atol=1e-5)
+    assert_allclose(run(path)[0], evaluate(network(2), [X])[0], rtol=2e-5, atol=1e-5)
     assert not np.allclose(before, run(path)[0])
     assert len(list(tmp_path.iterdir())) == 2
 

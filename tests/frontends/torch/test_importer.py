@@ -20,7 +20,7 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType
 
 
-def export(module: nn.Module, *inputs: Any, **kwargs: Any) -> Any:
+def export(module: Callable[..., Any], *inputs: Any, **kwargs: Any) -> Any:
     return torch.export.export(module if isinstance(module, nn.Module) else Wrapped(module), inputs, **kwargs)
 
 
@@ -191,6 +191,7 @@ def test_a_buffer_that_is_written_is_refused() -> None:
     class Counter(nn.Module):
         def __init__(self) -> None:
             super().__init__()
+            self.n: torch.Tensor
             self.register_buffer("n", torch.zeros(1))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ class _Widened(_Maker):
 
     def mirror(self, x: int) -> int:
         shape = self.shape(x)
-        mode = "reflect" if self.rng.random() < 0.5 else "edge"
+        mode: a.PadMode = "reflect" if self.rng.random() < 0.5 else "edge"
         lo, hi = (tuple(int(self.rng.integers(0, min(3, n))) if n > 1 else 0 for n in shape) for _ in range(2))
         return self.builder.add(Prim.PAD, x, attrs=a.PadAttrs(lo, hi, mode))
 

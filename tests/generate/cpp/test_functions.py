@@ -80,8 +80,8 @@ def arguments(rng: np.random.Generator, prim: Prim, dtype: DType, size: int, pos
         else rng.uniform(-0.9, 0.9, size)
     )
     x = x + 1.5 if prim is Prim.ACOSH else x
-    x = np.where(np.abs(x) < 0.1, 0.3, x).astype(dtype.numpy)
-    return round_bf16(x) if dtype is DType.BF16 else x
+    x = np.where(np.abs(x) < 0.1, 0.3, x)
+    return round_bf16(x.astype(np.float32)) if dtype is DType.BF16 else x.astype(dtype.numpy)
 
 
 KNOWN = [d for d in DType if not d.is_float8]

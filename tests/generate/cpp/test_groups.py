@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -146,7 +147,7 @@ def scale(*shape: int) -> Graph:
 
 NAMED: dict[str, Callable[[], Problem]] = {
     **{
-        f"softmax{s}/{k}": lambda s=s, k=k: problem(softmax(s, k), f"softmax{s}/{k}")
+        f"softmax{s}/{k}": partial(problem, softmax(s, k), f"softmax{s}/{k}")
         for s, k in [((33, 100), 1), ((7, 5), 1), ((3, 20, 7, 9), 1), ((5, 1), 1), ((4, 1000), 0), ((1, 70_001), 1)]
     },
     "softmax/last": lambda: problem(softmax((3, 20, 7, 9), 1), "softmax/last", LAST),
@@ -158,8 +159,8 @@ NAMED: dict[str, Callable[[], Problem]] = {
     "group-norm/row": lambda: problem(group_norm((2, 12, 7, 9), 3), "group-norm/row"),
     "group-norm/last": lambda: problem(group_norm((2, 12, 7, 9), 3), "group-norm/last", LAST),
     **{
-        f"pool{k}{s}{p}{d}/{f.value}": lambda k=k, s=s, p=p, d=d, f=f, w=w: problem(
-            pool((2, 5, 19, 37), k, s, p, w, d), f"pool{k}{s}{p}{d}/{f.value}", f
+        f"pool{k}{s}{p}{d}/{f.value}": partial(
+            problem, pool((2, 5, 19, 37), k, s, p, w, d), f"pool{k}{s}{p}{d}/{f.value}", f
         )
         for (k, s, p, d), w in [
             ((2, 2, 0, 1), Prim.WINDOW_MAX),

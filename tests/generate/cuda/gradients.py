@@ -50,7 +50,7 @@ def network(
 def text_of(g: Gradient, *, parameters: bool = True) -> Text:
     counts = [(g.pack, g.text.split(f"{g.pack.name}(", 1)[1].split(")", 1)[0].count(",") + 1), (g.chain, 6)]
     if parameters:
-        counts += [(g.finish, 3)] if g.inside else [(g.sums, 4), (g.finish, 3)]
+        counts += [(g.finish, 3)] if g.inside else [(g.wgrad, 4), (g.finish, 3)]
     return Text(
         g.text,
         tuple(
@@ -110,7 +110,7 @@ def _forward(net: Network, first: torch.Tensor, leaves: list[torch.Tensor]) -> t
         h = by_torch(act, h)
         h = h + values[added.value] if added is not None and not added.before else h
         values[layer + 1] = h
-    return h
+    return values[net.depth]
 
 
 def error_of(got: np.ndarray, want: np.ndarray) -> float:
@@ -175,7 +175,7 @@ class Runner:
             self._start(g.chain, [*addresses, rows], blocks)
             pieces.append(from_memory(dx.data.copy(), net.input_dtype, (rows, net.columns), Format.ROW))
             if sums and not g.inside:
-                self._start(g.sums, [kept.address, partial.address, g.count(rows), at > 0], g.sums.max_ctas)
+                self._start(g.wgrad, [kept.address, partial.address, g.count(rows), at > 0], g.wgrad.max_ctas)
             assert all(b.intact() for b in everything), "a guard zone was written"
         if sums:
             self._start(g.finish, [partial.address, out.address, shares], g.finish.max_ctas)

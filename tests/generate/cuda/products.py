@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -225,8 +226,8 @@ def pooled_convolution(
         y = b.apply(Prim.MAX, y, 0.0)
     between = y
     size, step, border = pool
-    window = {"kernel": (size, size), "strides": (step, step), "pads_lo": (border, border), "pads_hi": (border, border)}
-    window["dilations"] = (pool_dilation, pool_dilation)
+    window: dict[str, Any] = {"kernel": (size, size), "strides": (step, step)}
+    window |= {"pads_lo": (border, border), "pads_hi": (border, border), "dilations": (pool_dilation, pool_dilation)}
     found = avg_pool(b, y, **window, ceil=ceil) if mean else max_pool(b, y, **window, ceil=ceil)
     assert not isinstance(found, Declined), found.reason
     y = found

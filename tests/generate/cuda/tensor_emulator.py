@@ -20,7 +20,7 @@ from weft.ir.reference import evaluate, round_to
 from weft.ir.types import DType, from_bits, to_bits
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CudaSource, Launch, TensorMap
+from weft.kernels.source import CudaSource, Launch, Pointer, TensorMap
 
 _HERE = Path(__file__).parent
 _INTRINSICS = Path(weft.generate.cuda.__file__).parent / "intrinsics"
@@ -171,7 +171,9 @@ def run(
                 at = work.address + index if kind == "work" else pools[kind][index].address
                 maps.append(_record(p, at))
                 values.append(ctypes.addressof(maps[-1]))
-            elif p.kind in pools:
+                continue
+            assert isinstance(p, Pointer), p
+            if p.kind in pools:
                 gone = p.kind == "in" and p.index in hidden
                 values.append(0 if gone else pools[p.kind][p.index].address)
             else:

@@ -85,4 +85,4 @@ def test_what_cannot_be_loaded_is_an_error() -> None:
     x = b.input(TensorType(DType.F32, (4,)))
     graph = b.build([b.apply(Prim.EXP, b.transpose(b.reshape(x, (2, 2)), (1, 0)))])
     with pytest.raises(KeyError):
-        emit_expression(graph, graph.outputs[0], {}.__getitem__)
+        emit_expression(graph, graph.outputs[0], dict[NodeId, Value]().__getitem__)

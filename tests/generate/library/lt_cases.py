@@ -93,7 +93,7 @@ def run(
     """Its result."""
     launch, out = launcher(problem, call, inputs, room)
     launch()
-    return out  # type: ignore[no-any-return]
+    return out
 
 
 def network(dtype: DType = DType.F32, sizes: Sizes = (M, N, K)) -> Graph:

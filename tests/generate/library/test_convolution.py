@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from weft.generate.library import LibraryGenerator, conv_call
 from weft.generate.library import convolution as module
 from weft.generate.library.algorithm import (
     CONVOLUTION,
-    Engine,
     chosen,
     engine_of,
     identity,
@@ -78,7 +78,7 @@ WAYS = (
 @pytest.mark.parametrize("dtype", list(LIMITS))
 @pytest.mark.parametrize("attrs", few(WAYS, 1), ids=str)
 def test_every_engine_computes_every_form(dtype: DType, attrs: ConvAttrs, here: Engines) -> None:
-    orders = list(itertools.product((Format.ROW, Format.LAST), repeat=2))
+    orders = list(itertools.product((Format.ROW, Format.LAST), (Format.ROW, Format.LAST)))
     for bias, residual, relu in itertools.product((False, True), repeat=3):
         for formats in orders if bias and relu else orders[-1:]:
             about: dict[str, Any] = {"bias": bias, "residual": residual}
@@ -193,7 +193,7 @@ def test_damaged_and_foreign_records_are_refused(here: Engines) -> None:
     inputs, made = inputs_of(problem), calls(problem)
     (record,) = chosen(made[0])
     good = dict(record.keywords)
-    assert engine_of(good) == record and isinstance(record, Engine) and made[0].run[-1].target == CONVOLUTION
+    assert engine_of(good) == record and made[0].run[-1].target == CONVOLUTION
     wrong: list[dict[str, Any]] = [
         {"number": 2}, {"number": "0"}, {"number": True}, {"knobs": "2:4"}, {"knobs": "2"}, {"knobs": 7}, {"seal": "0"},
         {"workspace": -1}, {"workspace": 1 << 40}, {"compute": "f64"}, {"activation": "gelu_tanh"}, {"more": 1},
@@ -220,7 +220,8 @@ def test_tensors_that_a_record_is_not_for_are_refused(here: Engines) -> None:
     (record,) = chosen(calls(problem)[0])
     x, w, bias = inputs_of(problem)
     where: tuple[Any, ...] = ((1, 1), (1, 1), (1, 1), (1, 1))
-    y = conv_call.run(x, w, bias, None, *where, **dict(record.keywords))
+    run: Callable[..., torch.Tensor] = conv_call.run
+    y = run(x, w, bias, None, *where, **dict(record.keywords))
     assert y.shape == (2, 16, 6, 5) and y.is_contiguous(memory_format=torch.channels_last)
     bad: list[tuple[dict[str, Any], str]] = [
         ({"x": x.double()}, "no convolution of"), ({"w": w[:, :3]}, "whole groups"), ({"bias": bias[:3]}, "bias"),
@@ -232,7 +233,7 @@ def test_tensors_that_a_record_is_not_for_are_refused(here: Engines) -> None:
     for change, reason in bad:
         given = {"x": x, "w": w, "bias": bias, "residual": None, "where": where, "out": None, **change}
         with pytest.raises(ArtifactError, match=reason):
-            conv_call.run(
+            run(
                 given["x"], given["w"], given["bias"], given["residual"], *given["where"], out=given["out"],
                 **dict(record.keywords),
             )  # fmt: skip

@@ -48,7 +48,7 @@ def calls(eager: Any) -> list[str]:
     return [t for t in found if not any(v in t for v in views)]
 
 
-ONE_CALL = {
+ONE_CALL: dict[str, tuple[dict[str, Any], tuple[Any, ...], str | None]] = {
     "Relu": ({}, (), "aten.relu.default"),
     "Erf": ({}, (), "aten.erf.default"),
     "Sign": ({}, (), "aten.sign.default"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.typed import noting
 
 from weft.device.cuda.facts import GpuFacts
 from weft.frontends.torch import import_exported
@@ -208,7 +209,7 @@ def test_kernels_of_attention_get_operands_that_they_can_load(length: int, monke
 
 def test_the_frameworks_own_attention_gets_them_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.Tensor] = []
-    monkeypatch.setattr(attention_call, "readable", lambda x, **_: asked.append(x) or x)
+    monkeypatch.setattr(attention_call, "readable", noting(lambda x, **_: asked.append(x), lambda x, **_: x))
 
     class OnGpu(torch.Tensor):
         is_cuda = True
@@ -218,7 +219,8 @@ def test_the_frameworks_own_attention_gets_them_on_a_gpu(monkeypatch: pytest.Mon
     assert isinstance(call, LibraryCall) and {s.target for s in call.run} == {attention_call.COMPOSED}
     chance = torch.Generator().manual_seed(1)
     given = [torch.randn(1, 2, 16, 32, generator=chance) for _ in range(3)]
-    want = torch.nn.functional.scaled_dot_product_attention(*given)
+    q, k, v = given
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     assert torch.equal(BoundCall(call, {}).run(given)[0], want) and not asked
     got = BoundCall(call, {}).run([x.as_subclass(OnGpu) for x in given])[0]
     assert torch.equal(got.as_subclass(torch.Tensor), want) and len(asked) == 3

@@ -13,12 +13,13 @@ import torch
 from tests.device.cuda.stand_in import cublaslt
 from tests.generate.library.lt_cases import FACTS, K, M, N, calls, expected, inputs_of, linear, problem_of, run
 from tests.tune.cuda_fake import FakeCudaTransport
+from tests.typed import narrow
 
 from weft.device.cuda.cublaslt import CublasLt
 from weft.device.cuda.facts import GpuFacts
 from weft.errors import ArtifactError
 from weft.generate.library import LibraryGenerator, lt, lt_call
-from weft.generate.library.algorithm import algorithm_of, chosen, identity, workspace_bytes
+from weft.generate.library.algorithm import Algorithm, algorithm_of, chosen, identity, workspace_bytes
 from weft.generate.library.lt_call import Library, operand, product_of
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
@@ -140,8 +141,8 @@ def test_what_the_library_cannot_do_is_left_alone(here: Library) -> None:
 
     assert "tanh-GELU" in declined(product(lambda b, y: b.apply(Prim.TANH, y)))
     assert "tanh-GELU" in declined(product(lambda b, y: b.add(Prim.MUL, b.apply(Prim.TANH, y), y)))
-    for other in (lambda b, y: y, lambda b, y: rows(b)):
-        assert "something else is added" in declined(product(lambda b, y, o=other: b.add(Prim.ADD, y, o(b, y))))
+    for tail in (lambda b, y: b.add(Prim.ADD, y, y), lambda b, y: b.add(Prim.ADD, y, rows(b))):
+        assert "something else is added" in declined(product(tail))
     assert "floats" in declined(product(lambda b, y: y, DType.F64))
     plain = product(lambda b, y: y)
     assert "row-major" in declined(replace(plain, output_formats=(Format.LAST,)))
@@ -273,6 +274,7 @@ def test_foreign_algorithms_are_refused_and_never_replaced(here: Library) -> Non
     with pytest.raises(ArtifactError, match=f"chosen for NVIDIA A100, sm_80, 108 multiprocessors, here is {HERE}"):
         run(problem, sealed(made[0], gpu=identity("NVIDIA A100", 80, 108)), inputs)
     (record,) = chosen(made[0])
+    assert isinstance(record, Algorithm)
     with pytest.raises(ArtifactError, match=r"does not take this algorithm: INVALID_VALUE \(7\)"):
         run(problem, sealed(made[0], data=other(record.data)), inputs)
     unordered = "2c" + record.data[2:16] + "0400000001000000" + record.data[32:]
@@ -288,7 +290,8 @@ def test_a_record_cannot_make_the_library_leave_the_tensors(here: Library) -> No
     x, w = torch.randn(M, K), torch.randn(K, N)
 
     def step(*given: torch.Tensor | None, **more: Any) -> torch.Tensor:
-        return lt_call.run(*given, **more, **dict(record.keywords))  # type: ignore[arg-type]
+        run: Callable[..., torch.Tensor] = lt_call.run
+        return run(*given, **more, **dict(record.keywords))
 
     torch.testing.assert_close(step(x, w, None, None), x @ w)
     bad: list[tuple[tuple[torch.Tensor | None, ...], dict[str, Any], str]] = [
@@ -361,7 +364,7 @@ def test_a_schedule_alone_makes_its_call(here: Library, monkeypatch: pytest.Monk
     before = [lt.lt_product(problem, s) for s in found]
     monkeypatch.setattr(lt_call, "library", lambda device=None: Declined("gone"))
     assert [lt.lt_product(problem, s) for s in found] == before
-    records = [next(chosen(call)) for call in before if isinstance(call, LibraryCall)]
+    records = [narrow(Algorithm, next(chosen(call))) for call in before if isinstance(call, LibraryCall)]
     assert [r.data for r in records] == [s.param("data") for s in found]
     assert len(records) == 3
 

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from tests.typed import assert_allclose
 
 import weft
 from weft import fission
@@ -47,7 +50,7 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, object]]] = {
 }  # fmt: skip
 
 
-def calls_of(rule: str, shapes: list[tuple[int, ...]], params: dict[str, object]) -> list[tuple[Problem, object]]:
+def calls_of(rule: str, shapes: list[tuple[int, ...]], params: dict[str, Any]) -> list[tuple[Problem, object]]:
     """What the library says to the problem that is exactly one operator."""
     b = GraphBuilder()
     ids = [b.input(TensorType(DType.F32, s)) for s in shapes]
@@ -83,7 +86,7 @@ def right(problem: Problem, call: LibraryCall) -> None:
     want = evaluate(problem.graph, arrays)[0]
     out = torch.empty(want.shape)
     BoundCall(call, {}).launcher([torch.from_numpy(x) for x in arrays], [out])()
-    np.testing.assert_allclose(out.numpy(), want, rtol=2e-4, atol=2e-5)
+    assert_allclose(out.numpy(), want, rtol=2e-4, atol=2e-5)
 
 
 HEADS: list[tuple[int, ...]] = [(1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)]
@@ -105,7 +108,7 @@ CHANGED: list[tuple[str, list[tuple[int, ...]], dict[str, object], bool]] = [
 
 @pytest.mark.parametrize(("rule", "shapes", "params", "taken"), CHANGED)
 def test_a_parameter_is_meant_or_declined(
-    rule: str, shapes: list[tuple[int, ...]], params: dict[str, object], taken: bool
+    rule: str, shapes: list[tuple[int, ...]], params: dict[str, Any], taken: bool
 ) -> None:
     for problem, call in calls_of(rule, shapes, params):
         assert isinstance(call, LibraryCall) is taken, call
@@ -113,7 +116,7 @@ def test_a_parameter_is_meant_or_declined(
             right(problem, call)
 
 
-def folded(rule: str, shapes: list[tuple[int, ...]], params: dict[str, object]) -> list[tuple[Problem, object]]:
+def folded(rule: str, shapes: list[tuple[int, ...]], params: dict[str, Any]) -> list[tuple[Problem, object]]:
     """What the library says to an operator whose constants clean-ups gave new shapes."""
     b = GraphBuilder()
     rng = np.random.default_rng(0)
@@ -170,9 +173,7 @@ def test_the_deviation_of_one_image_is_no_scale() -> None:
         ({"coordinate_mode": "asymmetric", "nearest_mode": "ceil"}, False),
     ],
 )
-def test_a_resize_is_one_call_where_its_indices_are_those_of_the_operator(
-    params: dict[str, object], taken: bool
-) -> None:
+def test_a_resize_is_one_call_where_its_indices_are_those_of_the_operator(params: dict[str, Any], taken: bool) -> None:
     sizes = {"sizes": (2, 6, 16, 24), "scales_text": "1.0,1.0,2.0,3.0"}
     ((_, call),) = calls_of("resize_nearest", [IMAGE], {**sizes, **params})
     assert isinstance(call, LibraryCall) is taken, call

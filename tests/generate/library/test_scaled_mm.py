@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.generate.cuda.gemm.test_float8 import BF16, E4, E5, F16, F32, product
+from tests.typed import narrow
 
 from weft.device.cuda.facts import GpuFacts
 from weft.frontends.torch.dtypes import from_numpy
 from weft.generate.library import LibraryGenerator
 from weft.generate.library.execute import BoundCall
+from weft.ir.attrs import InputAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -42,7 +44,8 @@ def test_it_means_the_problem(problem: Problem) -> None:
     types = [problem.graph.type_of(i) for i in problem.graph.inputs]
     arrays = [round_to(torch.randn(t.shape, generator=chance).numpy(), t.dtype) for t in types]
     tensors = [from_numpy(x, t.dtype) for x, t in zip(arrays, types, strict=True)]
-    weights = {k: tensors[k] for k, n in enumerate(problem.graph.inputs) if problem.graph.nodes[n].attrs.is_weight}
+    given = [narrow(InputAttrs, problem.graph.nodes[n].attrs) for n in problem.graph.inputs]
+    weights = {k: tensors[k] for k, x in enumerate(given) if x.is_weight}
     (found,) = BoundCall(call, weights).run(tensors)
     (wanted,) = evaluate(problem.graph, arrays)
     out = problem.graph.type_of(problem.graph.outputs[0]).dtype

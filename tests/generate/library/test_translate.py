@@ -9,6 +9,7 @@ import torch
 from onnx import TensorProto, helper
 from tests.runtime.plans import executable
 from tests.tune.cases import problem
+from tests.typed import assert_allclose
 
 from weft.generate.library.execute import BoundCall
 from weft.generate.library.translate import TRANSLATE, Program
@@ -34,7 +35,7 @@ def check(graph: Graph, *arrays: np.ndarray, rtol: float = 2e-6) -> None:
     got = executable(graph)(*[torch.from_numpy(x) for x in arrays])
     for g, w in zip(got, want, strict=True):
         assert g.numpy().dtype == w.dtype and g.shape == w.shape
-        np.testing.assert_allclose(g.numpy(), w, rtol=rtol, atol=1e-6)
+        assert_allclose(g.numpy(), w, rtol=rtol, atol=1e-6)
 
 
 ELEMENTWISE = [p for p in Prim if CATEGORY[p] is Category.ELEMENTWISE and p not in (Prim.CAST, Prim.SELECT)]
@@ -75,7 +76,7 @@ def one(attrs: a.Attrs, prim: Prim, *types: TensorType) -> Graph:
 
 
 X = TensorType(F32, (2, 3, 6, 5))
-CASES = {
+CASES: dict[str, tuple[Prim, a.Attrs, tuple[TensorType, ...]]] = {
     "transpose": (Prim.TRANSPOSE, a.TransposeAttrs((0, 2, 3, 1)), (X,)),
     "slice": (Prim.SLICE, a.SliceAttrs((1, 0, 5, 0), (1, 3, 3, 2), (1, 1, -2, 3)), (X,)),
     "empty slice": (Prim.SLICE, a.SliceAttrs((0, 0, 0, 0), (2, 0, 6, 5), (1, 1, 1, 1)), (X,)),

@@ -68,7 +68,7 @@ def test_bits_are_those_alone_and_so_are_the_plans(both: Both, ctas: int, kernel
     wanted = [digest(plan(x)) for x in batches]
     lc_alone = digest(both.lc.executable(*both.lc_inputs))
     found: list[str] = []
-    high = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+    high = torch.cuda.Stream(priority=-1)
     torch.cuda.synchronize()
     numbers = iter(range(400))
 
@@ -103,6 +103,7 @@ def test_a_stop_is_bounded_and_what_was_begun_goes_on(both: Both) -> None:
     with co_runner(
         both.be, x, beside=both.lc, stage_kernels=1, most_queued=4, deliver=lambda _, y: found.append(digest(y))
     ) as beside:
+        counts = beside.counts
         for _ in range(50):
             done = beside.counts.stages
             beside.start()

@@ -240,6 +240,7 @@ def test_calibration_is_plausible(stated: GpuFacts, nvrtc: Nvrtc, tmp_path: Path
     facts = gpu_facts(tmp_path, compiler=nvrtc)
     for field in ("bandwidth", "read_bandwidth", "l2_bandwidth", "launch_us", "clock_ghz", "achieved_flops"):
         assert facts.source_of(field) == "measured", (field, facts)
+    beyond: list[float] = []
     for table in (facts.bandwidth, facts.read_bandwidth):
         beyond = [rate for size, rate in table if size >= 8 * facts.l2_bytes]
         assert beyond

@@ -6,6 +6,7 @@ import copy
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.generate.cuda.mlps import BF16 as KERNEL_BF16
 from tests.generate.cuda.mlps import normal
 from tests.generate.cuda.skips import nerf, random_skips, skips
 from tests.gpu.machine import Gpu, Known
+from tests.typed import narrow, numbers
 from torch import nn
 
 import weft
@@ -150,6 +152,7 @@ def test_a_radiance_field_is_trained(compiled: None) -> None:
     losses = []
     for net in (plain, fused):
         optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+        loss = torch.tensor(torch.inf)
         for _ in range(60):
             with torch.autocast("cuda", BF16):
                 loss = (net(x, d).float() - wanted).square().mean()
@@ -222,12 +225,12 @@ def test_a_module_of_two_inputs_becomes_one_kernel(
         monkeypatch.setattr(groups, "_of_several", offered)
         options = weft.Options(device="cuda", budget_s=30.0, cache_dir=tmp_path / name)
         fused = weft.compile(net, inputs, options=options)
-        error = float((fused(*inputs).double() - exact).norm() / exact.norm())
+        error = float((narrow(torch.Tensor, fused(*inputs)).double() - exact).norm() / exact.norm())
         assert error <= 1.2 * own + 1e-4, (name, error, own)
         steps = fused.executable.plan.steps
         kinds[name] = [str(dict(s.kernel.schedule.params).get("template", s.kernel.schedule.generator)) for s in steps]
         with torch.no_grad():
-            times[name] = median(lambda f=fused: f(*inputs), 1 << 18)
+            times[name] = median(partial(fused, *inputs), 1 << 18)
     record_property("kernels", kinds)
     record_property("microseconds", times)
     assert kinds["one"] == ["mlp"], kinds
@@ -270,6 +273,7 @@ def test_several_results(joined: bool, gpu: tuple[Gpu, GpuFacts]) -> None:
         for source in sources:
             for got, want, near in zip(runner.run(problem, source, inputs, 2), exact, own, strict=True):
                 error, eager, size = (
-                    float(np.sqrt(np.mean(np.float64(v) ** 2))) for v in (got - want, near - want, want)
+                    float(np.sqrt(np.mean(v**2)))
+                    for v in (numbers(got) - numbers(want), numbers(near) - numbers(want), numbers(want))
                 )
                 assert error <= 1.2 * eager + 2.0**-10 * size, (str(source.schedule), error, eager, size)

@@ -26,6 +26,8 @@ class Linear(nn.Module):
         super().__init__()
         w = torch.randn(out, width) / width**0.5
         scale = w.abs().amax(1, keepdim=True) / MOST if rows else w.abs().amax() / MOST
+        self.weight: torch.Tensor
+        self.scale: torch.Tensor
         self.register_buffer("weight", (w / scale).to(E4))
         self.register_buffer("scale", scale.reshape(1, -1).contiguous() if rows else scale)
         self.bias = nn.Parameter(torch.randn(out, dtype=torch.bfloat16))

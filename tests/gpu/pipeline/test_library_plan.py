@@ -60,7 +60,7 @@ def test_the_same_bits_in_every_run_while_others_take_memory(name: str) -> None:
     _, _, x, plan = made(name, torch.float16)
     assert plan._held, "some values are kept as the framework made them"
     first = plan(x)[0].clone()
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side = torch.cuda.Stream()
     for turn in range(10):
         junk = [torch.full((1 << 18,), math.nan, device="cuda") for _ in range(turn)]
         with torch.cuda.stream(side):

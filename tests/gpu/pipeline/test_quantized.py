@@ -6,6 +6,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def layers(rows: int, width: int, hidden: int) -> Graph:
 
 def images(count: int, channels: int, size: int) -> Graph:
     net = Net()
-    how = {"strides": (1, 1), "pads_lo": (1, 1), "pads_hi": (1, 1), "dilations": (1, 1)}
+    how: dict[str, Any] = {"strides": (1, 1), "pads_lo": (1, 1), "pads_hi": (1, 1), "dilations": (1, 1)}
     y = net.through(net.b.input(TensorType(F32, (count, channels, size, size))), 0.03, 0)
     for scale in (0.3, 3.0, 30.0):
         y = known(conv(net.b, y, net.weight(channels, channels, 3, 3, axis=0), **how))

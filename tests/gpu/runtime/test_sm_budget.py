@@ -84,8 +84,8 @@ class CoRunner:
         self.ran = torch.zeros(self.sms, dtype=torch.int64, device="cuda")
         self._out = torch.zeros(self.sms * GUEST_THREADS, device="cuda")
         self._one = torch.ones(1, dtype=torch.int32).pin_memory()
-        self.stream, self._copies = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.stream, self._copies = torch.cuda.Stream(), torch.cuda.Stream()
+        self.ended = torch.cuda.Event()
 
     def start(self) -> None:
         """Put it on its stream, and give it time to be on all SMs."""
@@ -143,7 +143,7 @@ def test_a_plan_ends_while_a_co_runner_stays(
     exe, inputs = beside
     alone = [x.clone() for x in exe(*inputs)]
     co_runner.start()
-    ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    ended = torch.cuda.Event()
     found = [exe(*inputs) for _ in range(20)]
     ended.record()
     assert ends(ended, 1.0), "a kernel waits for the co-runner"
@@ -162,7 +162,7 @@ def test_a_kernel_that_wants_the_whole_sm_waits(co_runner: CoRunner, stated: Gpu
     bound = co_runner.whole.bind(
         (stated.sms, 1, 1), (256, 1, 1), (out.data_ptr(),), shared_bytes=stated.shared_per_block, dependent=False
     )
-    stream, ended = torch.cuda.Stream(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    stream, ended = torch.cuda.Stream(), torch.cuda.Event()
     bound.launch(stream.cuda_stream)
     ended.record(stream)
     assert not ends(ended, 0.3) and not co_runner.ended.query()

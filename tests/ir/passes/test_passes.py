@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ir.random_graphs import random_graph, random_inputs
 from tests.ir.small_graphs import CONV, GRAPHS, conv_batch_norm, ramp
+from tests.typed import assert_allclose
 
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, NodeId
@@ -47,7 +48,7 @@ def check(graph: Graph, *, strict: bool = False, rtol: float = 2e-6) -> Graph:
     for x, y in zip(before, after, strict=True):
         assert x.dtype == y.dtype
         scale = max(1.0, float(np.max(np.abs(x), initial=0, where=np.isfinite(x))))
-        np.testing.assert_allclose(y, x, rtol=rtol, atol=rtol * scale)
+        assert_allclose(y, x, rtol=rtol, atol=rtol * scale)
     assert clean_up(cleaned, strict=strict).log == ()
     return cleaned
 
@@ -475,14 +476,14 @@ def test_large_networks_are_quick() -> None:
     graph = b.build([x])
     assert len(graph) > 1300
     assert sum(c.nbytes for c in graph.constants.values()) > 250e6
-    took = []
+    took, cleaned = [], graph
     for _ in range(3):  # neighbours on the machine slow some of them down
         start = time.process_time()
         cleaned = clean_up(graph).graph
         took.append(time.process_time() - start)
         if took[-1] < 1.5:
             break
-    assert min(took) < 1.5
+    assert min(took) < 1.5 and cleaned is not graph
     verify_graph(cleaned)
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from tests.typed import narrow
 
 from weft.device.launch import NativeKernel, pointer_array
 from weft.device.toolchain import HostCompiler, find_compiler
@@ -109,6 +110,7 @@ def run(p: Problem, source: KernelSource, inputs: list[np.ndarray], repeat: int 
     for i in source.replaces_weights:
         addresses[i] = 0
     bits: list[list[bytes]] = []
+    outs: list[Buffer] = []
     for _ in range(repeat):
         work = Buffer(source.workspace_bytes // 4)
         outs = [Buffer(g.type_of(o).size) for o in g.outputs]
@@ -136,7 +138,7 @@ def sequential_error(g: Graph, inputs: list[np.ndarray]) -> float:
     if node.prim is Prim.MATMUL:
         left, right = x, w
     else:
-        left, right = _columns(x, w, node.attrs, node.type.shape)
+        left, right = _columns(x, w, narrow(a.ConvAttrs, node.attrs), node.type.shape)
     total = np.zeros(
         (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1]), np.float32
     )

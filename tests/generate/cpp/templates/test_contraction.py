@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.generate.cpp.templates.harness import LAST, ROW, Facts, check, conv, f32, problem
 from tests.slow import few
+from tests.typed import narrow
 
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder
@@ -114,7 +115,7 @@ def test_depthwise(case: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("mode", ["reflect", "edge", "constant"])
 @pytest.mark.parametrize("fin", [ROW, LAST])
-def test_padding_before_the_convolution(mode: str, fin: Format) -> None:
+def test_padding_before_the_convolution(mode: a.PadMode, fin: Format) -> None:
     b, x = image(5, 9, 8)
     y = conv(b, b.add(Prim.PAD, x, attrs=a.PadAttrs((0, 0, 4, 3), (0, 0, 4, 2), mode)), 12, (9, 5), strides=(2, 1))
     check(problem(b, [y], [fin, ROW], [LAST]), most=1)
@@ -239,7 +240,7 @@ def test_linear_of_a_batch_is_one_product() -> None:
     y = b.add(Prim.MATMUL, x, w)
     y = b.apply(Prim.ADD, y, b.input(f32(2, 9, 40)))
     (found,) = check(problem(b, [y]), most=1)
-    assert found.param("tw") * found.param("th") > 1
+    assert narrow(int, found.param("tw")) * narrow(int, found.param("th")) > 1
 
 
 @pytest.mark.parametrize("heads_last", [False, True])

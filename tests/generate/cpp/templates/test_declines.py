@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests import goldens
 from tests.generate.cpp.templates.harness import LAST, ROW, Facts, conv, f32, problem
+from tests.typed import narrow
 
 from weft.generate.contraction.views import View
 from weft.generate.cpp import templates
@@ -122,8 +123,7 @@ def test_emit_depends_on_its_arguments_only_and_names_are_its_own() -> None:
     found = templates.schedules(p, Facts())
     assert not isinstance(found, Declined)
     assert len(set(found)) == len(found)
-    sources = [templates.emit(p, s) for s in found]
-    assert all(isinstance(s, KernelSource) for s in sources)
+    sources = [narrow(KernelSource, templates.emit(p, s)) for s in found]
     assert sources == [templates.emit(p, s) for s in found]
     assert len({s.entry for s in sources}) == len(found)
     for s in sources:

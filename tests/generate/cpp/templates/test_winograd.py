@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.generate.cpp.templates.harness import LAST, ROW, Facts, check, conv, f32, problem, random_inputs, run
 from tests.slow import few
+from tests.typed import numbers
 
 from weft.generate.cpp import templates
 from weft.generate.cpp.templates.winograd import matrices
@@ -93,6 +94,7 @@ def test_few_channels_have_no_large_tiles() -> None:
     b = GraphBuilder()
     x = b.input(f32(1, 32, 12, 12))
     found = templates.schedules(problem(b, [conv(b, x, 64, (3, 3), lo=(1, 1))], [LAST, ROW], [LAST]), Facts())
+    assert not isinstance(found, Declined)
     assert {s.param("algorithm") for s in found} == {"direct", "winograd2"}
 
 
@@ -112,7 +114,7 @@ def test_what_is_not_finite_stays_where_it_belongs(algorithm: str, special: floa
     with np.errstate(all="ignore"):
         (want,) = evaluate(p.graph, [image, weights])
     assert (np.isnan(got) == np.isnan(want)).all()
-    assert (np.isposinf(got) == np.isposinf(want)).all()
+    assert (np.isposinf(got) == np.isposinf(numbers(want))).all()
     far = np.isfinite(want) & (np.abs(want) < 1e6)
     assert 0.5 < far.mean() < 1
     assert np.abs(got[far] - want[far]).max() < 1e-3

@@ -12,6 +12,7 @@ from tests import goldens
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, block, plain, problem_of
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.slow import few
+from tests.typed import numbers
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
@@ -142,7 +143,7 @@ def inputs_of(problem: Problem, seed: int = 0) -> list[np.ndarray]:
 def compare(got: np.ndarray, problem: Problem, inputs: list[np.ndarray], name: str) -> None:
     """Near the value in float64; NaN and infinities where those are."""
     with np.errstate(all="ignore"):
-        want = evaluate(problem.graph, inputs, precise=True)[0]
+        want = numbers(evaluate(problem.graph, inputs, precise=True)[0])
     unit = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-22}[problem.graph.type_of(problem.graph.outputs[0]).dtype]
     unit = 2.0**-12 if name in ROUNDED else unit
     finite = np.isfinite(want)

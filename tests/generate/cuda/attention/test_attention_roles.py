@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.generate.cuda.attention import test_attention, test_attention_linear, test_attention_tma
@@ -37,7 +38,7 @@ CASES: dict[str, tuple[Problem, Schedule]] = {
 def roles(problem: Problem, schedule: Schedule) -> RoleSource | Declined:
     template = templates.template_of(schedule)
     assert not isinstance(template, Declined)
-    found = template.pattern.match(problem, tf32=False)
+    found: Any = template.pattern.match(problem, tf32=False)
     match schedule.param("template"):
         case "linear_attention":
             return linear.roles(found, schedule)

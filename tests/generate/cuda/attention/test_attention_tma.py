@@ -12,6 +12,7 @@ from tests.generate.cuda.attention.test_attention import compare, inputs_of
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, block, plain, problem_of
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.slow import asked, few
+from tests.typed import approx
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc, gate
@@ -238,7 +239,7 @@ def matched(problem: Problem) -> Attention:
 def test_causal_masks_are_read_off_the_expression() -> None:
     found = band(matched(plain((2, 2), 20, 40, 16, causal=True)))
     assert found is not None
-    assert (found.shift, found.queries, found.repeats, found.scale) == (0, 20, 1, pytest.approx(0.25))
+    assert (found.shift, found.queries, found.repeats, found.scale) == (0, 20, 1, approx(0.25))
     found = band(matched(plain((2, 2), 20, 40, 16, heads=6, causal=True)))
     assert found is not None
     assert (found.queries, found.repeats) == (20, 3)

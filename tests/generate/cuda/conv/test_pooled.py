@@ -10,6 +10,7 @@ from tests.generate.cuda.products import BF16, F32, ROW, pooled_convolution
 from tests.generate.cuda.tensor_emulator import Emulated, rounded, run, small_integers, written
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 from tests.slow import few
+from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -112,7 +113,7 @@ def test_windows_of_integers_are_exact(
     for x, y, node in zip(got, exact, problem.graph.outputs, strict=True):
         dtype = problem.graph.type_of(node).dtype
         if "mean" in name:  # the inverse of a count is rounded
-            np.testing.assert_allclose(x, y, rtol=8e-3 if dtype is BF16 else 1e-3)
+            assert_allclose(x, y, rtol=8e-3 if dtype is BF16 else 1e-3)
         else:
             np.testing.assert_array_equal(x, rounded(y, dtype))
 

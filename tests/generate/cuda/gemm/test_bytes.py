@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def convolution(n: int, c: int, h: int, w: int, oc: int, k: int, stride: int = 1
     return made(b, conv_integer(b, x, f, **how(stride, pad)), LAST, ROW, LAST)
 
 
-def how(stride: int, pad: int) -> dict[str, tuple[int, int]]:
+def how(stride: int, pad: int) -> dict[str, Any]:
     return {"strides": (stride, stride), "pads_lo": (pad, pad), "pads_hi": (pad, pad), "dilations": (1, 1)}
 
 

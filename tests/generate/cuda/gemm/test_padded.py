@@ -167,6 +167,7 @@ def test_vectors_of_lanes_are_read_at_once() -> None:
     found = find_alternatives(graph, on_gpu=True)
     step = next(e for e in plan_of(found) if any(n.prim is Prim.SELECT for n in e.problem.graph.nodes))
     schedules = templates.schedules(step.problem, H200)
+    assert not isinstance(schedules, Declined)
     schedule = next(s for s in schedules if s.param("template") == "mma")
     source = templates.emit(step.problem, schedule)
     assert isinstance(source, CudaSource)

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from tests import goldens
@@ -629,16 +630,16 @@ def test_boxes_cover_the_pixels(sizes: tuple[int, int, int], rows: int) -> None:
 def test_boxes_are_offered_where_they_were_seen_to_gain() -> None:
     facts = GpuFacts()
 
-    def boxed(m: int, n: int, k: int, **more: object) -> list[dict[str, object]]:
-        problem = Gemm(m, n, k, layout="nt", **more).problem()  # type: ignore[arg-type]
+    def boxed(m: int, n: int, k: int, **more: Any) -> list[dict[str, Any]]:
+        problem = Gemm(m, n, k, layout="nt", **more).problem()
         found = templates.schedules(problem, facts)
         assert not isinstance(found, Declined)
-        return [known for s in found if (known := dict(s.params)).get("store")]
+        return [dict(s.params) for s in found if dict(s.params).get("store")]
 
     for size in ((4096, 4096, 1024), (8192, 4096, 512)):
         (one,) = boxed(*size)
         assert one["pingpong"] is True
-        source = made(Gemm(*size, layout="nt").problem(), TmaConfig.of(Schedule("cuda", tuple(one.items()))), "k")  # type: ignore[arg-type]
+        source = made(Gemm(*size, layout="nt").problem(), TmaConfig.of(Schedule("cuda", tuple(one.items()))), "k")
         assert source.launches[0].shared_bytes <= facts.shared_per_block
         assert any(isinstance(x, TensorMap) and x.base.kind == "out" for x in source.launches[0].arguments)
     assert boxed(2048, 3072, 768) == [], "a small result"

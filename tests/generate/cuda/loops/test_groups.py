@@ -38,7 +38,7 @@ def random_form(seed: int) -> Form:
         cluster=rng.choice([1, 1, 2, 4]),
         spread=rng.choice([0, 0, 3, 20]),
         tile=rng.random() < 0.4,
-        parts=rng.choice([1, 1, 2, 4]),
+        num_splits=rng.choice([1, 1, 2, 4]),
         single_pass=rng.random() < 0.5,
         corners=rng.random() < 0.5,
         whole=rng.random() < 0.5,
@@ -111,10 +111,10 @@ LONG = {
         problem(norm_relu_pad((2, 24, 20, 31), 2), "norm-pad-24", Format.LAST),
         Form(threads=64, columns=2, cluster=2),
     ),
-    "parts": (norm(3, 4100), Form(threads=128, per_row=64, parts=10, spread=12)),
-    "parts-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, parts=5, spread=12)),
-    "parts-norm-pad": (NAMED["norm-pad/last"](), Form(threads=128, columns=2, parts=5, spread=20)),
-    "parts-groups": (NAMED["group-norm/last"](), Form(threads=64, parts=7, spread=12)),
+    "parts": (norm(3, 4100), Form(threads=128, per_row=64, num_splits=10, spread=12)),
+    "parts-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, num_splits=5, spread=12)),
+    "parts-norm-pad": (NAMED["norm-pad/last"](), Form(threads=128, columns=2, num_splits=5, spread=20)),
+    "parts-groups": (NAMED["group-norm/last"](), Form(threads=64, num_splits=7, spread=12)),
     "once": (norm(3, 4100), Form(threads=128, per_row=128, single_pass=True)),
     "once-cluster": (norm(3, 4100), Form(threads=128, per_row=128, cluster=4, single_pass=True)),
     "once-cluster-short": (norm(2, 1037), Form(threads=128, per_row=128, cluster=8, single_pass=True)),
@@ -126,15 +126,15 @@ LONG = {
     ),
     "once-parts-norm-pad": (
         NAMED["norm-pad/last"](),
-        Form(threads=128, columns=2, parts=5, spread=20, single_pass=True),
+        Form(threads=128, columns=2, num_splits=5, spread=20, single_pass=True),
     ),
     "once-groups": (NAMED["group-norm/last"](), Form(threads=64, columns=2, cluster=2, single_pass=True)),
-    "once-parts-groups": (NAMED["group-norm/last"](), Form(threads=64, parts=7, spread=12, single_pass=True)),
+    "once-parts-groups": (NAMED["group-norm/last"](), Form(threads=64, num_splits=7, spread=12, single_pass=True)),
     "once-parts-norm-pad-row": (
         NAMED["norm-pad/row"](),
-        Form(threads=64, per_row=64, parts=4, spread=30, single_pass=True),
+        Form(threads=64, per_row=64, num_splits=4, spread=30, single_pass=True),
     ),
-    "parts-norm-pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=32, parts=4, spread=30)),
+    "parts-norm-pad-row": (NAMED["norm-pad/row"](), Form(threads=64, per_row=32, num_splits=4, spread=30)),
 }
 
 
@@ -159,12 +159,12 @@ def norm_up(height: int, width: int) -> Problem:
 def test_what_is_indexed_is_read_in_batches() -> None:
     p = norm_up(12, 25)
     x = np.random.default_rng(3).standard_normal((1, 16, 12, 25)).astype(np.float32)
-    inputs = [x, np.arange(24) // 2, np.arange(50) // 2]
+    inputs: list[np.ndarray] = [x, np.arange(24) // 2, np.arange(50) // 2]
     forms = (
-        Form(threads=64, columns=2, parts=3, spread=2),
-        Form(threads=64, columns=2, parts=3, spread=2, single_pass=True),
+        Form(threads=64, columns=2, num_splits=3, spread=2),
+        Form(threads=64, columns=2, num_splits=3, spread=2, single_pass=True),
         Form(threads=32, columns=2, cluster=2, single_pass=True),
-        Form(threads=64, columns=2, parts=3, single_pass=True, apart=True),
+        Form(threads=64, columns=2, num_splits=3, single_pass=True, apart=True),
     )
     batch = [trial(p, form.schedule(), inputs) for form in forms]
     for one in batch[:3]:
@@ -190,7 +190,7 @@ def test_rows_in_parts_take_two_launches() -> None:
         p, form = LONG[name]
         source = trial(p, form.schedule(), []).source
         assert len(source.launches) == 2, name
-        assert source.launches[1].grid[0] > source.launches[0].grid[0] // form.parts, name
+        assert source.launches[1].grid[0] > source.launches[0].grid[0] // form.num_splits, name
         assert not source.state_bytes, name
 
 

@@ -13,6 +13,7 @@ from tests.generate.cuda.emulate import build, check, run, trial
 from tests.generate.cuda.loops.test_groups import norm
 from tests.ir.random_graphs import random_inputs
 from tests.slow import few
+from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import find_nvrtc
@@ -144,7 +145,7 @@ def test_factors_of_a_row_are_multiplied_first() -> None:
         graph = b.build([y])
         found = factors_together(graph)
         inputs = random_inputs(graph, 1)
-        np.testing.assert_allclose(evaluate(found, inputs)[0], evaluate(graph, inputs)[0], rtol=1e-5)
+        assert_allclose(evaluate(found, inputs)[0], evaluate(graph, inputs)[0], rtol=1e-5)
         assert (found.inputs[0] in found.nodes[found.outputs[0]].inputs) is together
 
 

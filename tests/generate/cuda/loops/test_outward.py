@@ -30,10 +30,10 @@ MEET = Form(threads=64, columns=2, single_pass=True, cross_cta=3, scatter=True)
 FORMS = (
     MEET,
     Form(threads=64, columns=1, single_pass=True, cross_cta=2, scatter=True, smem_stash=True),
-    Form(threads=64, columns=2, single_pass=True, parts=3, spread=8, scatter=True),
-    Form(threads=64, columns=2, parts=3, spread=8, scatter=True),
+    Form(threads=64, columns=2, single_pass=True, num_splits=3, spread=8, scatter=True),
+    Form(threads=64, columns=2, num_splits=3, spread=8, scatter=True),
     Form(threads=64, columns=2, single_pass=True, cluster=2, scatter=True),
-    Form(threads=64, columns=2, single_pass=True, apart=True, parts=3, scatter=True),
+    Form(threads=64, columns=2, single_pass=True, apart=True, num_splits=3, scatter=True),
     Form(threads=64, fuse=False, scatter=True),
 )
 
@@ -193,7 +193,9 @@ def test_where_it_is_offered() -> None:
     assert FACTS.sms * 2 % int(str(first.param("cross_cta"))) == 0
     (launch,) = trial(image_norm(16, 32, 224), first, []).source.launches
     assert 2 * launch.shared_bytes < FACTS.shared_per_sm < 3 * launch.shared_bytes
-    assert not any("scatter" in dict(s.params) for s in CudaGenerator().schedules(shown(pad=None), FACTS))
+    plain = CudaGenerator().schedules(shown(pad=None), FACTS)
+    assert not isinstance(plain, Declined)
+    assert not any("scatter" in dict(s.params) for s in plain)
 
 
 @pytest.mark.parametrize(("side", "meets"), [(360, True), (363, False), (448, False)])

@@ -10,6 +10,7 @@ from tests.generate.cuda.skips import Skips, nerf, random_skips, skips
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 from tests.slow import few
+from tests.typed import numbers
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -186,7 +187,7 @@ def test_several_results(
     for source in sources:
         for got, want, near in zip(run(kernels, problem, source, inputs), exact, own, strict=True):
             error, eager, size = (
-                float(np.sqrt(np.mean(np.asarray(v, dtype=np.float64) ** 2)))
-                for v in (got - want, np.asarray(near, dtype=np.float64) - want, want)
+                float(np.sqrt(np.mean(v**2)))
+                for v in (numbers(got) - numbers(want), numbers(near) - numbers(want), numbers(want))
             )
             assert error <= 1.2 * eager + 0.25 * unit * size, (str(source.schedule), error, eager, size)

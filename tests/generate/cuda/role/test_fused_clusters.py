@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.generate.cuda import fusing
 from tests.generate.cuda.attentions import plain
-from tests.generate.cuda.fused_emulator import Counter, FusedKernels
+from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.fusing import fma, lc_is_right, lc_memory, meet
 from tests.generate.cuda.products import product
 from tools.sanitize_products import blocks, tma
@@ -64,8 +64,10 @@ def wrong(name: str, source: FusedSource, kernels: FusedKernels) -> str:
     alone = found[name][1]
     memory, total = [fusing.of(x) for x in BE], sum(source.stages)
     counter = Counter(WorkCounter.start(source.stages, total))
+    hosts: list[Memory] = []
     for launch in range(20):
         lc = lc_memory(problem, alone)
+        hosts.append(lc)
         assert library.run_alone(alone, lc) == ""
         by_itself = [b.data.copy() for b in lc["out"]]
         assert "attention" in name or lc_is_right(problem, lc)
@@ -78,7 +80,7 @@ def wrong(name: str, source: FusedSource, kernels: FusedKernels) -> str:
             return "the latency-critical result"
         if counter.now.finished == total:
             break
-    if not all(b.intact() for m in (lc, *memory) for b in m.buffers) or counter.now.finished != total:
+    if not all(b.intact() for m in (*hosts, *memory) for b in m.buffers) or counter.now.finished != total:
         return f"blocks are lost, or a guard zone was written: {counter.now}"
     wanted = [fusing.meet_alone(x) if x.roles[0].early_return else fusing.fma_alone(x) for x in BE]
     return (

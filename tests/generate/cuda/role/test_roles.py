@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ OF_THE_KERNEL = re.compile(
 WHOLE = Schedule("cuda", (("template", "none"),))
 
 
-def role(body: str = "out0[role.thread()] = in0[role.thread()];", **fields: object) -> DeviceRole:
+def role(body: str = "out0[role.thread()] = in0[role.thread()];", **fields: Any) -> DeviceRole:
     parameters = (
         Parameter("in0", Pointer("in", 0), "const float* __restrict__"),
         Parameter("out0", Pointer("out", 0), "float* __restrict__"),
@@ -35,7 +36,7 @@ def role(body: str = "out0[role.thread()] = in0[role.thread()];", **fields: obje
     return replace(DeviceRole(32, body, parameters, (3, 2, 1)), **fields)
 
 
-def source(*roles: DeviceRole, **fields: object) -> RoleSource:
+def source(*roles: DeviceRole, **fields: Any) -> RoleSource:
     return replace(RoleSource(WHOLE, (prelude(), tma_header()), roles), **fields)
 
 

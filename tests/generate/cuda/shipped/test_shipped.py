@@ -128,7 +128,7 @@ def test_a_table_is_written_and_read_again() -> None:
         (lambda d: [d], "TypeError"),
     ],
 )
-def test_a_malformed_or_old_table_is_an_error_that_says_what_to_do(damage: Callable[..., Any], told: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_malformed_or_old_table_is_an_error_that_says_what_to_do(damage: Callable[..., Any], told: str) -> None:
     data = json.loads(made(Tried("s", 5, 0.5)).to_json())
     with pytest.raises(ArtifactError, match=told) as raised:
         Shipped.from_json(json.dumps(damage(data)))

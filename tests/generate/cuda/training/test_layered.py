@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -18,9 +19,10 @@ from tests.generate.cuda.gradients import (
     rounded,
 )
 from tests.generate.cuda.layers import Net, Runner
-from tests.generate.cuda.tensor_emulator import Emulated, run
+from tests.generate.cuda.tensor_emulator import Emulated, Text, run
 from tests.generate.cuda.test_templates import A100, H200
 from tests.slow import few
+from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
@@ -63,9 +65,13 @@ def nets() -> dict[str, Net]:
     return {name: Net(*case) for name, case in CASES.items()}
 
 
+def texts(made: Iterable[Net]) -> list[Text]:
+    return [*(n.beside for n in made), *(x for n in made for x in n.sources.values())]
+
+
 @pytest.fixture(scope="module")
 def emulated(nets: dict[str, Net]) -> Emulated:
-    return Emulated([x for n in nets.values() for x in (n.beside, *n.sources.values())])
+    return Emulated(texts(nets.values()))
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -85,7 +91,7 @@ def test_infinities_stay_in_their_columns() -> None:
     """What lies behind the columns of a layer has zero weights: an infinity in another column must not make it NaN."""
     cases = [(network((24, 37, 33, 9), RELU), H200, 0), (network((24, 37, 265, 9), RELU, DType.F16), A100, 1)]
     made = [Net(net, 40, facts, choice) for net, facts, choice in cases]
-    emulated = Emulated([x for n in made for x in (n.beside, *n.sources.values())])
+    emulated = Emulated(texts(made))
     for n in made:
         x, dy, parameters = infinite(n.net, 40)
         y, dx, others = Runner(emulated, n).run(x, dy, parameters)
@@ -109,7 +115,7 @@ def _summed(net: Network, rows: int, number: int) -> tuple[Problem, CudaSource]:
     facts = replace(H200, sms=8)
     case = product(below.problem)
     assert not isinstance(case, Declined)
-    found = [text.with_sums(below, s.schedule()) for _, s in tma_choose.shapes(case, facts, 12)]
+    found = [text.with_column_sums(below, s.schedule()) for _, s in tma_choose.shapes(case, facts, 12)]
     made = [x for x in found if not isinstance(x, Declined)]
     assert made
     source, count = made[number % len(made)]
@@ -176,7 +182,7 @@ def test_slopes_are_those_of_torch(kind: str) -> None:
     graph = b.build([act.slope(b, g, kept)])
     held = y.detach().numpy().astype(np.float32) if act.keeps == 1 else z
     (found,) = evaluate(graph, [np.full_like(z, 2.0), held])
-    np.testing.assert_allclose(found, 2 * wanted.numpy(), rtol=2e-4, atol=2e-5)
+    assert_allclose(found, 2 * wanted.numpy(), rtol=2e-4, atol=2e-5)
 
 
 def test_what_is_refused_says_why() -> None:

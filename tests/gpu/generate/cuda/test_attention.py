@@ -12,6 +12,7 @@ from tests.generate.cuda.attention.test_attention_linear import CASES as LINEAR
 from tests.generate.cuda.attention.test_attention_tma import CASES as WARPGROUPS
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, Heads, block, linear, plain
 from tests.gpu.machine import Gpu, Known
+from tests.typed import numbers
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -77,7 +78,7 @@ def test_tf32(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     assert sources
     machine = Gpu(Known(machine.nvrtc, machine.arch, sources), machine.arch)
     inputs = inputs_of(problem)
-    want = evaluate(problem.graph, inputs, precise=True)[0]
+    want = numbers(evaluate(problem.graph, inputs, precise=True)[0])
     for source in sources:
         got = machine.run(problem, source, inputs, 2)[0].astype(np.float64)
         error = float(np.sqrt(np.mean(np.square(got - want)) / np.mean(np.square(want))))

@@ -75,7 +75,7 @@ def grid(hopper: tuple[Gpu, GpuFacts]) -> tuple[Gpu, dict[str, list[CudaSource]]
         found[name] = [s for s in sources if isinstance(s, CudaSource)]
         assert len(found[name]) == len(sources), name
     every = [s for sources in found.values() for s in sources]
-    return Gpu(Known(machine.nvrtc, machine.arch, every), machine.arch), found  # type: ignore[arg-type]
+    return Gpu(Known(machine.nvrtc, machine.arch, every), machine.arch), found
 
 
 def same(machine: Gpu, problem: Problem, sources: list[CudaSource]) -> None:
@@ -98,7 +98,7 @@ def features(hopper: tuple[Gpu, GpuFacts]) -> tuple[Gpu, dict[str, CudaSource]]:
     machine, _ = hopper
     found = {name: written(*case, "k0") for name, case in (CASES | INTEGERS).items()}
     found |= {name: made(*case, "k0") for name, case in TILES.items()}
-    return Gpu(Known(machine.nvrtc, machine.arch, list(found.values())), machine.arch), found  # type: ignore[arg-type]
+    return Gpu(Known(machine.nvrtc, machine.arch, list(found.values())), machine.arch), found
 
 
 @pytest.mark.parametrize("name", list(CASES | INTEGERS))

@@ -13,6 +13,7 @@ import pytest
 from tests.generate.cuda.gemm.test_float8 import BF16, E4, E5, F16, F32, MMA, TMA, contraction, made, product, readings
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
 from tests.gpu.machine import Gpu, Known
+from tests.typed import numbers
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import CudaGenerator, templates
@@ -47,11 +48,11 @@ def normal(problem: Problem) -> list[Array]:
 
 
 def check(machine: Gpu, problem: Problem, sources: list[CudaSource], name: str) -> None:
-    machine = Gpu(Known(machine.nvrtc, machine.arch, sources), machine.arch)  # type: ignore[arg-type]
+    machine = Gpu(Known(machine.nvrtc, machine.arch, sources), machine.arch)
     out = problem.graph.type_of(problem.graph.outputs[0]).dtype
     whole, random = small_integers(problem), normal(problem)
     right = rounded(evaluate(problem.graph, whole, precise=True)[0], out)
-    near = evaluate(problem.graph, random, precise=True)[0]
+    near = numbers(evaluate(problem.graph, random, precise=True)[0])
     rounding = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-18, E4: 2.0**-4, E5: 2.0**-3}[out]
     for source in sources:
         np.testing.assert_array_equal(machine.run(problem, source, whole)[0], right, err_msg=str(source.schedule))

@@ -9,6 +9,7 @@ import pytest
 from tests.generate.cuda.gemm.test_grouped import CASES, GIVEN, network
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
 from tests.gpu.machine import TF32_ERROR, Gpu, Known, normal
+from tests.typed import numbers
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -56,5 +57,5 @@ def test_every_shape(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
         for x, y, node in zip(machine.run(problem, source, random), near, problem.graph.outputs, strict=True):
             unit = {DType.F16: 2.0**-11, DType.BF16: 2.0**-8, DType.F32: 2.0**-24}[problem.graph.type_of(node).dtype]
             rms = float(np.sqrt(np.mean(np.square(y)))) + 1e-30
-            error = float(np.sqrt(np.mean(np.square(x.astype(np.float64) - y)))) / rms
+            error = float(np.sqrt(np.mean(np.square(x.astype(np.float64) - numbers(y))))) / rms
             assert error <= (TF32_ERROR if tf32 else unit) + 2.0**-24 * k**0.5, (said, error)

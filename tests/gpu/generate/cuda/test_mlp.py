@@ -14,6 +14,7 @@ import torch
 from tests.generate.cuda.mlp.test_mlp import CASES
 from tests.generate.cuda.mlps import BF16, F16, F32, Net, mlp, normal, random_net
 from tests.gpu.machine import Gpu, Known
+from tests.typed import narrow
 
 import weft
 from weft.device.cuda.facts import GpuFacts
@@ -194,6 +195,7 @@ class _Radiance(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.bands: torch.Tensor
         self.register_buffer("bands", 2.0 ** torch.arange(4))
         self.below = torch.nn.Sequential(*_linear(24, 64, 64, 64))
         self.above = torch.nn.Sequential(*_linear(64 + 16, 64, 64), torch.nn.Linear(64, 3), torch.nn.Sigmoid())
@@ -215,7 +217,7 @@ def test_layers_around_a_second_input_are_one_or_two_kernels(tmp_path: Path) -> 
     inputs = tuple(torch.randn(rows, n, device="cuda").half() for n in (3, 16))
     fused = weft.compile(net, inputs, options=weft.Options(device="cuda", budget_s=30.0, cache_dir=tmp_path))
     with torch.no_grad():
-        got, eager = fused(*inputs).double(), net(*inputs).double()
+        got, eager = narrow(torch.Tensor, fused(*inputs)).double(), net(*inputs).double()
         exact = net.double()(*(x.double() for x in inputs))
     # sines of rounded angles err alike on both sides; what counts is the layers
     error, own = (float((y - exact).norm() / exact.norm()) for y in (got, eager))

@@ -46,7 +46,7 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpu]:
         if facts.capability != 90:
             pytest.skip("the transposed template is for compute capability 9.0")
         sources = [made(*case, "k0") for case in (*CASES.values(), *SWEEP.values())]
-        yield Gpu(Known(nvrtc, facts.arch, sources), facts.arch)  # type: ignore[arg-type]
+        yield Gpu(Known(nvrtc, facts.arch, sources), facts.arch)
 
 
 @pytest.mark.parametrize("name", list(CASES))

@@ -16,6 +16,7 @@ from tests.generate.cuda.products import BF16, F16, F32, ROW, convolution, pair,
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
 from tests.generate.cuda.test_templates import CASES, TF32
 from tests.gpu.machine import TF32_ERROR, Gpu, Known, normal
+from tests.typed import assert_allclose, numbers
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
@@ -107,7 +108,7 @@ def check(machine: Gpu, problem: Problem, facts: GpuFacts, *, exact: bool) -> No
             dtype = problem.graph.type_of(node).dtype
             unit = {DType.F16: 2.0**-11, DType.BF16: 2.0**-8, DType.F32: 2.0**-24}[dtype]
             rms = float(np.sqrt(np.mean(np.square(y)))) + 1e-30
-            error = float(np.sqrt(np.mean(np.square(x.astype(np.float64) - y)))) / rms
+            error = float(np.sqrt(np.mean(np.square(x.astype(np.float64) - numbers(y))))) / rms
             assert error <= (TF32_ERROR if rounds else unit) + 2.0**-24 * k**0.5, (str(schedule), error)
 
 
@@ -128,6 +129,6 @@ def test_shapes_of_the_emulation(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     for x, y, node in zip(machine.run(problem, source, whole), exact, problem.graph.outputs, strict=True):
         dtype = problem.graph.type_of(node).dtype
         if "mean" in case:  # the inverse of a count is rounded
-            np.testing.assert_allclose(x, y, rtol=8e-3 if dtype is BF16 else 1e-3)
+            assert_allclose(x, y, rtol=8e-3 if dtype is BF16 else 1e-3)
         else:
             np.testing.assert_array_equal(x, rounded(y, dtype))

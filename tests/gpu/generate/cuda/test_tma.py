@@ -13,6 +13,7 @@ from tests.generate.cuda.gemm.test_tma_mutual import CASES as TOGETHER
 from tests.generate.cuda.products import BF16, F16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import rounded, small_integers
 from tests.gpu.machine import TF32_ERROR, Gpu, Known, normal
+from tests.typed import numbers
 
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
@@ -80,7 +81,7 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gpu, GpuFact
             large(tile) for tile in TILES
         ]
         sources += [source for problem in SHAPES.values() for source in chosen(problem, facts)]
-        yield Gpu(Known(nvrtc, facts.arch, sources), facts.arch), facts  # type: ignore[arg-type]
+        yield Gpu(Known(nvrtc, facts.arch, sources), facts.arch), facts
 
 
 def check(machine: Gpu, problem: Problem, sources: list[CudaSource], *, exact: bool = True) -> None:
@@ -97,7 +98,7 @@ def check(machine: Gpu, problem: Problem, sources: list[CudaSource], *, exact: b
             limit = {DType.F16: 2.0**-10, DType.BF16: 2.0**-7, DType.F32: 2.0**-19}[dtype]
             if problem.graph.type_of(problem.graph.inputs[0]).dtype is F32:
                 limit = TF32_ERROR
-            difference = x.astype(np.float64) - y
+            difference = x.astype(np.float64) - numbers(y)
             error = float(np.sqrt(np.mean(np.square(difference)) / np.mean(np.square(y))))
             assert error <= limit, (str(source.schedule), error)
 

@@ -24,11 +24,12 @@ from tests.generate.library.lt_cases import (
     plan_of,
     problem_of,
 )
+from tests.typed import narrow
 
 from weft.device.cuda.facts import GpuFacts
 from weft.errors import ArtifactError
 from weft.generate.library import lt
-from weft.generate.library.algorithm import chosen, workspace_bytes
+from weft.generate.library.algorithm import Algorithm, chosen, workspace_bytes
 from weft.generate.library.execute import plain_math
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -179,7 +180,7 @@ def test_bytes_that_are_no_algorithm_are_refused(stated: GpuFacts) -> None:
     inputs = inputs_of(problem, device="cuda")
     call = calls(problem, stated)[0]
     (record,) = chosen(call)
-    strange = replace(call.run[-1], kwargs=replace(record, data="ff" * 64).keywords)
+    strange = replace(call.run[-1], kwargs=replace(narrow(Algorithm, record), data="ff" * 64).keywords)
     launch, _ = launcher(problem, replace(call, run=(*call.run[:-1], strange)), inputs)
     with pytest.raises(ArtifactError, match="does not take this algorithm"):
         launch()

@@ -134,7 +134,7 @@ def shared_bytes(p: Attention, s: AttentionConfig) -> int:
     return -(-max(pipeline_bytes(p, s), sums) // 16) * 16
 
 
-def stays(p: Attention) -> bool:
+def q_in_registers(p: Attention) -> bool:
     """Whether q stays in registers."""
     return p.tensor and p.qk * p.dtype.itemsize <= 2 * IN_REGISTERS
 
@@ -146,7 +146,7 @@ def overlapped(p: Attention, s: AttentionConfig) -> bool:
 
 def registers(p: Attention, s: AttentionConfig) -> int:
     """Rough number of registers per thread."""
-    q = padded(p.qk) * p.dtype.itemsize // 8 if stays(p) else 8
+    q = padded(p.qk) * p.dtype.itemsize // 8 if q_in_registers(p) else 8
     scores = s.nb if overlapped(p, s) else s.nb // 2
     return s.mi * (q + padded(p.head) // 2 + scores + 4) + (64 if p.tf32 else 48)
 

@@ -18,7 +18,7 @@ from weft.generate.cuda.attention.load import (
     value_at,
 )
 from weft.generate.cuda.attention.match import Attention
-from weft.generate.cuda.attention.shapes import SUM_PAD, AttentionConfig, overlapped, padded, stays, tiles
+from weft.generate.cuda.attention.shapes import SUM_PAD, AttentionConfig, overlapped, padded, q_in_registers, tiles
 from weft.generate.cuda.gemm.common.epilogue import wide_store
 from weft.generate.cuda.intrinsics.prelude import storage
 from weft.generate.expr.ctype import c_type, literal
@@ -46,7 +46,7 @@ class Kernel:
         self.v = Operand.of(p, "v", p.v, s.bn, p.head)
         self.stage = self.k.bytes + self.v.bytes
         self.tensor = p.tensor
-        self.resident = stays(p)
+        self.q_in_registers = q_in_registers(p)
         # matrix instructions take 32 bytes of each row
         self.steps = padded(p.qk) * p.dtype.itemsize // 32
         self.kind = "tf32" if p.tf32 else p.dtype.value
@@ -85,7 +85,7 @@ class Kernel:
             *self._first_copies(),
             *self._score_rows(),
         ]
-        if self.resident:
+        if self.q_in_registers:
             found.append(f"u32 fq[{s.mi}][{self.steps}][4];")
         if self.free:
             found += ["w_arrived<0>(); role.sync();", self._load_q()]
@@ -201,7 +201,7 @@ class Kernel:
 
     def _load_q(self) -> str:
         """q into registers, where it stays there."""
-        if not self.resident:
+        if not self.q_in_registers:
             return ""
         return f"{each('a', self.s.mi)}\n{each('kk', self.steps)} {self._read_q('fq[a][kk]')}"
 
@@ -221,8 +221,8 @@ class Kernel:
         mma = f"w_mma_{self.kind}"
         at = f"here + (u32)(({{}}) * {self.k.pitch} + kk * 32 + ((lane >> 3) & 1) * 16)"
         row = "key0 + j * 16 + (lane & 7) + ((lane >> 4) << 3)"
-        kk = "kk" if self.resident else "0"
-        again = "" if self.resident else f"u32 fq[{s.mi}][1][4];\n{each('a', s.mi)} {self._read_q('fq[a][0]')}"
+        kk = "kk" if self.q_in_registers else "0"
+        again = "" if self.q_in_registers else f"u32 fq[{s.mi}][1][4];\n{each('a', s.mi)} {self._read_q('fq[a][0]')}"
         return [
             f"{each('a', s.mi)}\n{each('j', s.nb // 8)}\n{each('e', 4)} s[a][j][e] = 0.0f;",
             f"{each('kk', self.steps)} {{",

@@ -124,27 +124,27 @@ def registers(p: Attention, s: AttentionTmaConfig) -> int:
     return padded(p.head) // 2 + s.bn // 2 + s.bn // 4 + other
 
 
-_BLOCKS = ((1, 1, False), (1, 2, False), (1, 3, False), (2, 1, False), (3, 1, False), (2, 1, True), (3, 1, True))
-"""Warpgroups, blocks of a multiprocessor, and whether the warpgroups share keys."""
+_CONSUMERS = ((1, 1, False), (1, 2, False), (1, 3, False), (2, 1, False), (3, 1, False), (2, 1, True), (3, 1, True))
+"""Warpgroups, CTAs of a multiprocessor, and whether the warpgroups share keys."""
 
 
 def possible(p: Attention, facts: GpuFacts) -> Iterable[AttentionTmaConfig]:
     """Shapes that fit."""
     keys = padded(p.keys)
     cuts = {64, 96, 128, 160, 176, *(padded(-(-p.keys // k)) for k in (1, 2, 3, 4))}
-    for groups, resident, keyed in _BLOCKS:
-        if not keyed and groups > 1 and (groups - 1) * ROWS >= p.m:
+    for consumers, min_ctas, split_keys in _CONSUMERS:
+        if not split_keys and consumers > 1 and (consumers - 1) * ROWS >= p.m:
             continue
         for bn in sorted(cuts):
             if bn > min(256, max(keys, 16)):
                 continue
             count = -(-p.keys // bn)
-            if keyed and count < 2 * groups:
+            if split_keys and count < 2 * consumers:
                 continue
-            some = (2 * groups,) if keyed else (1,) if count == 1 else (2, 3) if count > 2 else (2,)
+            some = (2 * consumers,) if split_keys else (1,) if count == 1 else (2, 3) if count > 2 else (2,)
             for stages in some:
-                for pingpong in (False, True) if groups > 1 and count > 1 and not keyed else (False,):
-                    s = AttentionTmaConfig(groups, keyed, bn, stages, pingpong, resident, 0)
+                for pingpong in (False, True) if consumers > 1 and count > 1 and not split_keys else (False,):
+                    s = AttentionTmaConfig(consumers, split_keys, bn, stages, pingpong, min_ctas, 0)
                     if fits(p, s, facts):
                         yield s
 

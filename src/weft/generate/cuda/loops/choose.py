@@ -269,14 +269,11 @@ def _split(problem: Problem, facts: GpuFacts, *, beside: bool, single_pass: bool
     blocks = facts.sms * min(c.most_blocks, max(c.fewest_blocks, enough))
     found = []
     for wanted in (blocks / groups, 2 * blocks / groups):
-        parts = min(able, key=lambda p: abs(math.log(p / wanted)), default=1)
-        if split_rows(graph, parts, last=last) is not None:
+        num_splits = min(able, key=lambda p: abs(math.log(p / wanted)), default=1)
+        if split_rows(graph, num_splits, last=last) is not None:
             spread = max(2, round(blocks / facts.sms)) * facts.sms
-            per_row = 0 if beside or run else THREADS
-            across = columns if beside else 0
-            found.append(
-                Form(THREADS, per_row=per_row, columns=across, parts=parts, spread=spread, single_pass=single_pass)
-            )
+            form = Form(THREADS, num_splits=num_splits, spread=spread, single_pass=single_pass)
+            found.append(replace(form, per_row=0 if beside or run else THREADS, columns=columns if beside else 0))
     return list(dict.fromkeys(found))
 
 

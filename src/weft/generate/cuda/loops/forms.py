@@ -35,7 +35,7 @@ class Form:
     """Blocks in all among which few long rows are divided where no cluster is used; 0: a row has one block."""
     tile: bool = False
     """Elementwise kernels go through shared memory where input and output run along different axes."""
-    parts: int = 1
+    num_splits: int = 1
     """Parts into which the longest rows are cut; each is reduced by itself, all of them by whoever needs the result."""
     apart: bool = False
     """What follows the reductions element by element has a launch of its own, whatever `fuse` says."""
@@ -68,7 +68,7 @@ class Form:
 
 
 LATER = {
-    "parts": 1, "single_pass": False, "apart": False, "corners": False, "whole": False, "cross_cta": 1,
+    "num_splits": 1, "single_pass": False, "apart": False, "corners": False, "whole": False, "cross_cta": 1,
     "scatter": False, "smem_stash": False, "eager": False,
 }  # fmt: skip
 """Parameters that schedules of old do not have, and what they mean by that."""

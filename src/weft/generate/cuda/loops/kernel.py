@@ -63,9 +63,9 @@ class CudaText:
         self.scatter: Scatter | None = scatter(problem) if form.scatter else None
         graph = problem.graph if self.scatter is None else self.scatter.inner(problem.graph)
         self.graph: Graph = separate_windows(graph, live_nodes(graph))
-        if form.parts > 1:
+        if form.num_splits > 1:
             last = Format.LAST in problem.input_formats
-            self.graph = split_rows(self.graph, form.parts, last=last) or self.graph
+            self.graph = split_rows(self.graph, form.num_splits, last=last) or self.graph
         if form.cross_cta >= LEAST_CTAS:
             self.graph = factors_together(self.graph)
         cut: set[NodeId] = set()

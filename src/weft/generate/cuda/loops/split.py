@@ -38,25 +38,25 @@ class Cut:
     whole: tuple[int, ...]
     axis: int
     outer: int
-    parts: int
+    num_splits: int
     """Parts of a row."""
 
 
-def split_rows(graph: Graph, parts: int, *, last: bool = False) -> Graph | None:
-    """The graph with every reduction of rows as long as the longest made of `parts` parts; None where that cannot be.
+def split_rows(graph: Graph, num_splits: int, *, last: bool = False) -> Graph | None:
+    """The graph with every reduction of the longest rows made of `num_splits` parts; None where that cannot be.
 
     `last`: images lie channels-last, so that parts are ranges of positions rather than of channels.
     Every chain of reductions over the same values must be understood: sums, products, extrema, and squares about the
     mean.
     """
     roots = long_reductions(graph)
-    if not roots or parts < 2:
+    if not roots or num_splits < 2:
         return None
     moments = {n: mean for n in roots if (mean := centred(graph, n)) is not None}
     above = _depends(graph, roots)
     if any(above[n] - {moments.get(n, -1)} for n in roots):
         return None
-    cuts = {n: cut(graph, n, parts, last=last) for n in roots}
+    cuts = {n: cut(graph, n, num_splits, last=last) for n in roots}
     if None in cuts.values():
         return None
 
@@ -100,15 +100,15 @@ def possible_splits(graph: Graph, node: NodeId, *, last: bool = False) -> list[i
     return sorted(found)
 
 
-def cut(graph: Graph, node: NodeId, parts: int, *, last: bool = False) -> Cut | None:
+def cut(graph: Graph, node: NodeId, num_splits: int, *, last: bool = False) -> Cut | None:
     """The cut of a reduction's rows into so many parts; none, where axes do not divide so."""
     whole = 1
     axes = _slowest_first(graph, node, last=last)
     for number, axis in enumerate(axes):
         size = graph.type_of(graph.nodes[node].inputs[0]).shape[axis]
-        if parts <= whole * size:
-            even = parts % whole == 0 and size % (parts // whole) == 0
-            return Cut(axes[:number], axis, parts // whole, parts) if even else None
+        if num_splits <= whole * size:
+            even = num_splits % whole == 0 and size % (num_splits // whole) == 0
+            return Cut(axes[:number], axis, num_splits // whole, num_splits) if even else None
         whole *= size
     return None
 
@@ -198,7 +198,7 @@ def _joined(b: GraphBuilder, graph: Graph, node: NodeId, where: Cut, value: Node
 
 def _inside(b: GraphBuilder, graph: Graph, node: NodeId, where: Cut, x: NodeId, sums: NodeId) -> NodeId:
     """Σ (x - S_b/Q)² of each part."""
-    each = _length(graph, node) // where.parts
+    each = _length(graph, node) // where.num_splits
     means = b.broadcast(b.apply(Prim.MUL, sums, 1.0 / each), b.type_of(x).shape)
     apart = b.apply(Prim.SUB, x, means)
     return b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, apart, apart), _inner(graph, node, where))
@@ -213,9 +213,10 @@ def _squares(
     single = tuple(1 if k in opened else s for k, s in enumerate(shape))
     first = b.slice(sums, (0,) * len(shape), single, (1,) * len(shape))
     off = b.apply(Prim.SUB, sums, b.broadcast(first, shape))
-    between = b.apply(Prim.MUL, b.apply(Prim.MUL, off, off), where.parts / length)
+    between = b.apply(Prim.MUL, b.apply(Prim.MUL, off, off), where.num_splits / length)
     about_first = _joined(b, graph, node, where, b.apply(Prim.ADD, inside, between), Prim.REDUCE_SUM)
-    moved = b.apply(Prim.SUB, total, b.apply(Prim.MUL, b.reshape(first, b.type_of(total).shape), float(where.parts)))
+    firsts = b.apply(Prim.MUL, b.reshape(first, b.type_of(total).shape), float(where.num_splits))
+    moved = b.apply(Prim.SUB, total, firsts)
     return b.apply(Prim.SUB, about_first, b.apply(Prim.MUL, b.apply(Prim.MUL, moved, moved), 1.0 / length))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from weft.generate.cuda.gemm.common.epilogue import wide_load
 from weft.generate.cuda.intrinsics.prelude import load, storage
-from weft.generate.cuda.mlp.image import together, together_beside
+from weft.generate.cuda.mlp.image import vector_width, vector_width_beside
 from weft.generate.cuda.mlp.match import Chain, End, InputMatrix, Layer, padded
 from weft.generate.cuda.role.role import WRITTEN, Parameter
 from weft.generate.expr.ctype import c_type
@@ -109,7 +109,7 @@ def fragments(p: Chain, node: NodeId, row: str, array: str, operand: Operand, fi
     width, dtype = p.width(node), p.dtype
     operands = {p.value(o) for s in p.before[node] for o in p.graph.nodes[s].inputs}
     leaves = [v for v in p.inputs if v == node or v in operands]
-    v = together_beside(p, node)
+    v = vector_width_beside(p, node)
     group, chunks = max(1, v // 2), padded(width) // 8
     lines = [f"{each('half', 2)} {{", f"const int r = {row}; (void)r;"]
     for leaf in leaves:
@@ -184,7 +184,7 @@ def pairs(
     found: dict[NodeId, list[Value]] = {}
     for node in nodes:
         matrix = p.inputs[node]
-        v = min(2, together(matrix, free=True))
+        v = min(2, vector_width(matrix, free=True))
         lines.append(f"const {storage(matrix.dtype)}* const f{node} = {start(p, matrix, row)};")
         lines += _read(matrix, f"f{node}", f"y{node}", column, 2, v, guard=not whole)
         found[node] = [Value(f"y{node}[{e}]", matrix.dtype) for e in range(2)]

@@ -49,7 +49,7 @@ def neighbours_of(width: int, *, free: bool) -> int:
     return 2 if width % 2 == 0 else 1
 
 
-def together(matrix: InputMatrix, *, free: bool) -> int:
+def vector_width(matrix: InputMatrix, *, free: bool) -> int:
     """The same of a matrix in memory, as far as its rows are aligned."""
     if matrix.width > 1 and matrix.steps[1] != 1:
         return 1
@@ -59,11 +59,11 @@ def together(matrix: InputMatrix, *, free: bool) -> int:
     return found
 
 
-def together_beside(p: Chain, node: NodeId) -> int:
+def vector_width_beside(p: Chain, node: NodeId) -> int:
     """Neighbouring columns that a lane reads of what a value that stands beside others is made of."""
     made = p.before[node]
     operands = {p.value(o) for s in made for o in p.graph.nodes[s].inputs}
-    return min(together(p.inputs[v], free=True) for v in p.inputs if v == node or v in operands)
+    return min(vector_width(p.inputs[v], free=True) for v in p.inputs if v == node or v in operands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Image:
         lefts = [v for x in p.layers[1:] for v in x.left if v not in x.beside]
         shared = any(v in operands or v in lefts or p.layers[0].left.count(v) > 1 for v in (p.x, *p.kept[0]))
         ends = {p.value(o) for s in p.steps[last] for o in p.graph.nodes[s].inputs}
-        read = together(p.inputs[p.x], free=not shared)
+        read = vector_width(p.inputs[p.x], free=not shared)
         written = neighbours_of(p.layers[-1].n, free=not ends & before)
         while any(at % min(written, 16 // p.dtype.itemsize) for e in p.ends_of(last) for at in (e.step, e.offset)):
             written //= 2
@@ -240,7 +240,7 @@ def _row(position: str, image: Image, layer: Layer) -> str:
     at, row = layer.depth, layer.k
     for node, width in zip(reversed(layer.left), reversed(layer.widths), strict=True):
         at, row = at - padded(width), row - width
-        own = together_beside(image.p, node) if node in layer.beside else 2
+        own = vector_width_beside(image.p, node) if node in layer.beside else 2
         own = image.read if node == image.p.first and node not in layer.beside and layer == image.p.layers[0] else own
         here = Int(f"{position} - {at}u" if at else position)
         place = column(here, own) if own > 2 else here

@@ -12,10 +12,10 @@ Run = tuple[int, int]
 """(first part, number of parts)"""
 
 
-def runs(p: Chain, resident: int = 0) -> tuple[Run, ...]:
+def runs(p: Chain, fixed: int = 0) -> tuple[Run, ...]:
     """Runs of inner layers with equal sizes and steps, each of which reads only what the last one left.
 
-    The first `resident` layers are not like the others.
+    The first `fixed` layers are not like the others.
     """
     uses = last_use(p)
     found: list[Run] = []
@@ -24,7 +24,7 @@ def runs(p: Chain, resident: int = 0) -> tuple[Run, ...]:
         first = _signature(p, part, uses)
         end = part + 1
         if first is not None:
-            while end < len(p.layers) and end != resident + 1 and _signature(p, end, uses) == first:
+            while end < len(p.layers) and end != fixed + 1 and _signature(p, end, uses) == first:
                 end += 1
             if end - part >= SHORTEST:
                 found.append((part, end - part))

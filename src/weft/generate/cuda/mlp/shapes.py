@@ -181,7 +181,7 @@ def shapes(p: Chain, facts: GpuFacts) -> list[MlpConfig]:
         if counted > _MOST_HELD[shape.group] or counted * shape.threads > facts.registers_per_sm:
             continue
         wanted = -(-p.rows // (shape.rows * shape.owners * facts.sms))
-        at_once = max(1, min(wanted, resident(image, shape, facts), _most_resident(shape)))
+        at_once = max(1, min(wanted, resident_ctas(image, shape, facts), _most_resident_ctas(shape)))
         shape = replace(shape, min_ctas=at_once, persistent_ctas=at_once * facts.sms)
         found.append((cycles(image, shape, facts), len(found), shape))
     found.sort()
@@ -237,8 +237,8 @@ def _unlike(ranked: list[MlpConfig]) -> list[MlpConfig]:
     return [*ranked[:1], *other, *(s for s in ranked[1:] if s not in other)]
 
 
-def _most_resident(shape: MlpConfig) -> int:
-    """Blocks of a multiprocessor; beyond four warpgroups, those that multiply and compute at once gain nothing."""
+def _most_resident_ctas(shape: MlpConfig) -> int:
+    """CTAs of a multiprocessor; beyond four warpgroups, those that multiply and compute at once gain nothing."""
     return max(1, 4 // shape.owners) if shape.flow else 32
 
 
@@ -290,8 +290,8 @@ def _widest(p: Chain) -> int:
     return max(padded(x.n) for x in p.layers)
 
 
-def resident(image: Image, shape: MlpConfig, facts: GpuFacts) -> int:
-    """Blocks of one multiprocessor."""
+def resident_ctas(image: Image, shape: MlpConfig, facts: GpuFacts) -> int:
+    """CTAs of one multiprocessor that find room at once."""
     own = -(-registers(image.p, shape) // 8) * 8 * shape.threads
     by_shared = facts.shared_per_sm // (shared_bytes(image, shape) + facts.shared_reserved)
     return max(1, min(facts.threads_per_sm // shape.threads, facts.registers_per_sm // own, by_shared))

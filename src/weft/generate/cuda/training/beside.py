@@ -19,7 +19,7 @@ from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaArgument, CudaSource, Launch, Left, Number, Pointer, Schedule
 
 _CHUNK = 2048
-"""Elements that a block of a kernel over rows takes."""
+"""Elements that a CTA of a kernel over rows takes."""
 _ROWS_OF_A_SHARE = 32
 _UNIT = 256
 Posed = tuple[Problem, CudaSource]

@@ -30,15 +30,20 @@ class ChainConfig:
     tiles: int
     """Tiles of 16 rows that a warp takes at once."""
     warps: int
-    """Of a block."""
-    resident: int
-    """Blocks of a multiprocessor."""
+    """Of a CTA."""
+    min_ctas: int
+    """CTAs of a multiprocessor."""
     slots: int
     """Panels of streamed weights in shared memory; 0: all weights stay there."""
     inside: bool = False
-    """Values stay in shared memory too, and the sums over rows are those of the block."""
+    """Values stay in shared memory too, and the sums over rows are those of the CTA."""
     early: bool = True
     """What a layer's activation left is read before the product that it is multiplied with."""
+
+    @property
+    def named(self) -> str:
+        """What names of kernels are made of, by which texts of today are those of earlier versions."""
+        return repr(self).replace("min_ctas=", "resident=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +290,7 @@ class Chain:
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block."""
+        """Of a CTA."""
         s = self.shape
         if s.inside:
             return self.plan.image_bytes + s.warps * s.tiles * self.plan.record + _BEHIND
@@ -349,7 +354,7 @@ class Chain:
             grid=(ctas, 1, 1),
             globals=self._table(table),
             name="chain",
-            min_ctas_per_sm=s.resident,
+            min_ctas_per_sm=s.min_ctas,
             shared_bytes=self.shared_bytes,
         )
 
@@ -366,7 +371,7 @@ class Chain:
         return self.net.acts[-1].keeps != 0
 
     def _begin(self, table: str) -> list[str]:
-        """Sums of the block, where they are added inside."""
+        """Sums of the CTA, where they are added inside."""
         if not self.shape.inside:
             return []
         p = self.results
@@ -399,7 +404,7 @@ class Chain:
         ]
 
     def _table(self, name: str) -> str:
-        """What the text looks up: places of the block's sums, or the panels of a turn."""
+        """What the text looks up: places of the CTA's sums, or the panels of a turn."""
         if self.shape.inside:
             plan = self.plan
             rows = [

@@ -2,10 +2,10 @@
 
 0. `pack`, when weights have changed: their image in blocks.
 1. `chain`: a warp takes tiles of rows from the input up, as the forward pass does, and from the gradient of the result
-   down to that of the input, in registers. What the sums over rows need, the inputs of all layers and the gradients of
-   their sums, it leaves in memory as fragments; nothing is kept between the forward pass and this.
-   Weights lie in shared memory; where they do not fit they come in panels through a ring, for all warps of a block.
-2. `sums`: gradients of weights and biases as products over rows, a share of all rows per block, in f32.
+   down to that of the input, in registers. What `wgrad` needs, the inputs of all layers and the gradients of
+   their pre-activations, it leaves in memory as fragments; nothing is kept between the forward pass and this.
+   Weights lie in shared memory; where they do not fit they come in panels through a ring, for all warps of a CTA.
+2. `wgrad`: gradients of weights and biases as products over rows, a share of all rows per CTA, in f32.
 3. `finish`: the shares, added in their order. No atomic additions: equal inputs give equal bits.
 
 Source: note on fused MLPs, section 4.
@@ -33,7 +33,7 @@ from weft.ir.declined import Declined
 from weft.ir.types import DType
 
 _WARPS, _STAGES, _TILE = 4, 4, 4
-"""Of `sums`: warps of a block, tiles of rows on their way, sixteens of columns that a warp adds up."""
+"""Of `wgrad`: warps of a CTA, tiles of rows on their way, sixteens of columns that a warp adds up."""
 _WIDEST_TILES = 128
 """Columns of all tiles of a warp where those are several."""
 _WIDEST, _WIDEST_SMALL, _SMALL = 272, 512, 1 << 16
@@ -51,14 +51,15 @@ class Gradient:
     """Entries take addresses, and numbers as if they were addresses.
 
     pack(each parameter, image), chain(x, gradient of the result, image, kept, gradient of x, rows),
-    sums(kept, partial, tiles, more), finish(partial, gradients of the parameters, shares). `more` adds to what the
-    sums of earlier rows left in `partial`. Where CTAs add inside there are no sums, and `kept` is `partial`.
+    wgrad(kept, partial, tiles, more), finish(partial, gradients of the parameters, shares). `more` adds to the partial
+    sums that earlier rows left in `partial`. Where CTAs add inside there is no `wgrad`, and `kept` is `partial`.
     """
 
     text: str
     pack: Entry
     chain: Entry
-    sums: Entry
+    wgrad: Entry
+    """Partial sums of the gradients of weights and biases."""
     finish: Entry
     record: int
     """Bytes of `kept` for a tile of 16 rows."""
@@ -163,7 +164,7 @@ def gradient(
         shape = found[0]
     items = items_inside(net) if shape.inside else _items(net)
     slices = facts.sms if shape.inside else _slices(items, facts.sms)
-    seed = hashlib.sha256(f"{net.identity}|{inputs}{parameters}{dtype}{shape}{slices}".encode()).hexdigest()[:16]
+    seed = hashlib.sha256(f"{net.identity}|{inputs}{parameters}{dtype}{shape.named}{slices}".encode()).hexdigest()[:16]
     stem = f"k{seed}"
     acts = {act: f"Act{i}" for i, act in enumerate(dict.fromkeys(net.acts))}
     chain = _chain(net, plan, acts, shape, inputs=inputs, parameters=parameters)
@@ -174,14 +175,14 @@ def gradient(
         "" if net.plain else skips_header(),
         *(act.text(name, net.dtype) for act, name in acts.items()),
     ]
-    packing, rows = pack(net, plan), chain.role(stem, shape.resident * facts.sms)
-    sums, finish = _sums(plan, items, slices, stem), _finish(net, items, stem, dtype)
-    summing = (finish,) if shape.inside else (sums, finish) if parameters else ()
+    packing, rows = pack(net, plan), chain.role(stem, shape.min_ctas * facts.sms)
+    wgrad, finish = _wgrad(plan, items, slices, stem), _finish(net, items, stem, dtype)
+    summing = (finish,) if shape.inside else (wgrad, finish) if parameters else ()
     return Gradient(
         "".join((*headers, kernels((packing, rows, *summing), stem))),
         Entry.of(packing, stem),
         Entry.of(rows, stem),
-        Entry.of(sums, stem),
+        Entry.of(wgrad, stem),
         Entry.of(finish, stem),
         plan.record,
         shape.tiles,
@@ -205,11 +206,11 @@ def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Ch
             continue
         early = widest // 4 if widest * tiles <= 128 else 0
         registers = 48 + tiles * (widest // 2 + widest // 4 + early + more)
-        for resident, warps in ((2, 12), (1, 16), (1, 12), (1, 8), (1, 4)):
-            room = facts.registers_per_sm // (32 * warps * resident)
-            fits = resident * (plan.image_bytes + facts.shared_reserved) <= facts.shared_per_sm
+        for min_ctas, warps in ((2, 12), (1, 16), (1, 12), (1, 8), (1, 4)):
+            room = facts.registers_per_sm // (32 * warps * min_ctas)
+            fits = min_ctas * (plan.image_bytes + facts.shared_reserved) <= facts.shared_per_sm
             if fits and plan.image_bytes <= facts.shared_per_block and min(registers, 255) <= room:
-                found.append(ChainConfig(tiles, warps, resident, 0))
+                found.append(ChainConfig(tiles, warps, min_ctas, 0))
                 break
     if found and found[0].warps < 12 and 48 + widest // 2 + widest // 4 + more <= facts.registers_per_sm // (32 * 12):
         found.append(ChainConfig(1, 12, 1, 0, early=False))
@@ -227,7 +228,7 @@ def shapes(net: Network, facts: GpuFacts, *, parameters: bool = True) -> list[Ch
 
 
 def _fits_inside(net: Network, plan: Plan, shape: ChainConfig, facts: GpuFacts) -> bool:
-    """Whether values of a block's rows fit beside the weights, and its sums into registers."""
+    """Whether values of a CTA's rows fit beside the weights, and its sums into registers."""
     chain = _chain(net, plan, {}, shape, inputs=True, parameters=True)
     widest = max(net.width(i) for i in range(1 - max(1, len(net.parts)), net.depth + 1))
     more = 0 if net.plain else _MORE
@@ -269,7 +270,7 @@ def _starts(items: list[Item], slices: int) -> list[int]:
 
 
 def _quads(items: list[Item]) -> list[tuple[int, int, int, int]]:
-    """Items of which four make a square, each of 4 by 4 sixteens: they are added up by one block together."""
+    """Items of which four make a square, each of 4 by 4 sixteens: one CTA adds them up."""
     at = {(x.layer, x.m, x.n): i for i, x in enumerate(items) if x.kind[:2] == (_TILE, _TILE)}
     found = []
     for layer, m, n in at:
@@ -279,7 +280,7 @@ def _quads(items: list[Item]) -> list[tuple[int, int, int, int]]:
     return sorted(found)
 
 
-def _sums(plan: Plan, items: list[Item], slices: int, stem: str) -> DeviceRole:
+def _wgrad(plan: Plan, items: list[Item], slices: int, stem: str) -> DeviceRole:
     places_at, items_of = f"{stem}_sums_at", f"{stem}_sums_of"
     quads = _quads(items)
     inside = {i for four in quads for i in four}
@@ -342,26 +343,26 @@ def _sums(plan: Plan, items: list[Item], slices: int, stem: str) -> DeviceRole:
 
 
 def _warps(items: list[Item]) -> int:
-    """Of a block of `sums`."""
+    """Of a CTA of `wgrad`."""
     return 2 * _WARPS if _quads(items) else _WARPS
 
 
 def _slices(items: list[Item], sms: int) -> int:
     """Shares of the rows: so many that all CTAs run at once."""
     quads = len(_quads(items))
-    if quads:  # one block on a multiprocessor; a square takes as long as four items by themselves
+    if quads:  # one CTA on a multiprocessor; a square takes as long as four items by themselves
         return max(1, int(sms / (quads + (len(items) - 4 * quads) / 4)))
     return max(1, 2 * sms // len(items))
 
 
 def _shared(items: list[Item]) -> int:
-    """Bytes of a block of `sums`."""
+    """Bytes of a CTA of `wgrad`."""
     singles = max(_warps(items) * _STAGES * (x.kind[0] + x.kind[1]) * 512 for x in items)
     return max(singles, 4 * 16 * 512 * _STAGES if _quads(items) else 0)
 
 
 def _finish(net: Network, items: list[Item], stem: str, dtype: DType) -> DeviceRole:
-    """A warp of a block adds an eighth of the shares of 32 results; the first one adds the eighths."""
+    """A warp of a CTA adds an eighth of the shares of 32 results; the first one adds the eighths."""
     kind = storage(dtype)
     rows = []
     for x in items:

@@ -291,7 +291,9 @@ def _bounded(b: GraphBuilder, x: NodeId, width: int) -> NodeId:
     return b.add(Prim.SELECT, b.broadcast(real, shape), x, zero)
 
 
-def _below(net: Network, rows: int, layer: int, value: int, addends: int, role: Role, *, sums: bool = False) -> Problem:
+def _below(
+    net: Network, rows: int, layer: int, value: int, addends: int, role: Role, *, column_sums: bool = False
+) -> Problem:
     n, k = padded(net.widths[layer + 1]), padded(net.of(value)) if value > 0 else net.of(value)
     b = GraphBuilder()
     dz = b.input(TensorType(net.dtype, (rows, n)))
@@ -310,7 +312,7 @@ def _below(net: Network, rows: int, layer: int, value: int, addends: int, role: 
         wide = net.dtype if act.whole else DType.F32  # fewer steps leave more registers for what is read ahead
         g = b.cast(act.slope(b, b.cast(g, wide), b.cast(held, wide)), net.dtype)
     outputs = [g, whole] if act.keeps and added is not None and not added.before else [g]
-    if sums:
+    if column_sums:
         outputs.append(b.add(Prim.REDUCE_SUM, b.cast(g, DType.F32), attrs=a.ReduceAttrs((0,))))
     return _problem(b, outputs)
 
@@ -323,7 +325,7 @@ def _weights(net: Network, rows: int, layer: int, dtype: DType) -> Problem:
     return _problem(b, [b.cast(b.add(Prim.MATMUL, b.transpose(dz, (1, 0)), h), dtype)])
 
 
-def with_sums(p: Product, schedule: Schedule) -> tuple[CudaSource, int] | Declined:
+def with_column_sums(p: Product, schedule: Schedule) -> tuple[CudaSource, int] | Declined:
     """The kernel of a product that also sums its result over rows, and how many rows of sums it leaves.
 
     These, of float32 and as wide as the result, are one more output.
@@ -340,9 +342,9 @@ def with_sums(p: Product, schedule: Schedule) -> tuple[CudaSource, int] | Declin
 
 
 def summed(net: Network, p: Product, source: CudaSource, rows: int) -> tuple[Problem, CudaSource]:
-    """A kernel of `with_sums` as a problem: its last output are the sums of all rows, whose shares it leaves."""
+    """A kernel of `with_column_sums` as a problem: its last output are the sums of all rows, whose shares it leaves."""
     types = [p.problem.graph.type_of(i) for i in p.problem.graph.inputs]
-    problem = _below(net, types[0].shape[0], p.layer, p.value, len(p.addends), p.role, sums=True)
+    problem = _below(net, types[0].shape[0], p.layer, p.value, len(p.addends), p.role, column_sums=True)
     last, at = len(problem.graph.outputs) - 1, -(-source.workspace_bytes // _LINE) * _LINE
     columns = problem.graph.type_of(problem.graph.outputs[last]).shape[1]
 
@@ -385,7 +387,7 @@ class Layered:
     """What stands beside the products, for any number of rows. Entries take addresses, and numbers as if they were.
 
     pack(each parameter, image), joins[values](x if one of them is given, the others, they side by side, rows),
-    ending(dy, what the last activation keeps, dz, rows), columns(dz, partial, rows, padded columns, 0): a block for
+    ending(dy, what the last activation keeps, dz, rows), columns(dz, partial, rows, padded columns, 0): a CTA for
     each share of the rows, which with a 1 at the end are sums of rows already, in float32; total(partial of all layers,
     gradients of the parameters, shares).
     """
@@ -481,7 +483,7 @@ def _join(net: Network, reads: tuple[int, ...], name: str, ctas: int) -> DeviceR
 
 
 def _pack(net: Network, image: Image) -> DeviceRole:
-    """What makes the image: a block for each tile of weights, and one for each bias."""
+    """What makes the image: a CTA for each tile of weights, and one for each bias."""
     kind = storage(net.masters or net.dtype)
     lines = [
         "__shared__ u16 held[32][33];",
@@ -533,7 +535,7 @@ def _column_sums(net: Network, ctas: int) -> DeviceRole:
 
 
 def _total(net: Network, partial: list[int], dtype: DType) -> DeviceRole:
-    """A warp of a block adds an eighth of the shares of 32 columns; the first one adds the eighths."""
+    """A warp of a CTA adds an eighth of the shares of 32 columns; the first one adds the eighths."""
     kind = storage(dtype)
     value = "s" if dtype is DType.F32 else f"(u16)w_narrow2_{dtype.value}(s, 0.0f)"
     lines = [

@@ -189,7 +189,7 @@ def step(
         launches.append(_launch(plan.chain, ctas, *ends, Pointer("packed"), Pointer("work"), to, Number(count)))
         if cut:
             ends_of = Pointer("work"), Pointer("work", partial), Number(plan.count(count)), Number(int(start > 0))
-            launches.append(_launch(plan.sums, plan.sums.max_ctas, *ends_of))
+            launches.append(_launch(plan.wgrad, plan.wgrad.max_ctas, *ends_of))
     if parameters:
         launches.append(
             _launch(plan.finish, plan.finish.max_ctas, Pointer("work", partial), Pointer("work", grads), Number(shares))
