@@ -105,6 +105,8 @@ class Side:
     """By kind and position of the arguments."""
     constants: tuple[Constant, ...]
     notes: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    """Variables whose content lasts from launch to launch, which nobody fills anew."""
 
 
 def side(path: Path, name: str, facts: GpuFacts, *, small: bool, changes: Mapping[str, object]) -> Side:
@@ -208,7 +210,7 @@ def _of_foreign(name: str, m: Manifest, role: ForeignRole) -> Side:
     )
     return Side(
         name, f"{m.entry} of {m.source.name}", role.source, role.original, m.entry, m.grid, m.block,
-        m.dynamic_shared_bytes, tuple(arguments), memory, constants, role.notes,
+        m.dynamic_shared_bytes, tuple(arguments), memory, constants, role.notes, m.state,
     )  # fmt: skip
 
 
