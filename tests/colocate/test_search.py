@@ -497,7 +497,7 @@ def test_requests_are_answered_line_by_line(sides: tuple[Side, ...], monkeypatch
 
     assert served(sides, [{}, request], broken) == [{"event": "failed", "reason": str(DeviceError(problem="no room"))}]
     ended: list[int] = []
-    monkeypatch.setattr(pair_worker.os, "_exit", ended.append)
+    monkeypatch.setattr("weft.colocate.pair_worker.os._exit", ended.append)
     monkeypatch.setattr(Trials, "trial", broken)
     lost = Trials.__new__(Trials)
     assert served(sides, [{}, request], lambda _: lost)[-1]["event"] == "lost" and ended == [4]

@@ -313,7 +313,7 @@ def parameters(pair: Pair) -> dict[str, object]:
         "limit": pair.limit,
         "stages": list(f.stages),
         "launch": {
-            "entry": f.entry, "grid": f.grid, "block": f.block, "shared_bytes": f.shared_bytes,
+            "entry": f.entry, "grid": f.grid, "block": f.block, "cluster": f.cluster, "shared_bytes": f.shared_bytes,
             "dependent": f.dependent, "parameters": listed,
         },
         "roles": {

@@ -70,7 +70,7 @@ class PairMachine:
 
     def differs(self, memory: Memory, kept: object) -> int:
         """The first byte that differs; of results that need only be near, that of one that is not."""
-        got, want = self.keep(memory), cast("bytes", kept)
+        got, want = self.read(memory.address, memory.size), cast("bytes", kept)
         at = first_difference(got, want)
         if at < 0 or memory.address not in self._close:
             return at

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, Protocol, cast, final
 
 from weft.colocate.fuse import (
     ENTRY,
@@ -178,10 +178,10 @@ def search_pair(
             raise KernelDeclinedError(reason=told)
     read = clock()
     search = _Search(sides, facts, arch, database, began + budget_s, clock)
-    first = {
+    first: dict[str, Json] = {
         "kernels": [[one.name, str(path)] for one, path in zip(sides, [lc, *be], strict=True)],
         "small": small,
-        "changes": {k: dict(v) for k, v in (changes or {}).items()},
+        "changes": cast("Json", {k: dict(v) for k, v in (changes or {}).items()}),
     }
     with _code(arch) as code:
         summary, complete = search.run(code, first, start)
