@@ -13,8 +13,8 @@ fused launches with what is left of the job behind them. Peers: one after the ot
 priority; two parts of the GPU (green contexts), of the best of some sizes. Those are compared once more for several
 splits of the job. `ratio` is the best peer over fused: a pair below 1 is declined. All of it is kept in the tuning
 database (`weft pairs` lists it), and what that knows of the same texts, GPU and driver is not measured again
-(`--again`: it is). Pairs of one LC kernel run in a process that may die: the pair's row then says so, and the next
-process goes on behind it. `--dry` compiles the fused kernels for an H200, without a GPU.
+(`--again`: it is). Pairs of one LC kernel run in a process that may die: the pair's row then says so, counts as not
+kept (ratio 1.0), and the next process goes on behind it. `--dry` compiles the fused kernels for an H200, without a GPU.
 """
 
 from __future__ import annotations
@@ -119,6 +119,10 @@ METERED_US = 150_000.0
 """How long each form runs while clock and power are read, about."""
 PEER_TIMES = 5
 """Rounds in which the sizes of two parts are compared."""
+
+
+NOT_KEPT: Row = {"kept": False, "ratio": 1.0}
+"""Of a pair that could not be measured: it is not fused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -936,9 +940,36 @@ def pairs(lc: str, names: Sequence[str], arguments: Sequence[str], limit_s: floa
                 if left:
                     raise RuntimeError("its process ended before its pairs did")
         except (TimeoutError, RuntimeError) as error:
-            yield {"record": "case", "suite": SUITE, "case": f"{lc}/{left.pop(0)}", "failed": str(error)}
+            yield {"record": "case", "case": f"{lc}/{left.pop(0)}", "failed": str(error), **NOT_KEPT}
         finally:
             child.end()
+
+
+def recorded(record: Record, rows: Iterator[Row]) -> Iterator[Row]:
+    """Keep the rows of pairs. From when a pair is begun its row says that it did not end, until it does.
+
+    So one whose process died, or with whom this one was killed, has a row: not kept, at a ratio of 1. Whoever
+    interrupts the run leaves the row as it was.
+    """
+    begun, before = "", None
+    try:
+        for row in rows:
+            if row["record"] == "begun":
+                begun, before = str(row["case"]), record.before().get(str(row["case"]))
+                record.fail("the run ended meanwhile", case=begun, **NOT_KEPT)
+            elif "failed" in row:
+                begun = ""
+                record.fail(str(row["failed"]), case=row["case"], **NOT_KEPT)
+            elif row["record"] == "case":
+                begun = ""
+                record.add(row)
+            yield row
+    except BaseException:
+        if begun and before is not None:
+            record.add(before)
+        elif begun:
+            record.forget(begun)
+        raise
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -987,13 +1018,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if record is not None:
             ends.callback(record.close)
         for text in kernels:
-            for row in pairs(text, names, own, chosen.limit, end):
+            rows = pairs(text, names, own, chosen.limit, end)
+            for row in rows if record is None else recorded(record, rows):
                 print(json.dumps(row), flush=True)
                 failed |= "failed" in row
-                if record is not None and "failed" in row:
-                    record.fail(str(row["failed"]), case=row["case"])
-                elif record is not None and row["record"] == "case":
-                    record.add(row)
     sys.exit(1 if failed else 0)
 
 
