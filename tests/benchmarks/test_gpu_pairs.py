@@ -13,10 +13,13 @@ import pytest
 from benchmarks.gpu_pairs import Bench, accumulators, candidates, gemm_of, job_of, lc_of, main, mangled, united, varied
 from benchmarks.harness.record import Record, lines_of
 from benchmarks.pairs_matrix import summaries
+from tests.generate.test_bind import Recorder
 
 from benchmarks import gpu_pairs, pair_timeline
 from weft.device.cuda.facts import GpuFacts, profile
+from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
+from weft.generate.cuda.role.assemble import solo
 from weft.ir.types import DType
 from weft.kernels.colocation import FusionShape, RoleRegisters
 from weft.tune.cuda_pair import Pair, PairTimes, Rate, Side
@@ -73,6 +76,44 @@ def test_a_network_s_kernel_is_an_lc_role() -> None:
     assert numbers == [[0, 1, 2, 3], [0, 1]] or len(both.sources) > 4
     with pytest.raises(ValueError, match="nor one of vgg16/"):
         lc_of("resnet50/nothing", facts, 4, 0)
+
+
+def test_all_launches_of_a_source_take_part() -> None:
+    """Rows of 510 numbers begin at addresses that no tensor map takes: operands are copied first."""
+    facts, job = GpuFacts(), job_of("mriq", small=True)
+    lc = lc_of("512x512x510", facts, 3, job.shared_bytes, contents=False)
+    assert len(lc.sources) == 3 and set(lc.whole) >= {s.schedule for s in lc.sources}
+    for number, source in enumerate(lc.sources):
+        every, launch = lc.launches(number)
+        assert [r.name for r in every.launched] == ["copy", ""] and launch == 1
+        assert source.roles == (every.launched[1],) and source.workspace_bytes == every.workspace_bytes > 0
+    made = candidates(lc, range(3), job, facts)
+    assert {c.lc for c in made} == {0, 1, 2}
+    both, numbers = united([lc, lc_of("512x512x510", facts, 2, 50_000, contents=False)])
+    assert all(both.launches(k)[1] == 1 for k in (*numbers[0], *numbers[1]))
+
+    seen = Recorder()
+    bench = object.__new__(Bench)
+    alone = solo(lc.launches(0)[0], "lc")
+    assert len(alone.launches) == 2, "as the peers run it"
+    at = Addresses([0x100000, 0x200000], [0x300000], (), 0x400000, 0)
+    given: Any = {"lc": lc, "_bound": [BoundCuda(alone, "/nowhere/x.cubin", driver=seen.driver)], "at": [at]}
+    for name, value in given.items():
+        setattr(bench, name, value)
+    bench.in_order(0, lambda stream: seen.launched.append(("fused", (), True, stream)))(5)
+    assert [x[0] for x in seen.launched] == ["lc_copy", "fused"] and {x[3] for x in seen.launched} == {5}
+
+
+def test_a_source_of_one_launch_stays_what_it_is() -> None:
+    lc = lc_of("512x512x512", GpuFacts(), 2, 1024, contents=False)
+    assert lc.whole == {} and lc.launches(1) == (lc.sources[1], 0)
+    bench = object.__new__(Bench)
+    bench.lc = lc
+
+    def fused(stream: int) -> None:
+        raise AssertionError(stream)
+
+    assert bench.in_order(0, fused) is fused
 
 
 def shape(place: str, threads: int, replicas: int, registers: int | None, *, fill: bool) -> FusionShape:
