@@ -14,7 +14,7 @@ from tests import goldens
 from tests.generate.cuda.attentions import plain
 from tests.generate.cuda.fusing import fma, meet
 from tests.generate.cuda.gemm.test_grouped import group
-from tests.generate.cuda.loops.test_groups import norm
+from tests.generate.cuda.loops.test_groups import Form, norm
 from tests.generate.cuda.loops.test_pointwise import chain
 from tests.generate.cuda.mlps import Net, mlp
 from tests.generate.cuda.products import convolution, product
@@ -59,6 +59,10 @@ LATENCY_CRITICAL: dict[str, tuple[Problem, str | Schedule]] = {
     "depthwise": (convolution(16, 96, 56, 56, 96, 3, 1, 1, groups=96), "depthwise"),
     "pointwise": (chain((4096, 1024)), ""),
     "norm": (norm(4096, 1024), ""),
+    "norm in one pass, in a cluster": (
+        norm(96, 16384),
+        Form(threads=256, per_row=256, cluster=4, single_pass=True).schedule(),
+    ),
     "mlp chain": (mlp(Net(65536, (64, 64, 64, 64))), "mlp"),
     "grouped": (QKV, "grouped"),
     "grouped, tma": (QKV, "grouped_tma"),
