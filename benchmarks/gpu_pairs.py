@@ -147,7 +147,7 @@ class Lc:
     def launches(self, number: int) -> tuple[RoleSource, int]:
         """All launches of a configuration, and the number of that which has best-effort roles beside it."""
         source = self.sources[number]
-        return (source, 0) if source.schedule is None else self.whole.get(source.schedule, (source, 0))
+        return self.whole.get(source.schedule, (source, 0))
 
 
 def lc_of(text: str, facts: GpuFacts, most: int, shared_bytes: int, *, contents: bool = True) -> Lc:

@@ -309,6 +309,7 @@ class Host:
 
     def __init__(self, fault: str = "") -> None:
         self.fault, self.us, self.held = fault, 0.0, []  # type: ignore[var-annotated]
+        self.variables: list[tuple[str, str]] = []
 
     def room(self, size: int) -> int:
         data = (ctypes.c_ubyte * (size + 64))()
@@ -515,6 +516,69 @@ def test_without_a_gpu_the_process_says_so(tmp_path: Path) -> None:
 def test_the_drain_has_several_ctas_of_each_multiprocessor(sides: tuple[Side, ...]) -> None:
     rest = drain_of(sides, H200)
     assert not hasattr(rest, "reason") and rest.grid == (8 * H200.sms, 1, 1)  # type: ignore[union-attr]
+
+
+class InProcess:
+    """The process's own code in this one, over host memory: requests and answers are texts, as in the pipes."""
+
+    def __init__(self, first: Mapping[str, Any], fault: str = "") -> None:
+        asked = json.loads(json.dumps(first))
+        self.host = Host(fault)
+        self.names = {Path(path).stem: name for name, (path, _) in asked["codes"].items()}
+        self.trials = pair_worker.trials_of(asked, lambda: (self.host, Driver(self.load, lambda *a: b"")))
+
+    def load(self, path: Path) -> Host:
+        assert path.read_bytes()[:4] == b"\x7fELF"
+        name = self.names.get(path.stem, "fused")
+        found = self.host.load(Path(f"{name}.cubin"))
+
+        def variable(symbol: str) -> tuple[int, int]:
+            self.host.variables.append((name, symbol))
+            return self.host.room(16), 16
+
+        found.__dict__["variable"] = variable
+        return found
+
+    def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = json.loads(json.dumps(pair_worker.answer(self.trials, json.loads(json.dumps(request)))))
+        assert isinstance(found, dict)
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("few")
+def test_a_search_with_all_but_a_gpu(tmp_path: Path) -> None:
+    """The job has a table, which is filled in each kernel that has it."""
+    text = BE_SOURCE.replace("z[i] +=", "z[i] += gain[i % 4] +")
+    constants = '[[constants]]\nname = "gain"\ntype = "float"\nshape = [4]\ninit = "zeros"\n'
+    used: list[InProcess] = []
+
+    def start(first: Mapping[str, Any]) -> InProcess:
+        used.append(InProcess(first))
+        return used[-1]
+
+    lc, _ = files(tmp_path)
+    (tmp_path / "be.cu").write_text("__constant__ float gain[4];\n" + text)
+    (tmp_path / "be.toml").write_text(BE + constants)
+    with Database.open(tmp_path) as database:
+        pair = search_pair(lc, [tmp_path / "be.toml"], database=database, gpu=lambda: H200, start=start)
+        told = list(known(database))
+    assert pair.measured is not None and pair.measured["peer"] in ("serial", "streams", "parts:64")
+    assert pair.measured["ratio"] == round(40 / 22, 4) and pair.measured["measured"] == 4 and len(told) == 4
+    filled = {(name, "gain" in symbol) for name, symbol in used[0].host.variables}
+    assert filled == {("be0", True), ("rest", True), ("fused", True)} and len(used[0].host.variables) == 2 + 4
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(("fault", "said"), [("twice", "do not fuse"), ("rest", "persistent: best-effort memory 1")])
+def test_a_search_over_kernels_that_are_wrong(fault: str, said: str, tmp_path: Path) -> None:
+    lc, be = files(tmp_path)
+    with Database.open(tmp_path) as database:
+        with pytest.raises((KernelDeclinedError, ValueError), match=said):
+            search_pair(lc, [be], database=database, gpu=lambda: H200, start=lambda first: InProcess(first, fault))
+        assert all("differs" in r.declined for r in known(database) if r.key.kernel)
 
 
 # What buffers hold.

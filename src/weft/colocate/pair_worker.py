@@ -246,6 +246,20 @@ def serve(
             os._exit(4)  # destructors would call a driver that answers no more
 
 
+def trials_of(asked: Mapping[str, Any], gpu: Callable[[], tuple[PairMachine, Driver]]) -> Trials:
+    """The pair of a first request.
+
+    Raises:
+        ValueError: see `Trials`; or the files are others than they were.
+        WeftError: see `Trials`.
+    """
+    sides = sides_of(asked)
+    if text_digest(sides) != asked["digest"]:
+        raise ValueError("a file has changed meanwhile")
+    codes = {name: Code(Path(path), tuple(symbols)) for name, (path, symbols) in asked["codes"].items()}
+    return Trials(sides, GpuFacts.from_json(asked["facts"]), *gpu(), codes)
+
+
 def made(asked: Mapping[str, Any], held: ExitStack) -> Trials:
     """The pair of a first request on GPU 0.
 
@@ -256,12 +270,11 @@ def made(asked: Mapping[str, Any], held: ExitStack) -> Trials:
     from weft.colocate.pair_machine import PairMachine as Gpu
     from weft.device.cuda.driver import Module, encode_tensor_map, primary_context
 
-    sides = sides_of(asked)
-    if text_digest(sides) != asked["digest"]:
-        raise ValueError("a file has changed meanwhile")
-    held.enter_context(primary_context())
-    codes = {name: Code(Path(path), tuple(symbols)) for name, (path, symbols) in asked["codes"].items()}
-    return Trials(sides, GpuFacts.from_json(asked["facts"]), Gpu(held), Driver(Module, encode_tensor_map), codes)
+    def gpu() -> tuple[PairMachine, Driver]:
+        held.enter_context(primary_context())
+        return Gpu(held), Driver(Module, encode_tensor_map)
+
+    return trials_of(asked, gpu)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from tests.generate.cuda import fusing
 from tests.generate.cuda.attentions import plain
 from tests.generate.cuda.fused_emulator import Counter, FusedKernels
 from tests.generate.cuda.fusing import fma, lc_is_right, lc_memory, meet
-from tests.generate.cuda.loops.test_groups import Form, norm
+from tests.generate.cuda.loops.test_groups import norm
 from tests.generate.cuda.products import product
 from tools.sanitize_products import blocks, tma
 
@@ -23,6 +23,7 @@ from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.attention.shapes import SplitAttentionConfig
 from weft.generate.cuda.gemm.swap_ab.kernel import SwapAbConfig
+from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.role import fused
 from weft.generate.cuda.role.role import RoleSource
 from weft.ir.declined import Declined

@@ -14,7 +14,7 @@ from tests import goldens
 from tests.generate.cuda.attentions import plain
 from tests.generate.cuda.fusing import fma, meet
 from tests.generate.cuda.gemm.test_grouped import group
-from tests.generate.cuda.loops.test_groups import Form, norm
+from tests.generate.cuda.loops.test_groups import norm
 from tests.generate.cuda.loops.test_pointwise import chain
 from tests.generate.cuda.mlps import Net, mlp
 from tests.generate.cuda.products import convolution, product
@@ -26,6 +26,7 @@ from weft.errors import ToolchainError
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.gemm.swap_ab.kernel import SwapAbConfig
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
+from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.role import fused
 from weft.generate.cuda.role.role import RoleSource
 from weft.ir.declined import Declined
