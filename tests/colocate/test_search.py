@@ -427,7 +427,7 @@ def sides(tmp_path: Path) -> tuple[Side, ...]:
     return read_sides(lc, [be], ratio=1.0, small=False, changes=None)
 
 
-CODES = {name: Code(Path(f"{name}.cubin")) for name in ("lc", "be0", "rest")}
+CODES = {name: Code(Path(f"{name}.cubin"), "entry") for name in ("lc", "be0", "rest")}
 
 
 def trials(sides: Sequence[Side], fault: str = "") -> Trials:
@@ -461,6 +461,23 @@ def test_kernels_that_are_wrong_are_named(fault: str, said: str, sides: tuple[Si
         assert not isinstance(got, str) and got.inside_blocks == 0, (
             "a role that draws nothing is right, and gains nothing"
         )
+
+
+def test_kernels_run_as_they_are_in_their_files_where_a_launch_can_pass_their_values(tmp_path: Path) -> None:
+    lc, be = files(tmp_path)
+    (tmp_path / "be.cu").write_text(BE_SOURCE.replace("float step", "float4 step").replace("* step", "* step.x"))
+    wide = BE.replace(
+        'type = "float"\nkind = "scalar"\nvalue = 0.5', 'type = "float4"\nkind = "scalar"\nvalue = [1, 2, 3, 4]'
+    )
+    be.write_text(wide)
+    sides = read_sides(lc, [be], ratio=1.0, small=False, changes=None)
+    assert pair_worker.source_of_ours(sides[0]) is None
+    own = pair_worker.source_of_ours(sides[1])
+    assert own is not None and own.launches[0].entry == "w_be0"
+    (tmp_path / "product.toml").write_text('product = "M=256 N=128 K=256"\nlayout = "nt"\n')
+    product = read_sides(tmp_path / "product.toml", [be], ratio=1.0, small=False, changes=None)[0]
+    own = pair_worker.source_of_ours(product)
+    assert own is not None and own.launches[0].dependent, "launches of products overlap in the peers, too"
 
 
 def test_a_job_that_is_wrong_by_itself_and_files_that_change(sides: tuple[Side, ...], tmp_path: Path) -> None:
@@ -524,7 +541,8 @@ class InProcess:
     def __init__(self, first: Mapping[str, Any], fault: str = "") -> None:
         asked = json.loads(json.dumps(first))
         self.host = Host(fault)
-        self.names = {Path(path).stem: name for name, (path, _) in asked["codes"].items()}
+        self.names = {Path(path).stem: name for name, (path, *_) in asked["codes"].items()}
+        self.entries = {name: entry for name, (_, entry, *_) in asked["codes"].items()}
         self.trials = pair_worker.trials_of(asked, lambda: (self.host, Driver(self.load, lambda *a: b"")))
 
     def load(self, path: Path) -> Host:
@@ -568,6 +586,9 @@ def test_a_search_with_all_but_a_gpu(tmp_path: Path) -> None:
     assert pair.measured is not None and pair.measured["peer"] in ("serial", "streams", "parts:64")
     assert pair.measured["ratio"] == round(40 / 22, 4) and pair.measured["measured"] == 4 and len(told) == 4
     filled = {(name, "gain" in symbol) for name, symbol in used[0].host.variables}
+    assert used[0].entries == {"lc": "_Z6scaledPKfPf", "be0": "_Z3addPKfPff", "rest": "w_rest"}, (
+        "as they are in their files"
+    )
     assert filled == {("be0", True), ("rest", True), ("fused", True)} and len(used[0].host.variables) == 2 + 4
 
 

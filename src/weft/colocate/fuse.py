@@ -174,7 +174,7 @@ def compile_known(jobs: Sequence[ConfinedJob], known: Known) -> list[ConfinedRes
     return [known[j] for j in jobs]
 
 
-def _by_itself(one: Side, arch: str) -> ConfinedJob:
+def by_itself(one: Side, arch: str) -> ConfinedJob:
     """One of the two kernels; the names that are asked of the compiler begin with its entry."""
     return ConfinedJob(one.text, arch, (one.entry, *(f"&{c.name}" for c in one.constants)))
 
@@ -183,7 +183,7 @@ def ordered(sides: Sequence[Side], every: Sequence[FusionShape], arch: str, know
     """Those first that give a best-effort thread the registers which its kernels have by themselves."""
     if len({s.registers.best_effort for s in every if s.registers is not None}) < 2:
         return list(every)
-    alone = compile_known([_by_itself(s, arch) for s in sides[1:]], known)
+    alone = compile_known([by_itself(s, arch) for s in sides[1:]], known)
     needed = max((r.registers for x in alone if isinstance(x, ConfinedResult) for _, r in x.resources), default=0)
     return sorted(every, key=lambda s: s.registers is not None and s.registers.best_effort < needed + LOOP_REGISTERS)
 
@@ -253,7 +253,7 @@ def _texts(pair: Pair) -> dict[str, tuple[str, tuple[str, ...]]]:
         "rest": (pair.rest.text, (REST, *constant_names(pair.sides[1:]))),
     }
     for one in pair.sides:
-        job = _by_itself(one, "")
+        job = by_itself(one, "")
         found[one.name] = (job.text, job.names)
     return found
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO, final
 
 from weft.colocate.contents import contents
-from weft.colocate.side import Buffer, Constant, Side, shared_memory, side
+from weft.colocate.side import Buffer, Constant, Side, Value, shared_memory, side
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.errors import WeftError
-from weft.generate.bind import Addresses, BoundCuda, CudaDriver, CudaModule, Encode, Prepared
+from weft.generate.bind import Addresses, BoundCuda, CudaDriver, CudaModule, Encode, Prepared, resolved
 from weft.generate.bind_fused import BoundFused
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.fused import fuse
@@ -31,6 +31,7 @@ from weft.ir.declined import Declined
 from weft.kernels.codec import Json
 from weft.kernels.colocation import BYTES, FusedSource, FusionShape
 from weft.kernels.dataclass_json import from_json
+from weft.kernels.source import CudaSource
 from weft.tune import cuda_pair
 from weft.tune.cuda_pair import Machine, Memory, Pair, PairTimes, Wanted, launches_for, measure, rate
 from weft.tune.keys import digest
@@ -38,6 +39,8 @@ from weft.tune.pairs import fused_digest
 
 DRAIN_CTAS = 8
 """Of a multiprocessor, for what fused launches leave of the job."""
+WORD_BYTES = 8
+"""Of an argument, at most."""
 LAUNCHES = 4
 """In which it is seen how many blocks one runs."""
 LEAST_BLOCKS = 0.01
@@ -72,6 +75,8 @@ class Code:
     """Machine code of one kernel."""
 
     path: Path
+    entry: str = ""
+    """As the compiler calls it."""
     symbols: tuple[str, ...] = ()
     """Of its constants, as the compiler calls them, those of LC first."""
 
@@ -95,6 +100,15 @@ class Driver:
     def bound(self) -> CudaDriver:
         """As what binds kernels takes it."""
         return CudaDriver(self.module, self.encode)
+
+
+def source_of_ours(one: Side) -> CudaSource | None:
+    """A kernel by itself as its role in a kernel of its own; None: it runs as it stands in its file.
+
+    Products are nothing else. A file's kernel is one only where it is passed values that a launch has no words for.
+    """
+    wide = any(isinstance(a, Value) and len(a.data) > WORD_BYTES for a in one.arguments)
+    return solo(one.source, f"w_{one.name}") if wide or one.source.schedule.generator != "foreign" else None
 
 
 def drain_of(sides: Sequence[Side], facts: GpuFacts) -> FusedSource | Declined:
@@ -161,9 +175,18 @@ class Trials:
         return times if times.drained else f"the job had not run whole after {n} launches and what was left"
 
     def _alone(self, one: Side, code: Code, at: Addresses) -> Prepared:
-        bound = BoundCuda(solo(one.source, f"w_{one.name}"), code.path, driver=self.driver.bound)
         self._fill(code, one.constants)
-        return bound.prepare(at)
+        if (own := source_of_ours(one)) is not None:
+            return BoundCuda(own, code.path, driver=self.driver.bound).prepare(at)
+        function = self.driver.module(code.path).function(code.entry)
+        function.prepare(one.shared_bytes, one.cluster)
+        arguments = [
+            int.from_bytes(a.data, "little") if isinstance(a, Value) else resolved(a, at, self.driver.encode)
+            for a in one.arguments
+        ]
+        return function.bind(
+            one.grid, one.block, arguments, shared_bytes=one.shared_bytes, cluster=one.cluster, dependent=False
+        ).launch
 
     def _bound(self, source: FusedSource, code: Code, constants: Sequence[Constant]) -> Prepared:
         bound = BoundFused(source, code.path, driver=self.driver.bound)
@@ -195,7 +218,7 @@ def _addresses(
 
 def text_digest(sides: Sequence[Side]) -> str:
     """Of the kernels by themselves, as both processes have read them."""
-    return digest("\0".join(solo(s.source, f"w_{s.name}").sha256 for s in sides))
+    return digest("\0".join(x for s in sides for x in (solo(s.source, f"w_{s.name}").sha256, s.text)))
 
 
 def sides_of(asked: Mapping[str, Any]) -> tuple[Side, ...]:
@@ -208,7 +231,7 @@ def sides_of(asked: Mapping[str, Any]) -> tuple[Side, ...]:
 
 def answer(trials: Trials, request: Mapping[str, Any]) -> dict[str, Json]:
     """Of a request for a trial."""
-    code = Code(Path(request["path"]), tuple(request["symbols"]))
+    code = Code(Path(request["path"]), ENTRY, tuple(request["symbols"]))
     shape = from_json(FusionShape, request["shape"])
     try:
         found = trials.trial(shape, str(request["kernel"]), code, int(request["rounds"]))
@@ -256,7 +279,7 @@ def trials_of(asked: Mapping[str, Any], gpu: Callable[[], tuple[PairMachine, Dri
     sides = sides_of(asked)
     if text_digest(sides) != asked["digest"]:
         raise ValueError("a file has changed meanwhile")
-    codes = {name: Code(Path(path), tuple(symbols)) for name, (path, symbols) in asked["codes"].items()}
+    codes = {name: Code(Path(path), entry, tuple(more)) for name, (path, entry, *more) in asked["codes"].items()}
     return Trials(sides, GpuFacts.from_json(asked["facts"]), *gpu(), codes)
 
 

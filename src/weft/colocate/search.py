@@ -26,6 +26,7 @@ from weft.colocate.fuse import (
     Known,
     Pair,
     architectures,
+    by_itself,
     compile_pair,
     constant_names,
     judged,
@@ -33,7 +34,7 @@ from weft.colocate.fuse import (
     read_sides,
 )
 from weft.colocate.pair_process import LostError, PairProcess
-from weft.colocate.pair_worker import drain_of, text_digest
+from weft.colocate.pair_worker import drain_of, source_of_ours, text_digest
 from weft.colocate.side import Buffer, Side
 from weft.device.cuda.confined import ConfinedJob, ConfinedResult, compile_confined
 from weft.device.cuda.facts import GpuFacts, gpu_facts
@@ -232,7 +233,8 @@ def side_digest(one: Side) -> str:
     """SHA-256 of a kernel by itself and of what its buffers hold."""
     held = {f"{kind} {i}": _buffer(b) for (kind, i), b in one.memory.items()}
     held |= {c.name: _buffer(c.data) for c in one.constants}
-    return digest(f"{solo(one.source, 'w_alone').sha256}\0{canonical(held)}")
+    launch: Json = [one.entry, one.grid, one.block, one.shared_bytes]
+    return digest("\0".join([solo(one.source, "w_alone").sha256, one.text, canonical(launch), canonical(held)]))
 
 
 def _buffer(b: Buffer) -> Json:
@@ -335,15 +337,19 @@ class _Search:
             raise KernelDeclinedError(reason=rest.reason)
         jobs = {"rest": code.begin(rest.text, (REST, *constant_names(self.sides[1:])))}
         for s in self.sides:
-            alone = solo(s.source, f"w_{s.name}")
-            entry = alone.launches[0].entry
-            jobs[s.name] = code.begin(alone.text, (entry, *(f"&{c.symbol}" for c in s.constants)))
+            own = source_of_ours(s)
+            if own is None:
+                job = by_itself(s, self.arch)
+                jobs[s.name] = code.begin(job.text, job.names)
+            else:
+                names = (own.launches[0].entry, *(f"&{c.symbol}" for c in s.constants))
+                jobs[s.name] = code.begin(own.text, names)
         codes: dict[str, Json] = {}
         for name, job in jobs.items():
             found = code.of(job)
             if isinstance(found, Declined):
                 raise KernelDeclinedError(reason=f"{name} does not compile: {found.reason[:300]}")
-            codes[name] = [str(code.path(found)), list(found.names[1:])]
+            codes[name] = [str(code.path(found)), *found.names]
         return {**first, "facts": self.facts.to_json(), "digest": text_digest(self.sides), "codes": codes}
 
 
