@@ -4,7 +4,9 @@
         [--rounds 9] [--seconds 540] [--limit 60] [--cache DIR] [--database DIR] [--again] [--out FILE|-] [--dry]
 
 LC is a kernel of a network at batch 16 (`benchmarks.cases.colocate_lc`), or C = A · Bᵀ in bf16 given as MxNxK.
-Several of its configurations are timed alone, and the peers are given the fastest. Fused kernels of several
+Several of its configurations are timed alone, and the peers are given the fastest. Of a configuration of several
+launches (rows of an operand that begin at odd addresses are copied first) the longest has best-effort roles beside it,
+and all its launches take part in every form that is compared and timed. Fused kernels of several
 configurations and shapes are compiled, compared with the kernels alone (`weft.tune.cuda_pair`: nothing drawn,
 stopped, all drawn) and searched by successive halving (`weft.tune.pairs.study`): all for a moment, the best also in
 the form that draws in time, then one of three in few rounds beside the peers, and the best three in all rounds: for
@@ -13,8 +15,8 @@ fused launches with what is left of the job behind them. Peers: one after the ot
 priority; two parts of the GPU (green contexts), of the best of some sizes. Those are compared once more for several
 splits of the job. `ratio` is the best peer over fused: a pair below 1 is declined. All of it is kept in the tuning
 database (`weft pairs` lists it), and what that knows of the same texts, GPU and driver is not measured again
-(`--again`: it is). Pairs of one LC kernel run in a process that may die: the pair's row then says so, and the next
-process goes on behind it. `--dry` compiles the fused kernels for an H200, without a GPU.
+(`--again`: it is). Pairs of one LC kernel run in a process that may die: the pair's row then says so, counts as not
+kept (ratio 1.0), and the next process goes on behind it. `--dry` compiles the fused kernels for an H200, without a GPU.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast, final
 
@@ -56,7 +58,7 @@ from weft.errors import DeviceError, ToolchainError
 from weft.gemm.search import feasible
 from weft.gemm.spec import Gemm
 from weft.generate.bind import Addresses, BoundCuda, Prepared
-from weft.generate.bind_fused import BoundFused
+from weft.generate.bind_fused import BoundFused, among
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.foreign.read import ForeignRole
 from weft.generate.cuda.foreign.read import read as foreign
@@ -64,7 +66,7 @@ from weft.generate.cuda.gemm.common.product import Product, product
 from weft.generate.cuda.gemm.tma.kernel import roles
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
 from weft.generate.cuda.role.assemble import solo
-from weft.generate.cuda.role.fused import control_bytes, fuse, judge, lc_role, shapes, shared_of, stages_of
+from weft.generate.cuda.role.fused import control_bytes, fuse, judge, lc_role, of_launch, shapes, shared_of, stages_of
 from weft.generate.cuda.role.persistent import persistent
 from weft.generate.cuda.role.role import RoleSource
 from weft.generate.cuda.space import kind
@@ -73,7 +75,7 @@ from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.colocation import BYTES, FusedSource, FusionShape
 from weft.kernels.pairs import PairKey, PairRecord, PairSummary
-from weft.kernels.source import CudaSource
+from weft.kernels.source import CudaSource, Schedule
 from weft.options import Options
 from weft.tune.cuda_pair import (
     SPLITS,
@@ -121,6 +123,10 @@ PEER_TIMES = 5
 """Rounds in which the sizes of two parts are compared."""
 
 
+NOT_KEPT: Row = {"kept": False, "ratio": 1.0}
+"""Of a pair that could not be measured: it is not fused."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lc:
     """A latency-critical kernel, as roles of several configurations."""
@@ -135,6 +141,13 @@ class Lc:
     """Of each input, whether a packing launch reads it."""
     others: tuple[CudaSource, ...] = ()
     """Kernels that cannot be roles, in clusters for instance: the peers may run them."""
+    whole: Mapping[Schedule, tuple[RoleSource, int]] = field(default_factory=dict)
+    """Of configurations of several launches: all of them, and the number of the one that is in `sources`."""
+
+    def launches(self, number: int) -> tuple[RoleSource, int]:
+        """All launches of a configuration, and the number of that which has best-effort roles beside it."""
+        source = self.sources[number]
+        return self.whole.get(source.schedule, (source, 0))
 
 
 def lc_of(text: str, facts: GpuFacts, most: int, shared_bytes: int, *, contents: bool = True) -> Lc:
@@ -163,8 +176,14 @@ def lc_of(text: str, facts: GpuFacts, most: int, shared_bytes: int, *, contents:
     generator = torch.Generator().manual_seed(1)
     sizes = ((g.m, g.k), (g.n, g.k)) if contents else ()
     operands = [torch.randn(s, generator=generator).bfloat16().view(torch.int16).numpy().tobytes() for s in sizes]
-    configurations = mixed(list(_products(g, facts, 6 * most, shared_bytes)), most)
-    return Lc(text, g.problem(), tuple(configurations), tuple(operands), (2 * g.m * g.n,), (False, False))
+    whole: dict[Schedule, tuple[RoleSource, int]] = {}
+    configurations = mixed(list(_products(g, facts, 6 * most, shared_bytes, whole)), most)
+    return Lc(text, g.problem(), tuple(configurations), tuple(operands), (2 * g.m * g.n,), (False, False), whole=whole)
+
+
+def longest(source: RoleSource) -> int:
+    """The launch that has most room for best-effort blocks: what copies operands or adds sums up has no tiles."""
+    return max(range(len(source.launched)), key=lambda k: source.launched[k].shared_bytes)
 
 
 def fastest(kernel: LcKernel, hosts: Sequence[RoleSource]) -> Iterator[CudaSource]:
@@ -217,8 +236,10 @@ def accumulators(source: RoleSource) -> float:
     return int(str(p["bm"])) * int(str(p["bn"])) / (128 * groups)
 
 
-def _products(g: Gemm, facts: GpuFacts, most: int, shared_bytes: int) -> Iterator[RoleSource]:
-    """The best configuration by the model of each kind of tile."""
+def _products(
+    g: Gemm, facts: GpuFacts, most: int, shared_bytes: int, whole: dict[Schedule, tuple[RoleSource, int]]
+) -> Iterator[RoleSource]:
+    """The best configuration by the model of each kind of tile; of several launches the longest, noted in `whole`."""
     problem = g.problem()
     found = product(problem)
     if not isinstance(found, Product):
@@ -229,12 +250,18 @@ def _products(g: Gemm, facts: GpuFacts, most: int, shared_bytes: int) -> Iterato
             return
         if dict(schedule.params).get("template") != "tma" or kind(schedule) in kinds:
             continue
-        source = roles(found, schedule)
-        if isinstance(source, Declined) or isinstance(role := lc_role(source), Declined) or source.pack:
+        every = roles(found, schedule)
+        if isinstance(every, Declined) or every.pack:
+            continue
+        number = longest(every)
+        source = of_launch(every, number)
+        if isinstance(role := lc_role(source), Declined):
             continue
         if role.shared_bytes + shared_bytes <= facts.shared_per_block and _one_wave(source, facts):
             kinds.add(kind(schedule))
-            yield source
+            if len(every.launched) > 1:
+                whole[schedule] = every, number
+            yield source if len(every.launched) > 1 else every
 
 
 @final
@@ -467,7 +494,10 @@ def united(every: Sequence[Lc]) -> tuple[Lc, list[list[int]]]:
     """One kernel with the configurations of all, each once; and the positions of those of each."""
     sources = list({s.schedule: s for lc in every for s in lc.sources}.values())
     at = {s.schedule: k for k, s in enumerate(sources)}
-    return replace(every[0], sources=tuple(sources)), [[at[s.schedule] for s in lc.sources] for lc in every]
+    whole = {schedule: found for lc in every for schedule, found in lc.whole.items()}
+    return replace(every[0], sources=tuple(sources), whole=whole), [
+        [at[s.schedule] for s in lc.sources] for lc in every
+    ]
 
 
 def varied(every: Sequence[FusionShape], registers: int, *, fills: bool) -> list[FusionShape]:
@@ -534,10 +564,11 @@ class Bench:
         self.counter, self.fresh = (held.enter_context(device_memory(BYTES)) for _ in range(2))
         given = [np.frombuffer(bytearray(x), np.uint8) for x in lc.inputs]
         self.addresses, self.memory = self.gpu.place([*given, *lc.outputs])
-        made = [*(solo(source, "lc") for source in lc.sources), *lc.others]
+        made = [*(solo(lc.launches(k)[0], "lc") for k in range(len(lc.sources))), *lc.others]
         self.loader.compile_all([(m.text, m.flags) for m in made])
         self.at: list[Addresses] = []
         self.alone: list[Prepared] = []
+        self._bound: list[BoundCuda] = []
         for source in made:
             bound = BoundCuda(source, self.loader.compiled(source.text, source.flags).path, driver=self.loader.driver)
             inputs, outputs = self.addresses[: len(lc.inputs)], self.addresses[len(lc.inputs) :]
@@ -549,6 +580,7 @@ class Bench:
             self.gpu.run([lambda stream, b=bound, w=weights, p=packed: b.pack(w, p, stream)])  # type: ignore[misc]
             self.at.append(Addresses(inputs, outputs, packed, work, state))
             self.alone.append(bound.prepare(self.at[-1]))
+            self._bound.append(bound)
         samples = self.gpu.samples_us([many([p], 8) for p in self.alone], rounds)
         self.times = [statistics.median(x) / 8 for x in samples]
         self.best = min(range(len(self.times)), key=self.times.__getitem__)
@@ -635,7 +667,14 @@ class Bench:
         cubin = self.loader.compiled(one.made.text, one.made.flags)
         self.loader.fill(cubin, ("w_be{}",), job.stages)
         bound = BoundFused(one.made, cubin.path, driver=self.loader.driver)
-        return bound.prepare([self.at[one.lc], *at], self.counter)
+        return self.in_order(one.lc, bound.prepare([self.at[one.lc], *at], self.counter))
+
+    def in_order(self, number: int, fused: Prepared) -> Prepared:
+        """A fused kernel with the other launches of its configuration before and behind it, where it has some."""
+        every, launch = self.lc.launches(number)
+        if len(every.launched) == 1:
+            return fused
+        return among(self._bound[number], launch, fused, self.at[number])
 
     def _partitions(self) -> Iterator[tuple[str, Stream, Stream]]:
         for sms in PARTS:
@@ -936,9 +975,36 @@ def pairs(lc: str, names: Sequence[str], arguments: Sequence[str], limit_s: floa
                 if left:
                     raise RuntimeError("its process ended before its pairs did")
         except (TimeoutError, RuntimeError) as error:
-            yield {"record": "case", "suite": SUITE, "case": f"{lc}/{left.pop(0)}", "failed": str(error)}
+            yield {"record": "case", "case": f"{lc}/{left.pop(0)}", "failed": str(error), **NOT_KEPT}
         finally:
             child.end()
+
+
+def recorded(record: Record, rows: Iterator[Row]) -> Iterator[Row]:
+    """Keep the rows of pairs. From when a pair is begun its row says that it did not end, until it does.
+
+    So one whose process died, or with whom this one was killed, has a row: not kept, at a ratio of 1. Whoever
+    interrupts the run leaves the row as it was.
+    """
+    begun, before = "", None
+    try:
+        for row in rows:
+            if row["record"] == "begun":
+                begun, before = str(row["case"]), record.before().get(str(row["case"]))
+                record.fail("the run ended meanwhile", case=begun, **NOT_KEPT)
+            elif "failed" in row:
+                begun = ""
+                record.fail(str(row["failed"]), case=row["case"], **NOT_KEPT)
+            elif row["record"] == "case":
+                begun = ""
+                record.add(row)
+            yield row
+    except BaseException:
+        if begun and before is not None:
+            record.add(before)
+        elif begun:
+            record.forget(begun)
+        raise
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -987,13 +1053,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if record is not None:
             ends.callback(record.close)
         for text in kernels:
-            for row in pairs(text, names, own, chosen.limit, end):
+            rows = pairs(text, names, own, chosen.limit, end)
+            for row in rows if record is None else recorded(record, rows):
                 print(json.dumps(row), flush=True)
                 failed |= "failed" in row
-                if record is not None and "failed" in row:
-                    record.fail(str(row["failed"]), case=row["case"])
-                elif record is not None and row["record"] == "case":
-                    record.add(row)
     sys.exit(1 if failed else 0)
 
 

@@ -82,7 +82,8 @@ def record(bench: Bench, job: Job, one: Candidate, launches: int, sm: int | None
         counter = held.enter_context(device_memory(size))
         cubin = bench.loader.compiled(made.text, made.flags)
         bench.loader.fill(cubin, ("w_be{}",), job.stages)
-        fused = BoundFused(made, cubin.path, driver=bench.loader.driver).prepare([bench.at[one.lc], *at], counter)
+        bound = BoundFused(made, cubin.path, driver=bench.loader.driver)
+        fused = bench.in_order(one.lc, bound.prepare([bench.at[one.lc], *at], counter))
         outputs = bench.memory[len(bench.lc.inputs) :]
         bench.gpu.run([bench.alone[one.lc]])
         wanted = [bench.gpu.keep(m) for m in outputs]

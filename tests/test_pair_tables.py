@@ -47,7 +47,7 @@ def test_lost_pairs_stand_beside_kept_ones(lines: Path) -> None:
     assert "| `net/a` | 10.0 | **1.21** | 0.80 |" in text and "| `net/b` | 10.0 | none | 1.00 |" in text
     mean = 1.21**0.25
     assert (
-        f"4 pairs, 1 kept; geometric mean with the others at 1.00: {mean:.3f}; of those kept: 1.210; not right: 1"
+        f"4 pairs, 1 kept; geometric mean with the others at 1.00: {mean:.3f}; of those kept: 1.210; not right: 1;"
         in text
     )
     assert "commit c1; `x`" in text
@@ -58,7 +58,21 @@ def test_lost_pairs_stand_beside_kept_ones(lines: Path) -> None:
 def test_a_pair_that_failed_is_not_left_out(lines: Path) -> None:
     failed: dict[str, object] = {"record": "case", "case": "net/a/fft", "commit": "c1", "failed": "no word for 60 s"}
     write(lines, row("net/a/cp", 0.9), failed)
-    assert "net/a/fft | **failed** at c1: no word for 60 s" in pair_tables.pairs()
+    text = pair_tables.pairs()
+    assert "net/a/fft | **failed** at c1: no word for 60 s" in text
+    assert "| `net/a` | 10.0 | 0.90 | failed |" in text and "| alone, µs |  | 300 |  |" in text
+    assert "2 pairs, 0 kept; geometric mean with the others at 1.00: 1.000;" in text and "failed: 1." in text
+    ratios = failed | {"kept": True, "ratio": 9.0, "measured_ratio": 9.0}  # a row says failed, whatever else it says
+    write(lines, row("net/a/cp", 1.44), ratios)
+    text = pair_tables.pairs()
+    assert "2 pairs, 1 kept; geometric mean with the others at 1.00: 1.200;" in text and "9.00" not in text
+    assert [x for x in pair_tables.pair_peers().splitlines() if "fft" in x] == []
+
+
+def test_pairs_that_all_failed_are_a_table(lines: Path) -> None:
+    write(lines, {"record": "case", "case": "net/a/fft", "commit": "c1", "failed": "ended with -11"})
+    assert "| `net/a` |  | failed |" in pair_tables.pairs()
+    assert "1 pairs, 0 kept" in pair_tables.pairs()
 
 
 def test_nothing_is_said_of_what_was_not_measured(lines: Path) -> None:

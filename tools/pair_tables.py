@@ -16,9 +16,14 @@ def _sides(case: object) -> tuple[str, str]:
     return lc, be
 
 
+def pair_cases(lines: Sequence[Line]) -> list[Line]:
+    """All pairs that were tried; one that failed is not fused."""
+    return [x if "failed" not in x else {**x, "kept": False, "ratio": 1.0} for x in lines if x.get("record") == "case"]
+
+
 def pair_rows(lines: Sequence[Line]) -> list[list[str]]:
     """A line per LC kernel, a column per job: the ratio that was measured, those kept in bold."""
-    found = good(lines)
+    found = pair_cases(lines)
     jobs = sorted({_sides(x["case"])[1] for x in found})
     kernels: dict[str, dict[str, Line]] = {}
     for x in found:
@@ -29,26 +34,28 @@ def pair_rows(lines: Sequence[Line]) -> list[list[str]]:
         cells = []
         for be in jobs:
             pair = row.get(be, {"kept": False})
-            ratio = f"{pair['measured_ratio']:.2f}" if "measured_ratio" in pair else "none" if be in row else ""
+            measured = f"{pair['measured_ratio']:.2f}" if "measured_ratio" in pair else "none" if be in row else ""
+            ratio = "failed" if "failed" in pair else measured
             cells.append(f"**{ratio}**" if pair["kept"] else ratio)
-        rows.append([f"`{lc}`", f"{next(iter(row.values()))['lc_us']:.1f}", *cells])
-    alone = {be: next(x["be_us"] for x in found if _sides(x["case"])[1] == be) for be in jobs}
-    rows.append(["alone, µs", "", *(f"{alone[be]:.0f}" for be in jobs)])
+        alone = next((f"{x['lc_us']:.1f}" for x in row.values() if "lc_us" in x), "")
+        rows.append([f"`{lc}`", alone, *cells])
+    of = [[x for x in found if _sides(x["case"])[1] == be and "be_us" in x] for be in jobs]
+    rows.append(["alone, µs", "", *(f"{x[0]['be_us']:.0f}" if x else "" for x in of)])
     return rows
 
 
 def pairs() -> str:
     """The ratio of the best peer's time to that of the fused form, and what it comes to."""
     lines = records(GPU, "colocate-pairs")
-    if not good(lines):
+    found = pair_cases(lines)
+    if not found:
         return "_not measured yet: `python -m benchmarks.gpu_pairs`_"
     head, *rows = pair_rows(lines)
-    found = good(lines)
     kept = [x["ratio"] for x in found if x["kept"]]
     told = (
         f"{len(found)} pairs, {len(kept)} kept; geometric mean with the others at 1.00:"
         f" {geometric_mean([x['ratio'] for x in found]):.3f}; of those kept: {geometric_mean(kept):.3f};"
-        f" not right: {sum('wrong' in x for x in found)}."
+        f" not right: {sum('wrong' in x for x in found)}; failed: {sum('failed' in x for x in found)}."
     )
     bad = failed(lines, len(head))
     return markdown(["LC kernel", "alone µs", *head[2:]], [*rows, *bad]) + f"\n\n{told}" + note(lines, found)

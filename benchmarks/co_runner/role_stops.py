@@ -151,7 +151,8 @@ class RoleStopper:
                 cubin = self._loader.compiled(made.text, made.flags)
                 be = Addresses(self.gpu.inputs_of(unit), (self._ran.data_ptr(), self._out.data_ptr()))
                 bound = BoundFused(made, cubin.path, driver=self._loader.driver)
-                return bench, number, made, bound.prepare([bench.at[number], be], self.gpu.counter.data_ptr())
+                fused = bound.prepare([bench.at[number], be], self.gpu.counter.data_ptr())
+                return bench, number, made, bench.in_order(number, fused)
         raise ValueError(f"{case}: {wrong}")
 
     def _settled(self, until: float) -> None:
@@ -269,7 +270,11 @@ class RoleStopper:
 def compile_all(loader: Loader, cases: Sequence[RoleCase], facts: GpuFacts) -> dict[RoleCase, str]:
     """Compile LC alone and fused kernels of all cases on all cores; what one of each takes, or why none runs."""
     sources = {name: lc_of(name, facts, HOSTS, ROOM_BYTES, contents=False) for name in {c.lc: c for c in cases}}
-    alone = [m for lc in sources.values() for m in (*(solo(s, "lc") for s in lc.sources), *lc.others)]
+    alone = [
+        m
+        for lc in sources.values()
+        for m in (*(solo(lc.launches(k)[0], "lc") for k in range(len(lc.sources))), *lc.others)
+    ]
     made = [
         (case, source, one)
         for case in cases

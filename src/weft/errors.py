@@ -158,6 +158,12 @@ class NoWorkerError(DeviceError):
     """The process that measures cannot be started."""
 
 
+class NoGpuError(DeviceError):
+    """What measures pairs of kernels finds no GPU to run them on."""
+
+    todo = "leave --search out, which needs no GPU, or run it on the machine whose GPU is to run the pair"
+
+
 class NoPlanError(DeviceError):
     """No plan of the model is left, and there is no execution by its framework to give back instead."""
 

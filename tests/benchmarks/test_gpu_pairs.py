@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 from benchmarks.gpu_pairs import Bench, accumulators, candidates, gemm_of, job_of, lc_of, main, mangled, united, varied
+from benchmarks.harness.record import Record, lines_of
+from benchmarks.pairs_matrix import summaries
+from tests.generate.test_bind import Recorder
 
 from benchmarks import gpu_pairs, pair_timeline
 from weft.device.cuda.facts import GpuFacts, profile
+from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
+from weft.generate.cuda.role.assemble import solo
 from weft.ir.types import DType
 from weft.kernels.colocation import FusionShape, RoleRegisters
 from weft.tune.cuda_pair import Pair, PairTimes, Rate, Side
@@ -71,6 +76,44 @@ def test_a_network_s_kernel_is_an_lc_role() -> None:
     assert numbers == [[0, 1, 2, 3], [0, 1]] or len(both.sources) > 4
     with pytest.raises(ValueError, match="nor one of vgg16/"):
         lc_of("resnet50/nothing", facts, 4, 0)
+
+
+def test_all_launches_of_a_source_take_part() -> None:
+    """Rows of 510 numbers begin at addresses that no tensor map takes: operands are copied first."""
+    facts, job = GpuFacts(), job_of("mriq", small=True)
+    lc = lc_of("512x512x510", facts, 3, job.shared_bytes, contents=False)
+    assert len(lc.sources) == 3 and set(lc.whole) >= {s.schedule for s in lc.sources}
+    for number, source in enumerate(lc.sources):
+        every, launch = lc.launches(number)
+        assert [r.name for r in every.launched] == ["copy", ""] and launch == 1
+        assert source.roles == (every.launched[1],) and source.workspace_bytes == every.workspace_bytes > 0
+    made = candidates(lc, range(3), job, facts)
+    assert {c.lc for c in made} == {0, 1, 2}
+    both, numbers = united([lc, lc_of("512x512x510", facts, 2, 50_000, contents=False)])
+    assert all(both.launches(k)[1] == 1 for k in (*numbers[0], *numbers[1]))
+
+    seen = Recorder()
+    bench = object.__new__(Bench)
+    alone = solo(lc.launches(0)[0], "lc")
+    assert len(alone.launches) == 2, "as the peers run it"
+    at = Addresses([0x100000, 0x200000], [0x300000], (), 0x400000, 0)
+    given: Any = {"lc": lc, "_bound": [BoundCuda(alone, "/nowhere/x.cubin", driver=seen.driver)], "at": [at]}
+    for name, value in given.items():
+        setattr(bench, name, value)
+    bench.in_order(0, lambda stream: seen.launched.append(("fused", (), True, stream)))(5)
+    assert [x[0] for x in seen.launched] == ["lc_copy", "fused"] and {x[3] for x in seen.launched} == {5}
+
+
+def test_a_source_of_one_launch_stays_what_it_is() -> None:
+    lc = lc_of("512x512x512", GpuFacts(), 2, 1024, contents=False)
+    assert lc.whole == {} and lc.launches(1) == (lc.sources[1], 0)
+    bench = object.__new__(Bench)
+    bench.lc = lc
+
+    def fused(stream: int) -> None:
+        raise AssertionError(stream)
+
+    assert bench.in_order(0, fused) is fused
 
 
 def shape(place: str, threads: int, replicas: int, registers: int | None, *, fill: bool) -> FusionShape:
@@ -149,6 +192,56 @@ def test_a_pair_whose_process_dies_or_hangs_has_a_row_and_the_others_go_on(monke
         ("lc/a", None), ("lc/b", "ended with -11"), ("lc/c", "no word for 60 s"), ("lc/d", None),
     ]  # fmt: skip
     assert said.given == [["a", "b", "c", "d"], ["c", "d"], ["d"]]
+    assert [(r["kept"], r["ratio"]) for r in rows if "failed" in r] == [(False, 1.0)] * 2
+
+
+def record_at(path: Path) -> Record:
+    return Record("cpu", gpu_pairs.SUITE, path=path, command="a test")
+
+
+def kept_in(path: Path) -> dict[str, Any]:
+    return {str(x["case"]): x for x in lines_of(path) if x["record"] == "case"}
+
+
+def test_a_pair_whose_process_dies_is_in_the_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = Said((["a"], RuntimeError("ended with -11")), (["c"], None))
+    monkeypatch.setattr(gpu_pairs, "Child", said)
+    path = tmp_path / "r.jsonl"
+    record_at(path).add({"record": "case", "case": "lc/b", "kept": True, "ratio": 1.3, "commit": "c0"})
+    rows = gpu_pairs.pairs("lc", ["a", "b", "c"], [], 60.0, time.perf_counter() + 1e3)
+    assert [r["case"] for r in gpu_pairs.recorded(record_at(path), rows)] == ["lc/a", "lc/b", "lc/c"]
+    found = kept_in(path)
+    assert set(found) == {"lc/a", "lc/b", "lc/c"} and "failed" not in found["lc/a"]
+    lost = found["lc/b"]
+    assert (lost["failed"], lost["kept"], lost["ratio"]) == ("ended with -11", False, 1.0)
+    assert lost["last_measured"] == "c0" and lost["suite"] == gpu_pairs.SUITE
+    assert [s.reason for s in summaries([*lines_of(path)[:1], lost])] == ["ended with -11"]
+
+
+def test_a_pair_with_which_the_run_was_killed_has_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    begun: dict[str, object] = {"record": "begun", "case": "lc/a"}
+    rows = gpu_pairs.recorded(record_at(path), iter([begun]))
+    assert next(rows) is begun
+    lost = kept_in(path)["lc/a"]  # as the file is when this process is killed
+    assert (lost["failed"], lost["kept"], lost["ratio"]) == ("the run ended meanwhile", False, 1.0)
+    done = {"record": "case", "case": "lc/a", "kept": False, "ratio": 1.0, "note": "no shape fits"}
+    list(gpu_pairs.recorded(record_at(path), iter([begun, done])))
+    assert kept_in(path)["lc/a"]["note"] == "no shape fits" and "failed" not in kept_in(path)["lc/a"]
+
+
+@pytest.mark.parametrize("known_before", [True, False])
+def test_who_interrupts_leaves_the_row_as_it_was(known_before: bool, tmp_path: Path) -> None:
+    def interrupted() -> Iterator[Any]:
+        yield {"record": "begun", "case": "lc/a"}
+        raise KeyboardInterrupt
+
+    path, old = tmp_path / "r.jsonl", {"record": "case", "case": "lc/a", "kept": True, "ratio": 1.3, "commit": "c0"}
+    if known_before:
+        record_at(path).add(old)
+    with pytest.raises(KeyboardInterrupt):
+        list(gpu_pairs.recorded(record_at(path), interrupted()))
+    assert kept_in(path) == ({"lc/a": old} if known_before else {})
 
 
 def test_pairs_that_come_too_late_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 // A CUDA driver of one pair on the host, for tests of the test program: memory is memory, and kernels are the loops below.
 // FAKE_FAULT says what goes wrong. The pair: lc: y = 2 x + 1 of 256 floats; be: z += w of 1024 numbers in 4 blocks.
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -11,6 +12,7 @@ static void be(const float* w, float* z, float step, unsigned block) {
   for (unsigned i = 256 * block; i < 256 * block + 256; ++i) z[i] += w[i] * step;
 }
 static float step_of(const void* word) { float f; std::memcpy(&f, word, 4); return f; }
+static int recorded = 0;  // whether the last event was on a stream of its own
 extern "C" {
 int cuInit(unsigned) { return fault() == "init" ? 100 : 0; }
 int cuDeviceGet(int* d, int) { return *d = 0; }
@@ -28,13 +30,21 @@ int cuCtxSynchronize() {
   if (fault() == "hang") std::raise(SIGALRM);  // as the watchdog has it
   return 0;
 }
+int cuCtxGetStreamPriorityRange(int* least, int* greatest) { return *least = 0, *greatest = -5, 0; }
+int cuStreamCreateWithPriority(void** s, unsigned flags, int priority) {
+  *s = (void*)(size_t)(priority < 0 ? 2 : 1);  // high, low
+  return flags == 1 && fault() != "stream" ? 0 : 100;
+}
+int cuStreamWaitEvent(void* s, void*, unsigned) { return s ? 0 : 400; }
 int cuEventCreate(void** e, unsigned) { return *e = nullptr, 0; }
-int cuEventRecord(void*, void*) { return 0; }
-int cuEventElapsedTime(float* ms, void*, void*) { return *ms = 1.0f, 0; }
+int cuEventRecord(void*, void* s) { return recorded = s ? recorded | 1 : 0, 0; }
+int cuEventElapsedTime(float* ms, void*, void*) { return *ms = recorded && fault() == "fast streams" ? 0.5f : 1.0f, 0; }
 int cuGetErrorName(int, const char** name) { return *name = "CUDA_ERROR_NO_DEVICE", 0; }
 int cuTensorMapEncodeTiled() { return 1; }
-int cuLaunchKernel(void* f, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void** a, void**) {
+int cuLaunchKernel(void* f, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void* s, void** a, void**) {
   const std::string file = (const char*)f;
+  if ((size_t)s == 1 && file == "lc.sm_90a.cubin") return 400;  // on the stream of low priority
+  if ((size_t)s == 2 && file != "lc.sm_90a.cubin") return 400;
   auto pointer = [&](int i) { return *(float**)a[i]; };
   if (file == "lc.sm_90a.cubin") lc(pointer(0), pointer(1));
   if (file == "be0.sm_90a.cubin")
@@ -57,5 +67,12 @@ int cuLaunchKernel(void* f, unsigned, unsigned, unsigned, unsigned, unsigned, un
     if (fused && fault() == "last bit") ((unsigned char*)pointer(3))[4] ^= 1;
   }
   return 0;
+}
+struct Config { unsigned grid[3], block[3], shared; void* stream; int* attributes; unsigned count; };
+int cuLaunchKernelEx(const Config* c, void* f, void** a, void** extra) {
+  const int* x = c->attributes;  // id, padding, then the value
+  if (c->count != 1 || x[0] != 4 || x[2] != 2 || x[3] != 1 || x[4] != 1 || c->grid[0] != 4) return 1;
+  if (fault() == "clusters") std::fprintf(stderr, "%s in clusters\n", (const char*)f);
+  return cuLaunchKernel(f, c->grid[0], 1, 1, c->block[0], 1, 1, c->shared, c->stream, a, extra);
 }
 }

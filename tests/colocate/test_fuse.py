@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,47 @@ def test_the_program_says_equal(built: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "results: equal" in done.stdout
     assert "best-effort blocks: 2 of 4 in the fused launch" in done.stdout
-    assert "one after the other 2.0000 ms" not in done.stdout and "fused (with what was left) 2.0000 ms" in done.stdout
+    assert "both one after the other 1.0000 ms, on streams of two priorities 1.0000 ms" in done.stdout
+    assert "fused (with what was left) 2.0000 ms\n" in done.stdout
+    assert "fused is 0.500 times as fast as the best of these peers (one after the other)" in done.stdout
+
+
+def test_the_best_peer_is_the_one_that_is_compared_with(built: Path) -> None:
+    done = run(built, "fast streams")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "one after the other 1.0000 ms, on streams of two priorities 0.5000 ms" in done.stdout
+    assert "fused is 0.250 times as fast as the best of these peers (streams)" in done.stdout
+    broken = run(built, "stream")
+    assert broken.returncode == 2 and "cu.stream(" in broken.stderr
+
+
+def test_kernels_in_clusters_are_launched_so(pair: tuple[Pair, Path], built: Path, tmp_path: Path) -> None:
+    made, _ = pair
+    lc = replace(made.sides[0], cluster=(2, 1, 1))
+    made = replace(made, sides=(lc, *made.sides[1:]), fused=replace(made.fused, cluster=(2, 1, 1)))
+    write(made, tmp_path / "out")
+    shutil.copyfile(built / "libcuda.so.1", tmp_path / "out" / "libcuda.so.1")
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "test.cpp", "-o", "test", "-ldl"]
+    done = subprocess.run(command, cwd=tmp_path / "out", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:3000]
+    done = run(tmp_path / "out", "clusters")
+    assert done.returncode == 0 and "results: equal" in done.stdout, done.stdout + done.stderr
+    launched = set(done.stderr.split("\n")) - {""}
+    assert launched == {"lc.sm_90a.cubin in clusters", "fused.sm_90a.cubin in clusters"}, "the job's kernels are not"
+    assert "in clusters" not in run(built, "clusters").stderr
+
+
+def test_a_product_in_clusters_is_an_lc_kernel(tmp_path: Path) -> None:
+    (tmp_path / "product.toml").write_text('product = "M=128 N=1024 K=8192"\nlayout = "nt"\n')
+    made = fuse_pair(tmp_path / "product.toml", [OURS / "mriq" / "kernel.toml"], small=True)
+    assert made.sides[0].cluster == made.fused.cluster != (1, 1, 1) and made.rest.cluster == (1, 1, 1)
+    write(made, tmp_path / "out")
+    x, y, z = made.fused.cluster
+    rows = [line for line in (tmp_path / "out" / "test.cpp").read_text().splitlines() if ".cubin" not in line]
+    told = f"{{{x}u, {y}u, {z}u}}"
+    assert sum(told in line and ('"lc"' in line or '"fused"' in line) for line in rows) == 2
+    launch = json.loads((tmp_path / "out" / "fused.json").read_text())["launch"]
+    assert launch["cluster"] == list(made.fused.cluster)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import tomllib
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from weft.cli.show import Screen, plain, print_pairs
 from weft.colocate.fuse import Pair, fuse_pair, parameters, resources, write
 from weft.errors import OptionError
+from weft.options import Options
 
 _MOST_CHANGE = 10_000
 
@@ -32,11 +34,17 @@ def fuse_command(
         typer.Option("--set", metavar="SIDE.KEY=VALUE", help="over what a file says, e.g. be0.grid=[64,1,1]"),
     ] = [],  # noqa: B006
     small: Annotated[bool, typer.Option("--small", help="the smaller launches that the files have for tests")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="verify and time the shapes on this machine's GPU, and take the best")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(help="seconds of a search, after which no measurement is begun [default: 120]")
+    ] = None,
     format: Annotated[Literal["text", "json"], typer.Option("--format", help="text for people, json for programs")] = (
         "text"
     ),
 ) -> None:
-    """Fuse a latency-critical kernel with a best-effort job, without a GPU.
+    """Fuse a latency-critical kernel with a best-effort job; only --search needs a GPU.
 
     Each kernel is a .cu file described by a kernel.toml, or a product by `product = "MNK=4096"` (docs/fuse.md). The
     folder holds the fused source, its parameters, all cubins, and test.cpp: on a GPU it compares every bit, and times.
@@ -44,13 +52,40 @@ def fuse_command(
     """
     screen = Screen(format)
     began = time.perf_counter()
-    pair = fuse_pair(kernels[0], kernels[1:], ratio=ratio, small=small, changes=_changes(changes))
+    if budget is not None and not search:
+        raise OptionError(option="--budget", problem="only a search has one: give --search too")
+    if search:
+        pair = _searched(screen, kernels, ratio, small, _changes(changes), budget)
+    else:
+        pair = fuse_pair(kernels[0], kernels[1:], ratio=ratio, small=small, changes=_changes(changes))
     write(pair, output)
     seconds = time.perf_counter() - began
     if screen.json:
         screen.data(parameters(pair) | {"folder": str(output), "total_seconds": round(seconds, 3)})
         return
     _show(screen, pair, output, seconds)
+
+
+def _searched(
+    screen: Screen,
+    kernels: list[Path],
+    ratio: float,
+    small: bool,
+    changes: dict[str, dict[str, object]],
+    budget: float | None,
+) -> Pair:
+    """The pair in the shape that measurements chose; they are kept in the tuning database."""
+    from weft.colocate.search import SECONDS, search_pair
+    from weft.tune.store import Database
+
+    with Database.open(Options.from_environment(os.environ).cache) as database:
+        pair = search_pair(
+            kernels[0], kernels[1:], database=database, ratio=ratio, small=small, changes=changes,
+            budget_s=SECONDS if budget is None else budget,
+        )  # fmt: skip
+        for problem in database.problems:
+            screen.err.print(plain(problem, 400))
+    return pair
 
 
 def _changes(texts: list[str]) -> dict[str, dict[str, object]]:
@@ -82,6 +117,14 @@ def _show(screen: Screen, pair: Pair, output: Path, seconds: float) -> None:
         "folder": plain(str(output), 400),
         "time": f"{seconds:.2f} s",
     }
+    if pair.measured is not None:
+        m = pair.measured
+        facts["measured"] = (
+            f"{m['ratio']} of the best peer ({m['peer']}) on {plain(str(m['gpu']), 60)}; in a launch "
+            f"{m['fraction']} of the latency-critical kernel's time gained, {m['slowdown']} lost"
+        )
+        cut = "" if m["complete"] else "; the budget ended: the same command goes on"
+        facts["search"] = f"{m['measured']} kernels measured, {m['declined']} declined{cut}"
     for side in pair.sides:
         for note in side.notes:
             facts[f"note ({side.name})"] = plain(note, 200)

@@ -66,6 +66,8 @@ class Pair:
     declined: dict[str, str] = field(default_factory=dict)
     """Architectures for which there is none, and why."""
     seconds: dict[str, float] = field(default_factory=dict)
+    measured: Mapping[str, object] | None = None
+    """What a search on a GPU came to; None: there was none."""
 
 
 def fuse_pair(
@@ -86,6 +88,23 @@ def fuse_pair(
         KernelDeclinedError: a kernel is no role, or no shape holds both [W205].
         DeviceError: tree-sitter or NVRTC is not installed [W301].
     """
+    began = time.perf_counter()
+    sides = read_sides(lc, be, ratio=ratio, small=small, changes=changes)
+    read = time.perf_counter()
+    pair = _fitted(sides, ratio)
+    pair.seconds = {"read": read - began, "fuse": time.perf_counter() - read}
+    return pair
+
+
+def read_sides(
+    lc: Path,
+    be: Sequence[Path],
+    *,
+    ratio: float,
+    small: bool,
+    changes: Mapping[str, Mapping[str, object]] | None,
+) -> tuple[Side, ...]:
+    """Both kernels, as `fuse_pair` takes them, and raises."""
     if not be:
         raise OptionError(option="KERNEL", problem="two files: a latency-critical kernel and a best-effort one")
     if not 0.0 < ratio <= MOST_RATIO:
@@ -95,19 +114,14 @@ def fuse_pair(
     for name in given:
         if name not in names:
             raise OptionError(option="--set", problem=f"{name[:40]!r} is none of {', '.join(names)}")
-    began = time.perf_counter()
     facts = profile("h200")
-    sides = tuple(
+    return tuple(
         side(path, name, facts, small=small, changes=given.get(name, {}))
         for path, name in zip([lc, *be], names, strict=True)
     )
-    read = time.perf_counter()
-    pair = _fitted(sides, ratio)
-    pair.seconds = {"read": read - began, "fuse": time.perf_counter() - read}
-    return pair
 
 
-def _architectures(sides: Sequence[Side]) -> list[str]:
+def architectures(sides: Sequence[Side]) -> list[str]:
     """Those that all sides can be compiled for, the strictest first."""
     exact = any(s.source.exact_arch or s.source.capability >= 90 for s in sides)
     return ["sm_90a"] if exact else ["sm_80", "sm_90a"]
@@ -115,18 +129,18 @@ def _architectures(sides: Sequence[Side]) -> list[str]:
 
 def _fitted(sides: tuple[Side, ...], ratio: float) -> Pair:
     """The first shape whose kernel is worth running."""
-    architectures = _architectures(sides)
+    targets = architectures(sides)
     sources = [s.source for s in sides[1:]]
     reasons: list[str] = []
     known: Known = {}
-    for arch in architectures:  # of the smallest GPU first: what fits there fits everywhere
+    for arch in targets:  # of the smallest GPU first: what fits there fits everywhere
         facts = profile(_FACTS[arch])
-        wanted = architectures[architectures.index(arch) :]
+        wanted = targets[targets.index(arch) :]
         every = shapes(sides[0].source, sources, facts)
         if not every:
             reasons.append(f"{arch}: {_why_no_shape(sides, facts)}")
         few = tried = 0  # registers of a best-effort thread with which its kernels spill; shapes
-        for shape in _ordered(sides, every, arch, known):
+        for shape in ordered(sides, every, arch, known):
             if shape.fill_grid or (shape.registers is not None and shape.registers.best_effort <= few):
                 continue
             if (tried := tried + 1) > MOST_SHAPES:
@@ -139,7 +153,7 @@ def _fitted(sides: tuple[Side, ...], ratio: float) -> Pair:
             total = sum(fused.stages)
             limit = max(1, round(ratio * total))
             pair = Pair(sides, fused, rest, ratio, limit, max(1, math.ceil(ratio)))
-            reason = _compiled(pair, wanted, known)
+            reason = compile_pair(pair, wanted, known)
             if reason is None:
                 lost = reasons[-1] if reasons else "a kernel of the pair uses what GPUs from sm_90a on have alone"
                 pair.declined = {a: lost for a in _FACTS if a not in wanted}
@@ -152,23 +166,24 @@ def _fitted(sides: tuple[Side, ...], ratio: float) -> Pair:
     )
 
 
-def _compile(jobs: Sequence[ConfinedJob], known: Known) -> list[ConfinedResult | Declined]:
+def compile_known(jobs: Sequence[ConfinedJob], known: Known) -> list[ConfinedResult | Declined]:
+    """What becomes of texts, each compiled once."""
     missing = list(dict.fromkeys(j for j in jobs if j not in known))
     if missing:
         known.update(zip(missing, compile_confined(missing), strict=True))
     return [known[j] for j in jobs]
 
 
-def _by_itself(one: Side, arch: str) -> ConfinedJob:
+def by_itself(one: Side, arch: str) -> ConfinedJob:
     """One of the two kernels; the names that are asked of the compiler begin with its entry."""
     return ConfinedJob(one.text, arch, (one.entry, *(f"&{c.name}" for c in one.constants)))
 
 
-def _ordered(sides: Sequence[Side], every: Sequence[FusionShape], arch: str, known: Known) -> list[FusionShape]:
+def ordered(sides: Sequence[Side], every: Sequence[FusionShape], arch: str, known: Known) -> list[FusionShape]:
     """Those first that give a best-effort thread the registers which its kernels have by themselves."""
     if len({s.registers.best_effort for s in every if s.registers is not None}) < 2:
         return list(every)
-    alone = _compile([_by_itself(s, arch) for s in sides[1:]], known)
+    alone = compile_known([by_itself(s, arch) for s in sides[1:]], known)
     needed = max((r.registers for x in alone if isinstance(x, ConfinedResult) for _, r in x.resources), default=0)
     return sorted(every, key=lambda s: s.registers is not None and s.registers.best_effort < needed + LOOP_REGISTERS)
 
@@ -188,52 +203,57 @@ def _why_no_shape(sides: Sequence[Side], facts: GpuFacts) -> str:
     )
 
 
-def _compiled(pair: Pair, architectures: Sequence[str], known: Known) -> str | None:
+def compile_pair(pair: Pair, architectures: Sequence[str], known: Known) -> str | None:
     """Compile all kernels of the pair; why the fused one is not taken."""
     texts = _texts(pair)
     jobs = [(file, arch) for arch in architectures for file in texts]
-    results = _compile([ConfinedJob(texts[f][0], arch, texts[f][1]) for f, arch in jobs], known)
+    results = compile_known([ConfinedJob(texts[f][0], arch, texts[f][1]) for f, arch in jobs], known)
     found: list[Compiled] = []
     for (file, arch), result in zip(jobs, results, strict=True):
         if isinstance(result, Declined):
             first = next((x for x in result.reason.splitlines() if "error" in x), result.reason[:200])
             return f"{file} does not compile for {arch}: {first[:300]}"
         found.append(_entry_of(file, arch, result))
-        if file == "fused" and (reason := _judged(pair, result, found[-1].resources, arch)) is not None:
-            return reason
+        if file == "fused":
+            reason = judged(pair.sides, pair.fused, result, found[-1].resources, arch, profile(_FACTS[arch]))
+            if reason is not None:
+                return reason
     pair.compiled = found
     return None
 
 
-def _judged(pair: Pair, result: ConfinedResult, resources: Resources, arch: str) -> str | None:
-    facts = profile(_FACTS[arch])
+def judged(
+    sides: Sequence[Side], fused: FusedSource, result: ConfinedResult, resources: Resources, arch: str, facts: GpuFacts
+) -> str | None:
+    """Why a compiled fused kernel is not taken; None: it is."""
     for line in result.warnings:
         if "(C7510)" in line or "(C7602)" in line:
             return f"wgmma is serialised ({arch})"
     spills = None
-    if resources.spill_stores + resources.spill_loads and pair.fused.shape is not None:
-        alone = fuse(pair.sides[0].source, (), pair.fused.shape, entry=ENTRY, facts=facts)
+    if resources.spill_stores + resources.spill_loads and fused.shape is not None:
+        alone = fuse(sides[0].source, (), fused.shape, entry=ENTRY, facts=facts)
         if not isinstance(alone, Declined):
             (one,) = compile_confined([ConfinedJob(alone.text, arch)])
             if isinstance(one, ConfinedResult):
                 own = dict(one.resources)[ENTRY]
                 spills = own.spill_stores + own.spill_loads
-    found = judge(pair.fused, resources, facts, spills)
+    found = judge(fused, resources, facts, spills)
     return None if found is None else found.reason
+
+
+def constant_names(sides: Sequence[Side]) -> tuple[str, ...]:
+    """Constants of some sides in a kernel of roles, as the compiler is asked for them."""
+    return tuple(f"&w_{one.name}::{c.symbol}" for one in sides for c in one.constants)
 
 
 def _texts(pair: Pair) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Name of a file -> text and the names that are asked of the compiler, the entry first."""
-    symbols = []
-    for one in pair.sides[1:]:
-        symbols += [f"&w_{one.name}::{c.symbol}" for c in one.constants]
-    lc = [f"&w_lc::{c.symbol}" for c in pair.sides[0].constants]
     found = {
-        "fused": (pair.fused.text, (ENTRY, *lc, *symbols)),
-        "rest": (pair.rest.text, (REST, *symbols)),
+        "fused": (pair.fused.text, (ENTRY, *constant_names(pair.sides))),
+        "rest": (pair.rest.text, (REST, *constant_names(pair.sides[1:]))),
     }
     for one in pair.sides:
-        job = _by_itself(one, "")
+        job = by_itself(one, "")
         found[one.name] = (job.text, job.names)
     return found
 
@@ -293,7 +313,7 @@ def parameters(pair: Pair) -> dict[str, object]:
         "limit": pair.limit,
         "stages": list(f.stages),
         "launch": {
-            "entry": f.entry, "grid": f.grid, "block": f.block, "shared_bytes": f.shared_bytes,
+            "entry": f.entry, "grid": f.grid, "block": f.block, "cluster": f.cluster, "shared_bytes": f.shared_bytes,
             "dependent": f.dependent, "parameters": listed,
         },
         "roles": {
@@ -313,6 +333,7 @@ def parameters(pair: Pair) -> dict[str, object]:
         "compiled": resources(pair),
         "declined": pair.declined,
         "seconds": {k: round(s, 3) for k, s in pair.seconds.items()},
+        **({} if pair.measured is None else {"measured": dict(pair.measured)}),
     }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ struct Map {
 struct Constant { const char* symbol; Buffer data; };
 struct Kernel {
   const char *file, *entry;
-  unsigned grid[3], block[3], shared;
+  unsigned grid[3], block[3], cluster[3], shared;
   int first_argument, arguments, first_constant, constants;
 };
 """
@@ -41,6 +41,7 @@ _INITS = {"poison": "POISON", "zeros": "ZEROS", "normal": "NORMAL", "uniform": "
 _MAP_TYPES = {"u8": 0, "i8": 0, "bool": 0, "u16": 1, "i16": 1, "i32": 3, "i64": 5, "f16": 6, "f32": 7, "f64": 8,
               "bf16": 9, "tf32": 11}  # fmt: skip
 """CUtensorMapDataType."""
+Dim3 = tuple[int, int, int]
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 
 
@@ -64,8 +65,10 @@ def program(
     own = [s.constants for s in sides]
     every = [c for s in own for c in s]
     kernels = [
-        tables.kernel(s.name, names[s.name], s.grid, s.block, s.shared_bytes, [(s.name, a) for a in s.arguments],
-                      [c.data for c in s.constants])
+        tables.kernel(
+            s.name, names[s.name], (s.grid, s.block, s.cluster), s.shared_bytes,
+            [(s.name, a) for a in s.arguments], [c.data for c in s.constants],
+        )
         for s in sides
     ]  # fmt: skip
     labels = [s.name for s in sides]
@@ -74,7 +77,14 @@ def program(
         arguments = [("" if p.role < 0 else labels[p.role], p.argument) for p in source.parameters]
         block = (source.threads, 1, 1)
         both.append(
-            tables.kernel(name, names[name], source.grid, block, source.shared_bytes, arguments, [c.data for c in data])
+            tables.kernel(
+                name,
+                names[name],
+                (source.grid, block, source.cluster),
+                source.shared_bytes,
+                arguments,
+                [c.data for c in data],
+            )
         )
     start = WorkCounter.start(fused.stages, limit).pack()
     words = ", ".join(f"0x{int.from_bytes(start[i : i + 4], 'little'):x}u" for i in range(0, len(start), 4))
@@ -123,18 +133,17 @@ class _Tables:
         self,
         file: str,
         names: tuple[str, tuple[str, ...]],
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
+        sizes: tuple[Dim3, Dim3, Dim3],
         shared: int,
         arguments: Sequence[tuple[str, CudaArgument | Value | None]],
         data: Sequence[Buffer],
     ) -> str:
-        """A row of a kernel, whose arguments and constants are noted."""
+        """A row of a kernel, whose arguments and constants are noted. `sizes`: of its grid, a CTA and a cluster."""
         entry, symbols = names
         first, first_constant = len(self.arguments), len(self.constants)
         self.arguments += [self._argument(whose, a) for whose, a in arguments]
         self.constants += [f'{{"{s}", {_buffer(d)}}}' for s, d in zip(symbols, data, strict=True)]
-        dims = ", ".join("{" + ", ".join(f"{n}u" for n in d) + "}" for d in (grid, block))
+        dims = ", ".join("{" + ", ".join(f"{n}u" for n in d) + "}" for d in sizes)
         counts = f"{first}, {len(arguments)}, {first_constant}, {len(data)}"
         return f'{{"{file}", "{entry}", {dims}, {shared}u, {counts}}}'
 

@@ -10,7 +10,6 @@ A kernel is a `.cu` file with its kernel.toml, or a product by Weft's templates:
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -105,6 +104,10 @@ class Side:
     """By kind and position of the arguments."""
     constants: tuple[Constant, ...]
     notes: tuple[str, ...] = ()
+    state: tuple[str, ...] = ()
+    """Variables whose content lasts from launch to launch, which nobody fills anew."""
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    """CTAs of a cluster of the kernel by itself."""
 
 
 def side(path: Path, name: str, facts: GpuFacts, *, small: bool, changes: Mapping[str, object]) -> Side:
@@ -162,12 +165,10 @@ def _of_product(path: Path, name: str, raw: dict[str, object], facts: GpuFacts, 
             continue
         alone = solo(source, "w_alone")
         (launch,) = alone.launches
-        if math.prod(launch.cluster) > 1:
-            reason = "a product in clusters, which the stand-alone test does not launch"
-            continue
         return Side(
             name, f"product {g.name} by {schedule.param('template')}", source, alone.text, "w_alone", launch.grid,
             launch.block, launch.shared_bytes, launch.arguments, _memory_of_product(name, g), (),
+            cluster=launch.cluster,
         )  # fmt: skip
     raise KernelDeclinedError(reason=f"{path.name}: {reason}")
 
@@ -208,7 +209,7 @@ def _of_foreign(name: str, m: Manifest, role: ForeignRole) -> Side:
     )
     return Side(
         name, f"{m.entry} of {m.source.name}", role.source, role.original, m.entry, m.grid, m.block,
-        m.dynamic_shared_bytes, tuple(arguments), memory, constants, role.notes,
+        m.dynamic_shared_bytes, tuple(arguments), memory, constants, role.notes, m.state,
     )  # fmt: skip
 
 

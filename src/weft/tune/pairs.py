@@ -90,9 +90,9 @@ class Arm:
     source: FusedSource
 
 
-def measuring(compiler: str) -> str:
-    """Of a key: the compiler (its version and target), and what verifies and times."""
-    return canonical({"compiler": compiler, "sources": source_hash(PACKAGE, MEASURING_PARTS)})
+def measuring(compiler: str, *parts: str) -> str:
+    """Of a key: the compiler (its version and target), and what verifies and times, `parts` of the package too."""
+    return canonical({"compiler": compiler, "sources": source_hash(PACKAGE, (*MEASURING_PARTS, *parts))})
 
 
 def job_digest(be: Sequence[RoleSource]) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +60,21 @@ class Counter:
         self.buffer.data.view(np.uint32)[WorkCounter.offset(name) // 4] = value & 0xFFFFFFFF
 
 
+_STATIC = re.compile(r"\bW_SHARED ([\w:]+(?:<[^;>]*>)?) (\w+)((?:\[[^\]]*\])*);")
+
+
+def _of_its_block(numbers: Iterator[int]) -> Callable[[re.Match[str]], str]:
+    """Static shared memory as memory of the block, each with a number."""
+
+    def changed(found: re.Match[str]) -> str:
+        kind, name, sizes = found.groups()
+        number = next(numbers)
+        t = f"w_kind_{number}"
+        return f"typedef {kind} {t}{sizes}; {t}& {name} = *({t}*)w_static({number}, sizeof({t}));"
+
+    return changed
+
+
 class FusedKernels:
     """Kernels compiled for the host in one go; a namespace each. Entries differ."""
 
@@ -70,7 +87,7 @@ class FusedKernels:
             text = change(source.text) if change else source.text
             for header in (*_headers(), float8()):
                 text = text.replace(header, "").replace(header.rstrip(), "")
-            parts.append(f"namespace kernel_{i} {{\n{text}\n")
+            parts.append(f"namespace kernel_{i} {{\n{_STATIC.sub(_of_its_block(count()), text)}\n")
             launches = [*source.pack, *source.launches] if isinstance(source, CudaSource) else [source]
             parts += [
                 f'extern "C" const char* run_{x.entry}'

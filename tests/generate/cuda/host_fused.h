@@ -135,7 +135,25 @@ static const bool w_forgets_roles = (w_begin = [before = w_begin] {
   w_cluster_lc = Barrier{0, 0, 0};
 }, true);
 static const bool w_random_order = (w_chance = w_random, true);
-#define W_SHARED static  // one block at a time
+// Static shared memory: each block has its own (`FusedKernels` numbers the declarations).
+static std::map<Block*, std::map<int, std::vector<u64>>> w_statics;
+inline std::vector<u64>& w_static_of(Block* block, int number, size_t bytes) {
+  std::vector<u64>& found = w_statics[block][number];
+  if (found.empty()) found.assign(bytes / 8 + 1, 0x7FF87FF87FF87FF8ull);
+  return found;
+}
+inline void* w_static(int number, size_t bytes) {
+  w_statics[w_self->block];
+  return w_static_of(w_self->block, number, bytes).data();
+}
+static const bool w_other_blocks = (w_there = [before = w_there](const void* p, unsigned rank) {
+  for (auto& [number, words] : w_statics[w_self->block]) {
+    const long at = (const unsigned char*)p - (const unsigned char*)words.data();
+    if (at >= 0 && at < 8l * (long)words.size())
+      return (unsigned char*)w_static_of(&(*w_cluster)[rank], number, 8 * words.size() - 8).data() + at;
+  }
+  return before(p, rank);
+}, w_begin = [before = w_begin] { before(); w_statics.clear(); }, true);
 #define W_DYNAMIC_16(name, bytes) W_DYNAMIC(name)
 #define W_TABLE static const
 template <class... A, size_t... I> void w_call_with(void (*f)(A...), void* const* a, std::index_sequence<I...>) {

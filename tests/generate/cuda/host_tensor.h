@@ -138,9 +138,14 @@ inline float w_few(float x, int bit, int count, int lane) {  // the other lanes 
 inline unsigned w_cluster_rank() { return w_self->block->rank; }
 inline void w_cluster_leave() { w_meet(w_cluster_barrier); }
 inline void w_cluster_sync() { w_meet(w_cluster_barrier); }
-inline unsigned w_cluster_word(const unsigned* p, unsigned rank) {
-  return *(const unsigned*)((*w_cluster)[rank].shared + ((const unsigned char*)p - w_self->block->shared));
-}
+inline void w_cluster_arrive() {}
+inline void w_cluster_wait() { w_meet(w_cluster_barrier); }
+// The same place of another block's shared memory.
+static std::function<unsigned char*(const void*, unsigned)> w_there = [](const void* p, unsigned rank) {
+  return (*w_cluster)[rank].shared + ((const unsigned char*)p - w_self->block->shared);
+};
+inline unsigned w_cluster_word(const unsigned* p, unsigned rank) { return *(const unsigned*)w_there(p, rank); }
+inline void w_cluster_put(const float* p, unsigned rank, float x) { *(float*)w_there(p, rank) = x; }
 inline bool w_last_arrival(unsigned* counter, unsigned total) {
   const bool last = (*counter)++ == total - 1;
   if (last) *counter = 0;

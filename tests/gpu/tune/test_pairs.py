@@ -16,7 +16,8 @@ from weft.tune.cuda_pair import SPLITS
 pytestmark = pytest.mark.gpu
 pytest.importorskip("tree_sitter", reason="best-effort kernels are cut by tree-sitter: pip install weft[fuse]")
 
-KERNELS = ("512x512x512", "resnet50/conv3x3s2-512-14")
+KERNELS = ("512x512x512", "512x512x510", "resnet50/conv3x3s2-512-14")
+"""The second copies its operands first, by a launch of its own."""
 JOBS = ("mriq", "mri_fhd", "histo", "fft", "stencil", "tpacf", "nn")
 """`__constant__` tables, shared memory and barriers, several stages, atomics, none of these."""
 

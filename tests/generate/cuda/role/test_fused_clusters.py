@@ -9,10 +9,12 @@ from functools import cache
 
 import numpy as np
 import pytest
+from tests.generate.cpp.test_groups import NAMED
 from tests.generate.cuda import fusing
 from tests.generate.cuda.attentions import plain
 from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.fusing import fma, lc_is_right, lc_memory, meet
+from tests.generate.cuda.loops.test_groups import norm
 from tests.generate.cuda.products import product
 from tools.sanitize_products import blocks, tma
 
@@ -21,6 +23,7 @@ from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.attention.shapes import SplitAttentionConfig
 from weft.generate.cuda.gemm.swap_ab.kernel import SwapAbConfig
+from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.role import fused
 from weft.generate.cuda.role.role import RoleSource
 from weft.ir.declined import Declined
@@ -41,6 +44,20 @@ KINDS: dict[str, tuple[Problem, Schedule]] = {
         plain((2,), 20, 100, 64),
         SplitAttentionConfig(1, 1, 2, 16, 2, 2).schedule(),
     ),
+    "norm, rows over a cluster": (norm(2, 1037), Form(threads=128, per_row=128, cluster=2).schedule()),
+    "norm, columns over a cluster": (norm(24, 500, columns=True), Form(threads=128, columns=2, cluster=4).schedule()),
+    "norm in one pass, rows over a cluster": (
+        norm(3, 4100),
+        Form(threads=128, per_row=128, cluster=4, single_pass=True).schedule(),
+    ),
+    "norm in one pass, columns over a cluster": (
+        norm(24, 500, columns=True),
+        Form(threads=64, columns=1, cluster=4, single_pass=True).schedule(),
+    ),
+    "norm of groups in one pass": (
+        NAMED["group-norm/last"](),
+        Form(threads=64, columns=2, cluster=2, single_pass=True).schedule(),
+    ),
 }
 
 
@@ -50,7 +67,12 @@ def made() -> tuple[dict[str, tuple[RoleSource, CudaSource, FusedSource]], Fused
     for number, (name, (problem, schedule)) in enumerate(KINDS.items()):
         lc, alone = CudaGenerator().roles(problem, schedule), CudaGenerator().emit(problem, schedule)
         assert isinstance(lc, RoleSource) and isinstance(alone, CudaSource), (name, lc)
-        shape = next(s for s in fused.shapes(lc, BE, FACTS) if s.replicas == 1 + number % 2)
+        shape = next(
+            s
+            for s in fused.shapes(lc, BE, FACTS)
+            # without a bound the assembler spills norms for the sake of more CTAs
+            if s.replicas == 1 + number % 2 and (s.min_ctas_per_sm > 0 or "norm" not in name)
+        )
         source = fused.fuse(lc, BE, shape, entry=f"k{number}", facts=FACTS)
         assert isinstance(source, FusedSource), source
         found[name] = lc, alone, source
@@ -70,7 +92,7 @@ def wrong(name: str, source: FusedSource, kernels: FusedKernels) -> str:
         hosts.append(lc)
         assert library.run_alone(alone, lc) == ""
         by_itself = [b.data.copy() for b in lc["out"]]
-        assert "attention" in name or lc_is_right(problem, lc)
+        assert "attention" in name or "norm" in name or lc_is_right(problem, lc)
         for b in lc["out"]:
             b.data[:] = fusing.POISON
         given = {0: lc, **dict(enumerate(memory, 1))}
@@ -126,6 +148,36 @@ MUTANTS: dict[str, Callable[[str], str]] = {
 }
 
 
+def test_functions_of_a_header_ask_the_role_how_a_cluster_meets() -> None:
+    _, alone, source = made()[0]["norm in one pass, rows over a cluster"]
+    assert "role.cluster" not in alone.text and "w_cluster_wait();" in alone.text, "a kernel of its own is what it was"
+    assert "if constexpr (CLUSTER > 1) role.cluster_wait();" in source.text and "w_cluster_wait();" not in source.text
+    declarations = [x for x in source.text.splitlines() if "w_cluster_meet<4u, 4u>" in x]
+    assert len(declarations) == 3, "the frame, and the two functions that LC's own text names"
+    for name in ("sync", "wait"):
+        assert f"static W_FN void cluster_{name}() {{ W_DYNAMIC(w_memory);" in declarations[0]
+    for _, _, other in (x for kind, x in made()[0].items() if "one pass" not in kind):
+        assert "cluster_wait() { W_DYNAMIC" not in other.text
+
+
+def test_headers_that_can_and_cannot_ask() -> None:
+    function = "template <class Role> W_FN void w_f(const Role role) {{ {} }}\n"
+    for call in ("sync", "wait"):
+        found = fused.by_role(function.format(f"w_cluster_{call}();"))
+        assert found == function.format(f"role.cluster_{call}();")
+    plain = "W_FN void w_cluster_sync() { asm(); }\nW_FN void w_cluster_wait() { asm(); }\n"
+    assert fused.by_role(plain) == plain, "what defines them"
+    for header in (
+        "W_FN void w_f() { w_cluster_sync(); }\n",
+        function.format("w_cluster_leave();"),
+        function.format("w_cluster_arrive();"),
+        function.format("w_cluster_sync();") + "W_FN void w_g(int n) { w_cluster_wait(); }\n",
+        "#define W_MEET w_cluster_sync()\n",
+    ):
+        declined = fused.by_role(header)
+        assert isinstance(declined, Declined) and "functions of a header" in declined.reason
+
+
 @cache
 def mutants() -> tuple[dict[str, FusedSource], FusedKernels]:
     sound = made()[0]["tma, sums over a cluster"][2]
@@ -134,6 +186,29 @@ def mutants() -> tuple[dict[str, FusedSource], FusedKernels]:
         entry = f"m{number}"
         found[name] = replace(sound, text=change(sound.text).replace(f" {sound.entry}(", f" {entry}("), entry=entry)
     return found, FusedKernels(list(found.values()))
+
+
+NORM_MUTANTS: dict[str, Callable[[str], str]] = {
+    "the header meets where all threads do": first(r"role\.cluster_sync\(\)", "w_cluster_sync()"),
+    "the header waits where all threads do": first(r"role\.cluster_wait\(\)", "w_cluster_wait()"),
+    "the header does not meet": first(r"(void cluster_sync\(\) )\{.*?\}", r"\1{}"),
+}
+
+
+@cache
+def norm_mutants() -> tuple[dict[str, FusedSource], FusedKernels]:
+    sound = made()[0]["norm in one pass, rows over a cluster"][2]
+    changed = {}
+    for number, (name, change) in enumerate(NORM_MUTANTS.items()):
+        entry = f"n{number}"
+        changed[name] = replace(sound, text=change(sound.text).replace(f" {sound.entry}(", f" {entry}("), entry=entry)
+    return changed, FusedKernels(list(changed.values()))
+
+
+@pytest.mark.parametrize("name", NORM_MUTANTS)
+def test_faults_in_how_a_header_meets_are_caught(name: str) -> None:
+    found, kernels = norm_mutants()
+    assert wrong("norm in one pass, rows over a cluster", found[name], kernels) != ""
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -26,6 +26,7 @@ from weft.errors import ToolchainError
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.gemm.swap_ab.kernel import SwapAbConfig
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
+from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.role import fused
 from weft.generate.cuda.role.role import RoleSource
 from weft.ir.declined import Declined
@@ -59,6 +60,10 @@ LATENCY_CRITICAL: dict[str, tuple[Problem, str | Schedule]] = {
     "depthwise": (convolution(16, 96, 56, 56, 96, 3, 1, 1, groups=96), "depthwise"),
     "pointwise": (chain((4096, 1024)), ""),
     "norm": (norm(4096, 1024), ""),
+    "norm in one pass, in a cluster": (
+        norm(96, 16384),
+        Form(threads=256, per_row=256, cluster=4, single_pass=True).schedule(),
+    ),
     "mlp chain": (mlp(Net(65536, (64, 64, 64, 64))), "mlp"),
     "grouped": (QKV, "grouped"),
     "grouped, tma": (QKV, "grouped_tma"),

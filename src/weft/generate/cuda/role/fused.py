@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -51,7 +51,9 @@ _STATIC = re.compile(r"\b(W_SHARED|__shared__)\b")
 _WGMMA = re.compile(r"\bwgmma\.mma_async\.[\w.]*\.m64n(\d+)k")
 _PAST_CACHES = re.compile(r"ld\.global(\.\w+)*\.nc\b|\btex[123]D|\btex\.")
 _CLUSTER_MEETS = re.compile(r"(?<!void )\bw_cluster_(sync|leave|arrive|wait)\(")
-"""Where the threads of a cluster meet; in a header such a place is not LC's own."""
+"""Where the threads of a cluster meet; in a header such a place is not LC's own, unless the function has the role."""
+_ARRIVES = "w_cluster_arrive("
+_HAS_ROLE = re.compile(r"\bRole role\b")
 _MEETS = re.compile(r"\b(sync|any|count|w_any|w_count|named_barrier\w*)\b")
 """What a text names whose threads meet; a name too many only keeps its blocks whole."""
 BEST_EFFORT_SPILLS = " by best-effort roles"
@@ -126,6 +128,25 @@ def stages_of(be: Sequence[RoleSource]) -> tuple[Stage, ...] | Declined:
     return tuple(found)
 
 
+def by_role(header: str) -> str | Declined:
+    """A header whose functions ask their role to meet the threads of its cluster, where they did so themselves.
+
+    In a kernel of its own such a function is as it stands; declined where one has no role to ask, or leaves.
+    """
+
+    def asked(found: re.Match[str]) -> str:
+        at = header.rfind("W_FN ", 0, found.start())
+        if found[1] not in ("sync", "wait") or at < 0 or not _HAS_ROLE.search(header[at : header.find("{", at)]):
+            raise ValueError(found[0])
+        return f"role.cluster_{found[1]}("
+
+    try:
+        return _CLUSTER_MEETS.sub(asked, header)
+    except ValueError:
+        reason = "a latency-critical role whose clusters meet in functions of a header, which wait for all threads"
+        return Declined(reason)
+
+
 def of_launch(source: RoleSource, number: int) -> RoleSource:
     """One launch of a source of several, to be LC of a fused kernel: the longest, since it has most room for BE.
 
@@ -144,9 +165,10 @@ def lc_role(lc: RoleSource) -> DeviceRole | Declined:
     if len(lc.roles) != 1:
         return Declined(f"a latency-critical source of {len(lc.roles)} launches: fuse one of them (`of_launch`)")
     (role,) = lc.roles
-    if math.prod(role.cluster) > 1 and any(_CLUSTER_MEETS.search(h) for h in lc.headers):
-        reason = "a latency-critical role whose clusters meet in functions of a header, which wait for all threads"
-        return Declined(reason)
+    if math.prod(role.cluster) > 1:
+        for header in lc.headers:
+            if isinstance(found := by_role(header), Declined):
+                return found
     if role.early_return:
         return Declined("a latency-critical role whose threads leave before barriers")
     if role.threads % WARP:
@@ -446,7 +468,7 @@ def fuse(
         texts += [loop_text(k, x, stages, spans=spans) for k, x in enumerate(roles)]
     surplus = _surplus(role, shape, facts)
     texts.append(_kernel_text(entry, role, stages, shape, at_launch, end, roles, surplus, spans))
-    headers = merged([lc, *be])
+    headers = merged([lc, *be], by_role if math.prod(role.cluster) > 1 else None)
     if isinstance(headers, Declined):
         return headers
     lc_registers = shape.registers.consumer if shape.registers else at_launch
@@ -485,13 +507,19 @@ def fuse(
 _WIDE = "#define W_WIDE"
 
 
-def merged(sources: Sequence[RoleSource]) -> list[str] | Declined:
-    """The header texts of all, each once: what another one holds comes with that one, at its place."""
+def merged(
+    sources: Sequence[RoleSource], change: Callable[[str], str | Declined] | None = None
+) -> list[str] | Declined:
+    """The header texts of all, each once and as `change` has it: what another one holds comes with that one."""
     if len({any(h.strip() == _WIDE for h in x.headers) for x in sources}) > 1:
         return Declined("indices of 64 bits in one role and of 32 in another")
     every = [h for x in sources for h in x.headers if h and h != fused_header()]
     found = {max((w for w in every if h.strip() in w), key=len): None for h in every}
-    return [h if h.endswith("\n") else f"{h}\n" for h in found]
+    texts = [h if change is None else change(h) for h in found]
+    told = [h for h in texts if not isinstance(h, Declined)]
+    if len(told) < len(texts):
+        return next(h for h in texts if isinstance(h, Declined))
+    return [h if h.endswith("\n") else f"{h}\n" for h in told]
 
 
 JOB_PARAMETER = FusedParameter(JOB, "w_job", "w_work*", None)
@@ -551,6 +579,10 @@ def _lc_text(role: DeviceRole, shape: FusionShape, at_launch: int, barriers: int
     if math.prod(role.cluster) > 1:
         meet = f"W_DYNAMIC(w_memory); ::w_cluster_meet{_cluster_of(role)}(w_memory + {barriers});"
         moved += "".join(f"W_FN void w_cluster_{name}() {{ {meet} }}\n" for name in ("sync", "leave"))
+        if _ARRIVES in role.body:
+            # all have begun already; a wait is a whole meeting, behind which words of the one before were read, too
+            moved += f"W_FN void {_ARRIVES}) {{}}\n"
+            columns += "".join(f" static W_FN void cluster_{name}() {{ {meet} }} " for name in ("sync", "wait"))
     return (
         "namespace w_lc {\n"
         f"struct w_solo : w_in_cta<0u, {role.threads}u, 1, {role.named_barriers}, {idle}u> {{{columns}}};\n"
