@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -220,6 +220,43 @@ def test_that_the_time_was_up_is_a_warning_about_the_budget(judgeable: bool) -> 
     with pytest.warns(BudgetWarning, match="is given back unjudged: the time was up"):
         chosen, _ = finish.decide([plan], expected, DType.F32, seed=0, budget_s=0.0, left_s=lambda: -1.0)
     assert chosen is plan
+
+
+@pytest.mark.parametrize(("plan_us", "own_us", "answer"), [(2.0, 8.0, "solution-1"), (8.0, 2.0, "eager")])
+def test_where_there_is_no_time_to_compare_the_framework_it_is_timed_all_the_same(
+    plan_us: float, own_us: float, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable = cast("Executable", type("Fixed", (), {"poison": lambda *_: None})())
+    plan = Contender("solution-1", lambda: [torch.from_numpy(OWN)], 3, 1.0, baseline=False, executable=executable)
+    later = replace(plan, name="solution-2", run=lambda: [torch.from_numpy(OWN)])
+    own = Contender("eager", lambda: [torch.from_numpy(OWN)], 0, 0.0, baseline=True, executable=None)
+    slow = finish._checked  # comparing the first plan takes what is left for comparing
+    spent: list[str] = []
+    timing: list[bool] = []
+
+    def interleaved(*given: Any, **more: Any) -> dict[str, list[float]]:
+        timing.append(True)
+        return interleave(*given, **more)
+
+    def compared(contender: Contender, *rest: Any) -> finish.Check:
+        spent.append(contender.name)
+        return slow(contender, *rest)
+
+    monkeypatch.setattr(finish, "_checked", compared)
+    monkeypatch.setattr(finish, "interleave", interleaved)
+    chosen, records = finish.decide(
+        [plan, later, own],
+        Expected([OWN], [OWN]),
+        DType.F32,
+        seed=0,
+        sample=lambda run, _calls: plan_us if run is plan.run else own_us,
+        left_s=lambda: 0.0 if len(spent) == 1 and not timing else 9.0,
+    )
+    assert chosen.name == answer and spent == ["solution-1"]
+    first, second, framework = records
+    assert first.verified and framework.median_us == own_us and framework.samples_us
+    assert not framework.verified and framework.note == finish.NOT_JUDGED
+    assert not second.samples_us, "a plan that was not compared is not timed"
 
 
 # --- a second set of inputs ---

@@ -422,7 +422,10 @@ def decide(
         checked = _judged_again(contenders, checked, other, dtype, lives, left_s)
         budget_s = max(budget_s - (time.perf_counter() - began), LEAST_TIMED * budget_s)
     sound = [c for c in contenders if checked[c.name].ok]
-    first = sorted(sound, key=lambda c: c is not sound[0] and not c.baseline)  # stable
+    # the framework's own execution is right by definition: who had no time to compare it with the reference may time it
+    unjudged = [c for c in contenders if sound and c.is_framework and checked[c.name].note == NOT_JUDGED]
+    rivals = [c for c in contenders if c in sound or c in unjudged]
+    first = sorted(rivals, key=lambda c: c is not sound[0] and not c.baseline)  # stable
     samples = interleave(
         {c.name: c.run for c in (first if budget_s > 0 else ())},
         rounds=ROUNDS,
@@ -430,12 +433,12 @@ def decide(
         budget_s=budget_s,
         sample=sample,
         drop=True,
-        keep=[c.name for c in sound if c.baseline],
+        keep=[c.name for c in rivals if c.baseline],
         left_s=left_s,
-        longest_s=max((c.first_s for c in sound), default=0.0),
+        longest_s=max((c.first_s for c in rivals), default=0.0),
     )
     median = {name: statistics.median(s) for name, s in samples.items() if s}
-    ranked = sorted((c for c in sound if c.eligible), key=lambda c: median.get(c.name, math.inf))  # stable
+    ranked = sorted((c for c in rivals if c.eligible), key=lambda c: median.get(c.name, math.inf))  # stable
     plans = [c for c in ranked if not c.baseline]
     bases = [c for c in ranked if c.baseline]
     judged = [c for c in contenders if is_judged(checked[c.name].note)]
