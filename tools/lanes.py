@@ -28,6 +28,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 UNKNOWN_S = 30.0
 """Of a file that never ran."""
+UNKNOWN_TEST_S = 5.0
+"""Of a test that never ran."""
 START_S = 6.0
 """A process takes that long before its first test."""
 END_S = 5.0
@@ -69,12 +71,24 @@ class Ran:
         return not self.note and not any(x in ("failed", "error") for x in self.outcomes.values())
 
 
-def units(files: Sequence[str], known: Mapping[str, Mapping[str, float]], split_s: float) -> list[Unit]:
-    """Longest first. `known`: file -> test -> seconds of an earlier run; such files are cut into parts of `split_s`."""
+def units(
+    files: Sequence[str],
+    known: Mapping[str, Mapping[str, float]],
+    split_s: float,
+    only: Sequence[str] | None = None,
+) -> list[Unit]:
+    """Longest first. `known`: file -> test -> seconds of an earlier run; such files are cut into parts of `split_s`.
+
+    `only`: these tests and no others.
+    """
     found = []
     for file in files:
         tests = known.get(file)
-        if not tests or START_S + sum(tests.values()) <= split_s:
+        if only is not None:
+            tests = {t: (tests or {}).get(t, UNKNOWN_TEST_S) for t in only if t.partition("::")[0] == file}
+            if not tests:
+                continue
+        if not tests or (only is None and START_S + sum(tests.values()) <= split_s):
             found.append(Unit(file, (), START_S + sum(tests.values()) if tests else UNKNOWN_S))
             continue
         part: list[str] = []
@@ -239,6 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--split", type=float, default=90.0, help="seconds of a part of a file")
     parser.add_argument("--out", type=Path, help="folder of the logs; default: a temporary one")
     parser.add_argument("--mark", default="gpu", help="of pytest, as its -m")
+    parser.add_argument("--tests", type=Path, help="file with the tests to run, one in each line: no others are")
     parser.add_argument("--durations", type=Path, help="JSON of what each test took; read, and written anew")
     chosen = parser.parse_args(argv)
     if chosen.lanes < 1:
@@ -254,7 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         inside = [p for p in path.rglob("test_*.py") if _may_hold(p, chosen.mark)] if path.is_dir() else [path]
         files += sorted(str(p.relative_to(ROOT)) for p in inside)
     known = known_durations(durations)
-    lanes = Lanes(units(files, known, chosen.split), chosen.lanes, _gpus(), chosen.limit, out, chosen.mark)
+    only = chosen.tests.read_text(encoding="utf-8").splitlines() if chosen.tests else None
+    lanes = Lanes(units(files, known, chosen.split, only), chosen.lanes, _gpus(), chosen.limit, out, chosen.mark)
     lanes.run()
     for r in lanes.ran:
         known.setdefault(r.unit.file, {}).update(r.durations)

@@ -90,3 +90,13 @@ def test_arguments_that_are_wrong(
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_tests_that_are_named_alone(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = tmp_path / "tests.txt"
+    wanted.write_text("checks/test_good.py::test_two\nchecks/test_bad.py::test_left_out\n")
+    code, out = run(capsys, "checks", "--lanes", 2, "--tests", wanted, "--out", tmp_path / "out")
+    assert code == 0 and "checks/test_good.py: 1 passed" in out and "checks/test_bad.py: 1 skipped" in out
+    known = {"a.py": {"a.py::t": 30.0}}
+    found = units(["a.py", "b.py"], known, 50.0, ["a.py::u", "a.py::t"])
+    assert found == [Unit("a.py", ("a.py::u", "a.py::t"), lanes.START_S + lanes.UNKNOWN_TEST_S + 30.0)]
