@@ -14,6 +14,8 @@ GPU_PY := $(or $(WEFT_PYTHON),$(wildcard .venv/bin/python),python3)
 export PYTHONPATH := src:.
 # every worker, and every process that a test starts, reads what the first has translated
 unexport PYTHONDONTWRITEBYTECODE
+# what compilers made of the same texts in the run before (`make clean` forgets it)
+export WEFT_TESTS_COMPILED ?= $(CURDIR)/build/compiled
 RUN := $(PY) -m
 BASE ?= HEAD
 SEED ?= 1

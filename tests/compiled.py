@@ -1,24 +1,47 @@
-"""What compilers made in earlier runs of the tests, kept where `WEFT_TESTS_COMPILED` names a folder.
+"""C++ that a test compiles for this machine; what compilers made is kept where `WEFT_TESTS_COMPILED` names a folder.
 
-For runs of the same tests many times (`make test-random`): compiling is a third of what they take, and what g++ or
-NVRTC makes of a text does not depend on the order of the tests. Kept by all that decides about the bytes: the compiler
-(its file, its version), the options, the text. Nothing is kept of a text that was refused. Other processes that a test
-starts compile for themselves.
+For the second run of the same tests, and for many in other orders: compiling is more than half of what they take, and
+what g++ or NVRTC makes of a text depends on nothing else (`make clean` forgets it). Kept by all that decides about the
+bytes: the compiler (its file, its version), the options, the text. Nothing is kept of a text that was refused. Other
+processes that a test starts compile for themselves.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from weft.device.cuda.nvrtc import Nvrtc
-from weft.device.toolchain import HostCompiler
+from weft.device.toolchain import HostCompiler, cpu_target
 
 VARIABLE = "WEFT_TESTS_COMPILED"
+
+
+def library(text: str, *flags: str) -> ctypes.CDLL:
+    """A C++ text as a shared object that is loaded: one of its own, with its own globals, in every call."""
+
+    def make() -> tuple[bytes, str]:
+        with tempfile.TemporaryDirectory(prefix="weft-test-") as home:
+            folder = Path(home)
+            (folder / "k.cpp").write_text(text, encoding="utf-8")
+            command = ["g++", *flags, "-w", "-fPIC", "-shared", "k.cpp", "-o", "k.so"]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[:4000]
+            return (folder / "k.so").read_bytes(), done.stderr
+
+    home = os.environ.get(VARIABLE)
+    data, _ = kept(Path(home).resolve(), ("test", cpu_target(), *flags, text), make) if home else make()
+    with tempfile.NamedTemporaryFile(prefix="weft-test-", suffix=".so") as file:
+        file.write(data)
+        file.flush()
+        return ctypes.CDLL(file.name)
 
 
 def keep(patch: pytest.MonkeyPatch, folder: Path) -> None:

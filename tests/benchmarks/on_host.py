@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from benchmarks.best_effort.jobs import Array, Job, Stage, drawn, word
+from tests import compiled
 
-_SCRATCH = tempfile.TemporaryDirectory(prefix="weft-test-")
 _WAITS = ("__syncthreads", "_sync(", "__syncwarp")
 _ENTRY = re.compile(r"__launch_bounds__\([^)]*\)\s*(\w+)\(")
 _CONSTANT = re.compile(r"^__constant__ .*?(\w+)\[", re.MULTILINE)
@@ -24,7 +22,6 @@ GUARD = 256
 @cache
 def built(text: str) -> ctypes.CDLL:
     """A shared object with `run_ENTRY` for every kernel, and `symbol_NAME` for every `__constant__` array."""
-    folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
     types = "void* const* a, const unsigned* g, const unsigned* b, const unsigned* o, unsigned n, int e, int r"
     glue = [
         f'extern "C" int run_{entry}({types}) {{ return launched({entry}, a, g, b, o, n, e, r); }}'
@@ -32,11 +29,7 @@ def built(text: str) -> ctypes.CDLL:
     ]
     glue += [f'extern "C" void* symbol_{name}() {{ return (void*){name}; }}' for name in _CONSTANT.findall(text)]
     header = Path(__file__).with_name("host_cuda.h").read_text()
-    (folder / "k.cpp").write_text("\n".join([header, text, *glue]))
-    command = ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off", "k.cpp", "-o", "k.so"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:3000]
-    return ctypes.CDLL(str(folder / "k.so"))
+    return compiled.library("\n".join([header, text, *glue]), "-std=c++17", "-O1", "-ffp-contract=off")
 
 
 class Memory:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tests import compiled
 from tests.generate.cpp.run_kernels import _Zone, difference, from_memory, to_memory
 
 from weft.device.cuda.facts import GpuFacts
@@ -22,7 +21,6 @@ from weft.kernels.candidate import Problem
 from weft.kernels.source import CudaSource, Launch, Pointer, Schedule
 
 FACTS = GpuFacts()
-_SCRATCH = tempfile.TemporaryDirectory(prefix="weft-test-")
 _ALONE = ("role.sync(", "w_shfl(", "w_cluster", "role.any(", "w_moments<", "w_meet<")
 
 
@@ -64,12 +62,7 @@ def build(batch: Sequence[Trial]) -> ctypes.CDLL:
             f"{{ emulate(n{number}::{launch.entry}, a, g, b, c, {waits}, t); }}"
             for launch in source.launches
         ]
-    folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
-    (folder / "k.cpp").write_text("\n".join(texts))
-    command = ["g++", "-std=c++20", "-O0", "-w", "-fPIC", "-shared", "-ffp-contract=off", "k.cpp", "-o", "k.so"]
-    done = subprocess.run([*command, "-pthread"], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:3000]
-    return ctypes.CDLL(str(folder / "k.so"))
+    return compiled.library("\n".join(texts), "-std=c++20", "-O0", "-ffp-contract=off", "-pthread")
 
 
 def run(one: Trial, library: ctypes.CDLL, *, together: bool = True) -> list[Array]:

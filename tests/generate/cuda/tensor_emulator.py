@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
+from tests import compiled
 
 import weft.generate.cuda
 from weft.device.cuda import tensor_map
@@ -123,15 +122,7 @@ class Emulated:
 
 def library_of(text: str, level: str) -> ctypes.CDLL:
     """C++ text compiled for this machine at an optimisation level, and loaded."""
-    flags = [level, "-std=c++17", "-shared", "-fPIC", "-w", "-march=native"]
-    with tempfile.TemporaryDirectory(prefix="weft-emulated-") as home:
-        folder = Path(home)
-        (folder / "k.cpp").write_text(text, encoding="utf-8")
-        done = subprocess.run(
-            ["g++", *flags, "-o", "k.so", "k.cpp"], cwd=folder, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[:4000]
-        return ctypes.CDLL(str(folder / "k.so"))
+    return compiled.library(text, level, "-std=c++17", "-march=native")
 
 
 def run(

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import tests.benchmarks
+from tests import compiled
 
 from weft.generate.cuda.foreign.manifest import Data, Manifest
 from weft.generate.cuda.foreign.read import ForeignRole
 from weft.generate.cuda.foreign.wrap import foreign_header
 from weft.ir.types import Array
 
-_SCRATCH = tempfile.TemporaryDirectory(prefix="weft-test-")
 _SHIM = Path(tests.benchmarks.__path__[0]) / "host_cuda.h"
 GUARD = 64
 FRAME = """
@@ -114,7 +112,6 @@ def wrapped(role: ForeignRole, *, change: tuple[str, str] = ("", "")) -> list[Ar
 def _run(
     m: Manifest, text: str, entry: str, block: tuple[int, int, int], symbols: list[str], extra: list[str]
 ) -> list[Array]:
-    folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
     glue = [
         f"""int run(void* const* a, const unsigned* g, const unsigned* b, const unsigned* o) {{
   return launched({entry}, a, g, b, o, g[0] * g[1] * g[2], 1, 0);
@@ -128,13 +125,7 @@ def _run(
         text,
         *(f'extern "C" {x}\n' for x in glue),
     ]
-    (folder / "k.cpp").write_text("\n".join(parts))
-    flags = ["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off"]
-    done = subprocess.run(
-        ["g++", *flags, "k.cpp", "-o", "k.so"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[:3000]
-    library = ctypes.CDLL(str(folder / "k.so"))
+    library = compiled.library("\n".join(parts), "-std=c++17", "-O1", "-ffp-contract=off")
     for i, data in enumerate(m.constants):
         symbol = getattr(library, f"symbol_{i}")
         symbol.restype = ctypes.c_void_p
