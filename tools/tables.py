@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+from benchmarks.harness import noise
 
 from tools import co_runner_tables, pair_tables, record_tables, sanitize_table
 from tools.record_tables import ROOT, failed, failures, geometric_mean, good, markdown, records
@@ -95,6 +98,45 @@ def gpu_networks(suite: str = "networks") -> str:
     scaled = "; max-autotune was timed beside eager in runs of its own, scaled by eager's times where those became less"
     more = scaled if slow else ""
     return markdown(head, rows) + f"\n\n{note}; `{env['command']}`{more}"
+
+
+def gpu_networks_again() -> str:
+    """The networks measured once more, beside the rows of before: what changed since is no slower."""
+    lines, then = (
+        records("nvidia-h200", "networks-again"),
+        {c["case"]: c for c in good(records("nvidia-h200", "networks"))},
+    )
+    cases = sorted((c for c in good(lines) if c["case"] in then), key=lambda x: (_batch(x), str(x["case"])))
+    if not cases:
+        return "_not measured yet: `python -m benchmarks.gpu_networks --suite networks-again --peers eager`_"
+    yard = {c["case"]: _fastest(c)["eager"] / _fastest(then[c["case"]])["eager"] for c in cases}
+    # eager is the same code in both runs: how far its times are apart is what two runs differ by
+    between = noise.quantile(sorted(abs(math.log(r)) for c, r in yard.items() if not c.startswith(OTHER_CUDNN)))
+    rows: list[list[str]] = []
+    ratios = []
+    for c in cases:
+        old = then[c["case"]]
+        ratio = c["weft_ms"] / old["weft_ms"]
+        own = math.log1p(max(x["noise"]["noise"] if "noise" in x else 0.0 for x in (c, old)))
+        said = noise.Judged(ratio, max(own, between))
+        ratios.append(ratio)
+        rows.append(
+            [c["case"], f"{old['weft_ms']:.3f} ({old.get('commit', '')})", f"{c['weft_ms']:.3f}", f"{ratio:.3f}",
+             f"{yard[c['case']]:.3f}", f"{math.expm1(said.bound):.1%}", said.said.value,
+             f"{old['kernels']} → {c['kernels']}", f"{old['tuning_s']:.0f} → {c['tuning_s']:.0f}",
+             f"{c['runs_that_differ']} of {c['runs']}", str(c.get("why_lost", ""))]
+        )  # fmt: skip
+    rows.append(["geometric mean", "", "", f"**{geometric_mean(ratios):.3f}**", *[""] * 7])
+    head = ["network/batch/type", "ms then", "ms now", "now over then", "eager's, now over then", "noise", "so it is",
+            "kernels", "s of search", "runs that differ", "why slower"]  # fmt: skip
+    rows += failed(lines, len(head))
+    env = lines[0]
+    note = f"{env['device']}, driver {env['driver']}, torch {env['torch']}, commit {env['commit']}; `{env['command']}`"
+    return markdown(head, rows) + f"\n\n{note}"
+
+
+OTHER_CUDNN = "efficientvit"
+"""Of whose eager execution cuDNN took other algorithms in the rows of 285b785 (19 %), as the document says."""
 
 
 def _tuning(case: dict[str, object]) -> str:
@@ -451,6 +493,7 @@ DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 TABLES: dict[str, Callable[[], str]] = {
     "networks": networks,
     "gpu-networks": gpu_networks,
+    "gpu-networks-again": gpu_networks_again,
     "gpu-networks-later": partial(gpu_networks, "networks-later"),
     "gpu-memory": gpu_memory,
     "gpu-kernels": gpu_kernels,
