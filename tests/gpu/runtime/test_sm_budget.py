@@ -63,7 +63,7 @@ def beside(stated: GpuFacts, shared_cache: Path) -> tuple[CudaExecutable, list[t
     """A small network under the budget, and its inputs."""
     module, inputs = network("cnn", DTYPES["f16"])
     options = weft.Options(
-        device="cuda", budget_s=20.0, cache_dir=shared_cache, sm_budget=budget_beside(stated), keep_worker=False
+        device="cuda", budget_s=60.0, cache_dir=shared_cache, sm_budget=budget_beside(stated), keep_worker=False
     )
     found = weft.compile(module, inputs, options=options).executable
     assert isinstance(found, CudaExecutable)
