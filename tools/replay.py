@@ -25,7 +25,8 @@ is there is added to.
 
 What a commit makes is kept in the cache, and each text's machine code as soon as it is known: the next run goes on
 where one was ended, or ended after `--seconds`. Texts with lines that changed in no earlier one are compiled first.
-From the second run on the base costs next to nothing, and so does this tree, where it is committed.
+From the second run on the base costs next to nothing, and so does this tree, where it is committed. `--record` also
+notes which pairs of texts were found to be the same machine code: these are not compiled again, on no machine.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ CORPUS = Path(__file__).resolve().parent / "replay_corpus.py"
 ALIASES = "src/weft/tune/aliases.json"
 """Where this tree's table of earlier texts is, see `weft.tune.aliases`."""
 RECORD = "benchmarks/results/cpu/replay.jsonl"
+SAME = "benchmarks/results/cpu/replay-same.txt"
+"""Digests of pairs of texts that are the same machine code, see `pair`."""
 NETWORKS = (
     "candy", "efficientvit_b1", "yolox_nano", "yolov4", "segformer_b0", "vgg16", "resnet50", "inception_v3",
     "bert_base", "vit_b16",
@@ -288,6 +291,17 @@ def cubins(
 def job(item: Item) -> str:
     """What decides about a cubin, in one tree."""
     return json.dumps([item[k] for k in ("text", *OPTIONS)])
+
+
+def pair(old: Item, new: Item, nvrtc: str) -> str:
+    """A digest of all that decides whether two kernels run the same machine code."""
+    told = [nvrtc, *(x for item in (old, new) for x in (job(item), launched(item)))]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def same_before(path: Path) -> set[str]:
+    """The pairs that earlier runs found to be the same; none where there is no such file."""
+    return set(path.read_text().split()) if path.exists() else set()
 
 
 def is_made(item: Item, codes: Mapping[str, Code]) -> bool:
@@ -546,7 +560,9 @@ def main() -> None:
     parser.add_argument(
         "--aliases", action="store_true", help="write which measurements stay valid, see weft.tune.aliases"
     )
-    parser.add_argument("--record", action="store_true", help=f"write the counts of whole groups into {RECORD}")
+    parser.add_argument(
+        "--record", action="store_true", help=f"write the counts of whole groups into {RECORD}, and {SAME}"
+    )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
     parser.add_argument("--cache", type=Path, help="folder of what is kept (default: in the user's cache)")
     given = parser.parse_args()
@@ -579,7 +595,9 @@ def kept_here(work: Work) -> Kept | None:
 
 def is_committed() -> bool:
     """Whether what decides about this tree's kernels is that of its commit."""
-    return not _git("status", "--porcelain", "--", "src", "tests", "benchmarks", f":!{ALIASES}", f":!{RECORD}")
+    return not _git(
+        "status", "--porcelain", "--", "src", "tests", "benchmarks", *(f":!{x}" for x in (ALIASES, RECORD, SAME))
+    )
 
 
 def _git(*arguments: str) -> str:
@@ -607,11 +625,17 @@ def replay(work: Work, base: Path, kept: Kept | None, given: argparse.Namespace)
     if not old and not new:
         sys.exit(f"nothing matches {given.match!r}")
     names = [n for n in sorted(old.keys() & new.keys()) if differs(old[n], new[n])]
+    nvrtc = _version("nvidia-cuda-nvrtc")
+    pairs = {n: pair(old[n], new[n], nvrtc) for n in names if all("arch" in x[n] for x in (old, new))}
+    known = same_before(ROOT / SAME) if given.cubins == "changed" else set()
+    proven = {n for n, digest in pairs.items() if digest in known and same_launches(old[n], new[n])}
+    names = [n for n in names if n not in proven]
     changes = Changes(work, old, new)
     names = telling(changes, sampled(changes, names, given.sample) if given.sample else names)
     until = start + given.seconds if given.seconds else float("inf")
     codes = cubins(work, (base, ROOT), to_compile(old, new, names, every=given.cubins == "all"), until)
-    kinds = compiled_again(work, (base, ROOT), (old, new), codes, compare(old, new, codes))
+    kinds = compare(old, new, codes) | dict.fromkeys(proven, "text only")
+    kinds = compiled_again(work, (base, ROOT), (old, new), codes, kinds)
     told = sorted((n for n, kind in kinds.items() if kind != "identical"), key=lambda n: kinds[n] in HARMLESS)
     for name in told[:MOST]:
         print(f"{kinds[name]}: " + "\n".join(shown(work, name, old.get(name), new.get(name))))
@@ -624,6 +648,8 @@ def replay(work: Work, base: Path, kept: Kept | None, given: argparse.Namespace)
     if given.aliases:
         print(write_aliases(old, new, kinds))
     if given.record:
+        found = known | {digest for n, digest in pairs.items() if kinds[n] == "text only"}
+        (ROOT / SAME).write_text("".join(f"{x}\n" for x in sorted(found)))
         left_out = {c["name"].split()[0] for c in cases if not re.search(given.cases, c["name"])}
         record(_git("rev-parse", "--short", given.base), kinds, lambda group: group not in left_out)
     bad = any(refused) or any(failed) or any(kind not in HARMLESS for kind in kinds.values())

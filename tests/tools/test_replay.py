@@ -382,3 +382,52 @@ def test_two_trees(tmp_path: Path) -> None:
     told = replay.made(work, tmp_path, list(cases), cases)
     assert list(told) == ["cases test_it 0 | made"]
     assert f"there is no Weft in {tmp_path / 'src'}" in told["cases test_it 0 | made"]["rest"]["error"]
+
+
+def test_pairs_that_were_found_the_same_are_not_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = {
+        "base": {"test_a x | h200 | a": item("a"), "test_a x | h200 | b": item("b")},
+        "here": {"test_a x | h200 | a": item("A"), "test_a x | h200 | b": item("B")},
+    }
+    code = {"a": "1", "A": "1", "b": "2", "B": "3"}
+    compiled: list[list[str]] = []
+
+    def ask(work: Work, tree: Path, *arguments: str | Path) -> None:
+        del work, tree
+        Path(arguments[1]).write_text('[{"name": "test_a x"}]')
+
+    def cubins(work: Work, trees: object, items: Any, until: float = 0.0) -> list[dict[str, replay.Code]]:
+        del work, trees, until
+        compiled.append([x["text"] for x in items[0]])
+        return [{replay.job(x): {"k": code[x["text"]]} for x in its} for its in items]
+
+    monkeypatch.setattr(replay, "ROOT", tmp_path / "here")
+    (tmp_path / "here" / replay.SAME).parent.mkdir(parents=True)
+    monkeypatch.setattr(Work, "ask", ask)
+    monkeypatch.setattr(Work, "text", lambda _work, digest: digest)
+    monkeypatch.setattr(replay.Changes, "length", lambda *_: 0)
+    monkeypatch.setattr(replay, "made", lambda _work, tree, *_: dict(sides[tree.name]))
+    monkeypatch.setattr(replay, "kept_here", lambda _work: None)
+    monkeypatch.setattr(replay, "cubins", cubins)
+    monkeypatch.setattr(replay, "AGAIN", 0)
+    monkeypatch.setattr(replay, "record", lambda *_: None)
+    monkeypatch.setattr(replay, "_git", lambda *_: "abc")
+    given = argparse.Namespace(
+        base="abc", only="cuda", cases="", match="", limit=0, cubins="changed", sample=0, seconds=0.0, aliases=False,
+        record=True,
+    )  # fmt: skip
+    for turn in range(2):
+        work = Work(tmp_path / f"work{turn}", tmp_path / "cache", jobs=1)
+        work.folder.mkdir()
+        assert replay.replay(work, tmp_path / "base", None, given) == 1  # b is another code
+        row = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("test_a"))
+        assert row.split()[1:5] == ["0", "1", "0", "1"], "identical, text only, nondeterministic, code"
+    assert compiled == [["a", "b"], ["b"]]
+    (digest,) = replay.same_before(tmp_path / "here" / replay.SAME)
+    old, new = item("a"), item("A")
+    version = replay._version("nvidia-cuda-nvrtc")
+    assert digest == replay.pair(old, new, version)
+    others = [(new, old), (old, item("C")), (old, {**new, "flags": ["-x"]}), (old, {**new, "arch": "sm_90a"})]
+    assert digest not in {replay.pair(*x, version) for x in others} | {replay.pair(old, new, "another NVRTC")}
