@@ -75,4 +75,38 @@ def pair_peers() -> str:
     return markdown(head, rows, (0, 5, 6)) if rows else "_not measured yet: `python -m benchmarks.gpu_pairs`_"
 
 
-TABLES: dict[str, Callable[[], str]] = {"pairs": pairs, "pair-peers": pair_peers}
+def lc_units() -> str:
+    """What the latency-critical kernels leave of each unit, counted; at the pairs' own clock, where it was recorded."""
+    from benchmarks.cases.colocate_lc import lc_kernel, lc_names
+    from benchmarks.cases.lc_units import used
+
+    from weft.ir.declined import Declined
+
+    clocks: dict[str, float] = {}
+    for x in good(records(GPU, "colocate-pairs")):
+        if "sm_clock_mhz" in x:
+            clocks.setdefault(_sides(x["case"])[0], float(x["sm_clock_mhz"]["lc"]))
+    rows = []
+    for name in lc_names():
+        found = used(lc_kernel(name), clocks.get(name, 0.0))
+        if isinstance(found, Declined):
+            rows.append([f"`{name}`", "", "", "", "", "", "", "", f"not counted: {found.reason}"])
+            continue
+        shares = (found.tensor, found.shared, found.port, found.memory)
+        clock = f"{found.clock_mhz:.0f}" + ("" if name in clocks else " (usual)")
+        rows.append([f"`{name}`", f"{found.us:.1f}", clock, found.tile, *(f"{x:.2f}" for x in shares), found.bound])
+    head = [
+        "LC kernel",
+        "µs",
+        "MHz",
+        "tile",
+        "tensor cores",
+        "shared memory",
+        "L2 to SM",
+        "memory, at least",
+        "bound by",
+    ]
+    return markdown(head, rows, (0, 3, 8))
+
+
+TABLES: dict[str, Callable[[], str]] = {"pairs": pairs, "pair-peers": pair_peers, "lc-units": lc_units}

@@ -88,12 +88,7 @@ def cycles(case: Case, s: TmaConfig, facts: GpuFacts) -> float:
 def busy(case: Case, s: TmaConfig, facts: GpuFacts) -> float:
     """Cycles of the busiest multiprocessor."""
     c = costs_of(facts).tma
-    blocks = -(-case.sizes.k // case.taps // s.panel)
-    k_tiles = (
-        -(-blocks // s.split) * (case.taps // s.taps_per_stage)
-        if s.halo_stages
-        else -(-dict(case.stages)[s.panel] // s.split)
-    )
+    k_tiles = k_blocks(case, s)
     tiles = units(case, s)
     busiest = -(-tiles // active_clusters(case, s, facts))
     flow, alone = _step(case, s, k_tiles, c)
@@ -147,14 +142,28 @@ def active_clusters(case: Case, s: TmaConfig, facts: GpuFacts) -> int:
     return max(1, int(c.clustered[s.split] * facts.sms) // s.split * max(1, fit))
 
 
-def _step(case: Case, s: TmaConfig, k_tiles: int, c: Tma) -> tuple[float, float]:
-    """Cycles of a k-block that a multiprocessor is busy with, and those of one tile that is alone."""
-    part, high = s.step / STEP, s.bm // 64
+def traffic(case: Case, s: TmaConfig) -> tuple[float, float]:
+    """Bytes of a k-block in a CTA: through shared memory, written and read by wgmma; and loaded by TMA."""
     loaded = (s.bm + s.bn + s.overfetch) * 2.0 * STEP
     if s.halo_stages:
         loaded = halo_bytes(case, s.box, s.panel) * s.taps_per_stage / case.taps + s.bn * 2 * s.step
+    return s.bm // 64 * (64 + s.bn) * 128 * (s.step / STEP) + loaded, loaded
+
+
+def k_blocks(case: Case, s: TmaConfig) -> int:
+    """Of a tile, in one CTA."""
+    if s.halo_stages:
+        blocks = -(-case.sizes.k // case.taps // s.panel)
+        return -(-blocks // s.split) * (case.taps // s.taps_per_stage)
+    return -(-dict(case.stages)[s.panel] // s.split)
+
+
+def _step(case: Case, s: TmaConfig, k_tiles: int, c: Tma) -> tuple[float, float]:
+    """Cycles of a k-block that a multiprocessor is busy with, and those of one tile that is alone."""
+    part, high = s.step / STEP, s.bm // 64
+    through, loaded = traffic(case, s)
     products = high * 2 * s.bn * part / c.busy
-    reads = (high * (64 + s.bn) * 128 * part + loaded) / c.shared
+    reads = through / c.shared
     flow = max(products, reads, (ported(case, s, c) if any(case.within) or s.multicast else loaded) / c.port)
     if s.multicast:  # copies cost a little even where products hide them: of two ways, the one that copies less
         flow *= 1.0 - c.less * (s.bn if s.cluster_n == 1 else s.bm) / (s.bm + s.bn)
