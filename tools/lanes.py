@@ -2,8 +2,9 @@
 
 Each lane is one process at a time with cores, a cache and a GPU of its own (`CUDA_VISIBLE_DEVICES`, in turn over those
 there are). It takes the file of tests that is expected to take longest among those left; files longer than `--split`
-seconds are taken in parts. What each took is kept in the cache, so that the next run is even. Tests stay right beside
-others, but nothing is timed for the record here. Whatever has not begun or ended at `--limit` is named.
+seconds are taken in parts. What each test took on an H200 is in `tests/gpu/durations.json`; what it took in this run is
+written to `--durations`. Tests stay right beside others, but nothing is timed for the record here. Whatever has not
+begun or ended at `--limit` is named.
 
 Everything a lane prints is in `--out`/FILE.log. The exit code is 0 where every test passed or was skipped.
 """
@@ -26,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+TOOK = "tests/gpu/durations.json"
+"""What each test took: file -> name -> seconds."""
 UNKNOWN_S = 30.0
 """Of a file that never ran."""
 UNKNOWN_TEST_S = 5.0
@@ -75,21 +78,23 @@ def units(
     files: Sequence[str],
     known: Mapping[str, Mapping[str, float]],
     split_s: float,
-    only: Sequence[str] | None = None,
+    there: Sequence[str] | None = None,
 ) -> list[Unit]:
     """Longest first. `known`: file -> test -> seconds of an earlier run; such files are cut into parts of `split_s`.
 
-    `only`: these tests and no others.
+    `there`: the tests to run, which are named one by one where a file is cut; without, files are taken whole.
     """
     found = []
+    inside: dict[str, list[str]] = {}
+    for test in there or ():
+        inside.setdefault(test.partition("::")[0], []).append(test)
     for file in files:
-        tests = known.get(file)
-        if only is not None:
-            tests = {t: (tests or {}).get(t, UNKNOWN_TEST_S) for t in only if t.partition("::")[0] == file}
-            if not tests:
-                continue
-        if not tests or (only is None and START_S + sum(tests.values()) <= split_s):
-            found.append(Unit(file, (), START_S + sum(tests.values()) if tests else UNKNOWN_S))
+        if there is not None and file not in inside:
+            continue
+        times = known.get(file, {})
+        tests = {t: times.get(t, UNKNOWN_TEST_S) for t in inside.get(file, ())}
+        if not tests:
+            found.append(Unit(file, (), START_S + sum(times.values()) if times else UNKNOWN_S))
             continue
         part: list[str] = []
         took = START_S
@@ -101,6 +106,14 @@ def units(
             took += seconds
         found.append(Unit(file, tuple(part), took))
     return sorted(found, key=lambda u: -u.expected_s)
+
+
+def collected(where: Sequence[str], mark: str) -> list[str] | None:
+    """The tests of a mark in files or folders, as pytest names them; None where it does not say."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", mark, "-p", "no:cacheprovider", *where]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    found = [x for x in done.stdout.splitlines() if "::" in x and x.partition("::")[0].endswith(".py")]
+    return found if done.returncode in (0, 5) else None
 
 
 def read_report(path: Path) -> tuple[dict[str, str], dict[str, float]]:
@@ -223,10 +236,13 @@ def table(ran: Sequence[Ran], waiting: Sequence[Unit]) -> list[str]:
 
 
 def known_durations(path: Path) -> dict[str, dict[str, float]]:
-    """What an earlier run kept; nothing where that cannot be read."""
+    """What an earlier run kept: file -> test -> seconds; nothing where that cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {str(f): {str(t): float(s) for t, s in tests.items()} for f, tests in found.items()}
+        return {
+            str(f): {t if t.startswith(f"{f}::") else f"{f}::{t}": float(s) for t, s in tests.items()}
+            for f, tests in found.items()
+        }
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
 
@@ -268,13 +284,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"{given}: no such file or folder")
         inside = [p for p in path.rglob("test_*.py") if _may_hold(p, chosen.mark)] if path.is_dir() else [path]
         files += sorted(str(p.relative_to(ROOT)) for p in inside)
-    known = known_durations(durations)
-    only = chosen.tests.read_text(encoding="utf-8").splitlines() if chosen.tests else None
-    lanes = Lanes(units(files, known, chosen.split, only), chosen.lanes, _gpus(), chosen.limit, out, chosen.mark)
+    known = known_durations(durations) or known_durations(ROOT / TOOK)
+    there = chosen.tests.read_text(encoding="utf-8").splitlines() if chosen.tests else collected(files, chosen.mark)
+    lanes = Lanes(units(files, known, chosen.split, there), chosen.lanes, _gpus(), chosen.limit, out, chosen.mark)
     lanes.run()
     for r in lanes.ran:
         known.setdefault(r.unit.file, {}).update(r.durations)
-    durations.write_text(json.dumps(known, indent=1), encoding="utf-8")
+    short = {f: {t.removeprefix(f"{f}::"): round(s, 1) for t, s in tests.items()} for f, tests in known.items()}
+    durations.write_text(json.dumps(short, indent=0, separators=(",", ":")) + "\n", encoding="utf-8")
     print("\n".join([*table(lanes.ran, lanes.waiting), f"logs: {out}"]))
     return 0 if all(r.good for r in lanes.ran) and not lanes.waiting else 1
 

@@ -21,7 +21,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "checks").mkdir(parents=True)
     for name in ("good", "bad", "hangs"):
         (root / "checks" / f"test_{name}.py").write_text({"good": GOOD, "bad": BAD, "hangs": HANGS}[name])
-    (root / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    (root / "pytest.ini").write_text("[pytest]\naddopts = -q\nfilterwarnings = error\n")
     monkeypatch.setattr(lanes, "ROOT", root)
     monkeypatch.setattr(lanes, "END_S", 2.0)
     return root
@@ -36,7 +36,7 @@ def test_all_good(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     code, out = run(capsys, "checks/test_good.py", "--lanes", 2, "--out", tmp_path / "out")
     assert code == 0 and "checks/test_good.py: 2 passed" in out
     kept = json.loads((tmp_path / "out" / "durations.json").read_text())
-    assert set(kept["checks/test_good.py"]) == {"checks/test_good.py::test_one", "checks/test_good.py::test_two"}
+    assert set(kept["checks/test_good.py"]) == {"test_one", "test_two"}
 
 
 def test_what_fails_or_hangs_is_named(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +44,7 @@ def test_what_fails_or_hangs_is_named(root: Path, tmp_path: Path, capsys: pytest
     assert code == 1
     assert "checks/test_good.py: 2 passed" in out and "checks/test_bad.py: 1 failed, 1 skipped" in out
     assert "FAILED checks/test_bad.py::test_wrong" in out
-    assert "NOT WHOLE checks/test_hangs.py: the time was up" in out
+    assert "NOT WHOLE checks/test_hangs.py::test_hangs: the time was up" in out
 
 
 def test_what_has_no_time_is_named(root: Path, tmp_path: Path) -> None:
@@ -57,11 +57,29 @@ def test_what_has_no_time_is_named(root: Path, tmp_path: Path) -> None:
 
 def test_long_files_are_cut_and_long_parts_begin_first() -> None:
     known = {"a.py": {f"a.py::t{i}": 10.0 for i in range(10)}, "b.py": {"b.py::t": 1.0}}
-    found = units(["a.py", "b.py", "c.py"], known, 50.0)
+    there = [*known["a.py"], "a.py::new", "b.py::t"]
+    found = units(["a.py", "b.py", "c.py"], known, 50.0, there)
     assert [u.expected_s for u in found] == sorted((u.expected_s for u in found), reverse=True)
     parts = [u for u in found if u.file == "a.py"]
-    assert len(parts) == 3 and sorted(t for u in parts for t in u.tests) == sorted(known["a.py"])
-    assert Unit("b.py", (), lanes.START_S + 1.0) in found and Unit("c.py") in found
+    assert len(parts) == 3 and [t for u in parts for t in u.tests if t != "a.py::new"] == list(known["a.py"])
+    assert sum("a.py::new" in u.tests for u in parts) == 1, "a test that nobody has timed runs as well"
+    assert Unit("b.py", ("b.py::t",), lanes.START_S + 1.0) in found and "c.py" not in {u.file for u in found}
+    assert Unit("c.py") in units(["a.py", "c.py"], known, 50.0), "what was not collected is taken whole"
+
+
+@pytest.mark.slow
+def test_tests_of_the_repository_are_collected() -> None:
+    found = lanes.collected(["tests/gpu/device/test_partition.py"], "gpu")
+    assert found and all(x.startswith("tests/gpu/device/test_partition.py::test_") for x in found)
+    assert lanes.collected(["tests/no_such_file.py"], "gpu") is None
+
+
+@pytest.mark.slow
+def test_times_that_are_kept_are_of_tests_that_there_are() -> None:
+    there, known = lanes.collected(["tests/gpu"], "gpu"), known_durations(lanes.ROOT / lanes.TOOK)
+    assert there is not None
+    tests = {t for x in known.values() for t in x}
+    assert len(tests & set(there)) > 0.7 * len(there), "bring `--durations` of a run on a GPU here"
 
 
 def test_reports_and_durations_that_are_not_whole(tmp_path: Path) -> None:
