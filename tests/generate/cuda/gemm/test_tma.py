@@ -395,7 +395,7 @@ PIPELINES = (
 
 
 @pytest.mark.parametrize(
-    ("name", "defer"), few([*((name, 1) for name in CASES), *((name, 2) for name in PIPELINES)], 30, unpack=True)
+    ("name", "defer"), few([*((name, 1) for name in CASES), *((name, 2) for name in PIPELINES)], 8, unpack=True)
 )
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)

@@ -135,7 +135,7 @@ def kernels(request: pytest.FixtureRequest, sources: dict[str, tuple[Problem, li
     return Emulated([s for _, made in asked(request, sources, "vectors of 8") for s in made])
 
 
-@pytest.mark.parametrize("name", few(CASES, 18))
+@pytest.mark.parametrize("name", few(CASES, 6))
 def test_near_float64(name: str, sources: dict[str, tuple[Problem, list[CudaSource]]], kernels: Emulated) -> None:
     problem, made = sources[name]
     inputs = normal(problem)

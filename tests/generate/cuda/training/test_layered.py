@@ -20,7 +20,7 @@ from tests.generate.cuda.gradients import (
 from tests.generate.cuda.layers import Net, Runner
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
@@ -64,11 +64,11 @@ def nets() -> dict[str, Net]:
 
 
 @pytest.fixture(scope="module")
-def emulated(nets: dict[str, Net]) -> Emulated:
-    return Emulated([x for n in nets.values() for x in (n.beside, *n.sources.values())])
+def emulated(request: pytest.FixtureRequest, nets: dict[str, Net]) -> Emulated:
+    return Emulated([x for n in asked(request, nets, "ragged", "relu") for x in (n.beside, *n.sources.values())])
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 2))
 def test_near_float64(name: str, nets: dict[str, Net], emulated: Emulated) -> None:
     net, rows, _, _ = CASES[name]
     x, dy, parameters = normal(net, rows)
@@ -191,7 +191,8 @@ def test_what_is_refused_says_why() -> None:
         assert isinstance(found, Declined) and part in found.reason
 
 
-@pytest.mark.parametrize("facts", few([H200, A100], 1), ids=["sm_90a", "sm_80"])
+@pytest.mark.slow
+@pytest.mark.parametrize("facts", [H200, A100], ids=["sm_90a", "sm_80"])
 def test_texts_compile_without_spills(facts: GpuFacts) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
