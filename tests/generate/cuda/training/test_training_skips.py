@@ -145,7 +145,7 @@ def emulated(request: pytest.FixtureRequest, gradients: dict[str, Gradient]) -> 
     return Emulated([text_of(g) for g in asked(request, gradients, "dense", "radiance field")])
 
 
-@pytest.mark.parametrize("name", few(CASES, 2))
+@pytest.mark.parametrize("name", few(CASES, 3))
 def test_near_float64(name: str, gradients: dict[str, Gradient], emulated: Emulated) -> None:
     n, rows = CASES[name]
     x, dy, parameters = normal(n, rows)
