@@ -300,6 +300,7 @@ def test_the_fastest_way_to_train_is_taken(
     assert not products and launched[-1].endswith("_finish")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_sure_to_lose_is_not_compiled(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def sure(width: int, rows: int, facts: Any = None) -> bool:
         acts = (*(Activation("relu"),) * 3, Activation())
