@@ -23,6 +23,7 @@ from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource, Launch, TensorMap
 
 _HERE = Path(__file__).parent
+_SCRATCH = tempfile.TemporaryDirectory(prefix="weft-emulated-")  # lives as long as the process
 _INTRINSICS = Path(weft.generate.cuda.__file__).parent / "intrinsics"
 GUARD = 256
 S = TypeVar("S")
@@ -102,6 +103,7 @@ class Emulated:
             'extern "C" void clear_buffers() { w_buffers.clear(); }\n'
             'extern "C" void set_order(int order) { w_order = order; }\n'
         )
+        head, parts = "".join(parts), []
         for i, source in enumerate({s.sha256: s for s in sources}.values()):
             text = source.text
             for header in _headers():
@@ -118,20 +120,34 @@ class Emulated:
                     " dim3{n[3], n[4], n[5]}, shared, dim3{n[6], n[7], n[8]}, defer); return w_error; }\n"
                 )
             parts.append("}\n")
-        self.library = library_of("".join(parts), "-O0")
+        self.library = library_of(head, "".join(parts), "-O0")
 
 
-def library_of(text: str, level: str) -> ctypes.CDLL:
-    """C++ text compiled for this machine at an optimisation level, and loaded."""
-    flags = [level, "-std=c++17", "-shared", "-fPIC", "-w", "-march=native"]
+FLAGS = ("-std=c++17", "-fPIC", "-w", "-march=native")
+
+
+def library_of(head: str, text: str, level: str) -> ctypes.CDLL:
+    """C++ text behind what all begin with, compiled for this machine at an optimisation level, and loaded."""
+    flags = [level, *FLAGS, "-shared", "-include", str(_header(head, level))]
     with tempfile.TemporaryDirectory(prefix="weft-emulated-") as home:
         folder = Path(home)
         (folder / "k.cpp").write_text(text, encoding="utf-8")
-        done = subprocess.run(
-            ["g++", *flags, "-o", "k.so", "k.cpp"], cwd=folder, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr[:4000]
+        compile_text(["g++", *flags, "-o", "k.so", "k.cpp"], folder)
         return ctypes.CDLL(str(folder / "k.so"))
+
+
+@cache
+def _header(text: str, level: str) -> Path:
+    """A header that g++ has read already, which is half of what it does for a small kernel: once in a process."""
+    folder = Path(tempfile.mkdtemp(dir=_SCRATCH.name))
+    (folder / "head.h").write_text(text, encoding="utf-8")
+    compile_text(["g++", level, *FLAGS, "-x", "c++-header", "-o", "head.h.gch", "head.h"], folder)
+    return folder / "head.h"
+
+
+def compile_text(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
 
 
 def run(
