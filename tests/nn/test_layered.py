@@ -48,6 +48,7 @@ def _gradients(y: torch.Tensor, x: torch.Tensor, net: nn.Module, dy: torch.Tenso
     return list(torch.autograd.grad(y, [x, *net.parameters()], dy.to(y.dtype)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("widths", "act", "masters"),
     few(
