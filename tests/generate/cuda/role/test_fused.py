@@ -114,6 +114,7 @@ def test_sources_of_several_launches_are_fused_one_by_one() -> None:
     assert isinstance(source, Declined) and "2 launches" in source.reason
 
 
+@pytest.mark.slow
 def test_the_longest_of_several_launches_is_fused() -> None:
     """A product whose rows begin at odd addresses: its operand is copied first, by a launch as it is."""
     problem, be = product((70, 101), (40, 101), weight=False, turn_right=True), [fma(9, 64)]

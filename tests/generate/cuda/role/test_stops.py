@@ -112,7 +112,8 @@ def launch(
 EVERY = [*zip(JOBS, KINDS, strict=True), ("two stages", "two roles, long")]
 
 
-@pytest.mark.parametrize(("name", "kind"), few(EVERY, 1, unpack=True))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), EVERY)
 def test_a_stop_at_every_draw(name: str, kind: str, kernels: FusedKernels) -> None:
     """From each on the job goes on where it stopped, and all blocks run once."""
     be, source = JOBS[name], made()[name, kind]
