@@ -31,9 +31,9 @@ $(READY): pyproject.toml tools/setup.sh
 demo: $(READY)
 	$(PY) -m benchmarks.demo
 
-# some 12 minutes of CPU time: something of every area
+# something of every area; three processes for two cores, as many tests wait for other processes or for clocks
 test: $(READY)
-	$(RUN) pytest -m "$(QUICK)" -n 2 --dist worksteal
+	$(RUN) pytest -m "$(QUICK)" -n 3 --dist worksteal
 
 # those marked `slow` too: sweeps, thousands of faults, kernels of whole networks
 test-all: $(READY)

@@ -14,6 +14,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,24 +25,42 @@ from weft.device.toolchain import HostCompiler, cpu_target
 VARIABLE = "WEFT_TESTS_COMPILED"
 
 
-def library(text: str, *flags: str) -> ctypes.CDLL:
-    """A C++ text as a shared object that is loaded: one of its own, with its own globals, in every call."""
+def library(text: str, *flags: str, head: str = "") -> ctypes.CDLL:
+    """A C++ text as a shared object that is loaded: one of its own, with its own globals, in every call.
+
+    `head`: what it begins with, the same for many texts; g++ reads it once in a process.
+    """
 
     def make() -> tuple[bytes, str]:
         with tempfile.TemporaryDirectory(prefix="weft-test-") as home:
-            folder = Path(home)
-            (folder / "k.cpp").write_text(text, encoding="utf-8")
-            command = ["g++", *flags, "-w", "-fPIC", "-shared", "k.cpp", "-o", "k.so"]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[:4000]
-            return (folder / "k.so").read_bytes(), done.stderr
+            begin = ("-include", str(_precompiled(head, flags))) if head else ()
+            return _made(Path(home), text, "k.cpp", "k.so", *flags, "-shared", *begin), ""
 
     home = os.environ.get(VARIABLE)
-    data, _ = kept(Path(home).resolve(), ("test", cpu_target(), *flags, text), make) if home else make()
+    data, _ = kept(Path(home).resolve(), ("test", cpu_target(), *flags, head, text), make) if home else make()
     with tempfile.NamedTemporaryFile(prefix="weft-test-", suffix=".so") as file:
         file.write(data)
         file.flush()
         return ctypes.CDLL(file.name)
+
+
+@cache
+def _precompiled(head: str, flags: tuple[str, ...]) -> Path:
+    """A header that g++ has read already, which is half of what it does for a small kernel."""
+    folder = Path(tempfile.mkdtemp(dir=_HEADS.name))
+    _made(folder, head, "head.h", "head.h.gch", *flags, "-x", "c++-header")
+    return folder / "head.h"
+
+
+_HEADS = tempfile.TemporaryDirectory(prefix="weft-test-heads-")
+
+
+def _made(folder: Path, text: str, name: str, out: str, *flags: str) -> bytes:
+    (folder / name).write_text(text, encoding="utf-8")
+    command = ["g++", "-w", "-fPIC", *flags, name, "-o", out]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+    return (folder / out).read_bytes()
 
 
 def keep(patch: pytest.MonkeyPatch, folder: Path) -> None:

@@ -264,6 +264,7 @@ SUITE = """
 """
 
 
+@pytest.mark.slow
 def test_in_any_order_tests_see_the_same(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import *\nfrom tests.conftest import _alone, _caches\n")
     (tmp_path / "test_it.py").write_text(textwrap.dedent(SUITE).replace("{folder!r}", repr(str(tmp_path / "base"))))

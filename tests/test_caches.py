@@ -23,6 +23,7 @@ FEW = {
     "frame.py:template": "files of the package",
     "activation.py:_patterns": "entries of the table of activations, and types",
     "written.py:_reach": "files of templates",
+    "written.py:_imported": "files of the package",
     "keys.py:source_hash": "folders of the package",
     "kinds.py:part": "fields of kinds of devices",
 }

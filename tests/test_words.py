@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -129,9 +129,9 @@ OLD = (
 )  # fmt: skip
 
 
-def named(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def named(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, int]]:
     """Public names: classes, functions and their parameters, fields, constants."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name, node.lineno
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
@@ -143,9 +143,9 @@ def named(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield from ((t.id, inner.lineno) for t in targets if isinstance(t, ast.Name))
 
 
-def told(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def told(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, int]]:
     """Texts for people: of refusals, errors, what is printed, and help of the command."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call):
             function = node.func
             name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
@@ -156,29 +156,38 @@ def told(tree: ast.Module) -> Iterator[tuple[str, int]]:
                         yield text.value, node.lineno
 
 
+Places = tuple[tuple[str, int], ...]
+
+
+def places(text: str) -> tuple[Places, Places]:
+    """Names and texts of a module, with their lines."""
+    nodes = list(ast.walk(ast.parse(text)))
+    return tuple(named(nodes)), tuple(told(nodes))
+
+
 @cache
-def files() -> dict[str, ast.Module]:
-    """By path below `src/weft`."""
+def files() -> dict[str, tuple[Places, Places]]:
+    """`places` by path below `src/weft`."""
     found = sorted(SOURCE.rglob("*.py"))
-    return {p.relative_to(SOURCE).as_posix(): ast.parse(p.read_text(encoding="utf-8")) for p in found}
+    return {p.relative_to(SOURCE).as_posix(): places(p.read_text(encoding="utf-8")) for p in found}
 
 
-def violations(old: Old, path: str, tree: ast.Module) -> Iterator[str]:
+def violations(old: Old, path: str, names: Places, texts: Places) -> Iterator[str]:
     if not re.search(old.where, path):
         return
     use = f"`{old.instead}` (docs/glossary.md) for {old.sense}"
-    names = ((n, line) for n, line in [(Path(path).stem, 1), *named(tree)] if not n.startswith("_"))
-    for name, line in names if old.name else ():
+    public = ((n, line) for n, line in [(Path(path).stem, 1), *names] if not n.startswith("_"))
+    for name, line in public if old.name else ():
         if re.fullmatch(old.name, name) and f"{path}:{name}" not in old.but:
             yield f"{path}:{line}: the name `{name}`; use {use}"
-    for text, line in told(tree) if old.message else ():
+    for text, line in texts if old.message else ():
         if re.search(old.message, text):
             yield f"{path}:{line}: the message {text!r}; use {use}"
 
 
 @pytest.mark.parametrize("old", OLD, ids=lambda old: old.name or old.message)
 def test_no_earlier_word_in_its_earlier_sense(old: Old) -> None:
-    found = [x for path, tree in files().items() for x in violations(old, path, tree)]
+    found = [x for path, held in files().items() for x in violations(old, path, *held)]
     assert not found, "\n".join(found)
 
 
@@ -211,9 +220,9 @@ def refuse():
 
 
 def test_a_planted_word_is_found() -> None:
-    tree = ast.parse(PLANTED)
-    found = [x for old in OLD for x in violations(old, "generate/cuda/gemm/tma/planted.py", tree)]
+    held = places(PLANTED)
+    found = [x for old in OLD for x in violations(old, "generate/cuda/gemm/tma/planted.py", *held)]
     assert [re.findall(r"the (?:name|message) \S+", x)[0] for x in found] == [
         "the name `turns`;", "the message '", "the name `band`;", "the name `woven`;", "the name `Shape`;",
     ]  # fmt: skip
-    assert not [x for old in OLD for x in violations(old, "pipeline/planted.py", tree)]
+    assert not [x for old in OLD for x in violations(old, "pipeline/planted.py", *held)]

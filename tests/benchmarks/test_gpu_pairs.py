@@ -364,6 +364,7 @@ def test_a_timeline_is_of_the_best_kernel_that_is_known(monkeypatch: pytest.Monk
         pair_timeline.recording(machine.loader, lc, job, replace(best, lc=1), facts)
 
 
+@pytest.mark.slow
 def test_a_child_says_what_it_died_of() -> None:
     child = gpu_pairs.Child("1x1x1", ["nothing"], [])
     try:

@@ -8,6 +8,7 @@ from benchmarks.co_runner.rows import exact
 from benchmarks.co_runner.units import USUAL, role_unit, unit_of
 from benchmarks.gpu_stop import RAISE, Case, Trials, cases, main, role_cases, role_row_of, row_of
 from tests.generate.cuda.role.test_persistent import ptx
+from tests.slow import few
 
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.generate.cuda.role.assemble import solo
@@ -50,7 +51,7 @@ def test_cases_of_roles() -> None:
     assert {c.batch for c in role_cases(["b1"])} == {1} and not role_cases(["128"])
 
 
-@pytest.mark.parametrize("kind", USUAL)
+@pytest.mark.parametrize("kind", few(USUAL, 2))
 def test_blocks_of_roles_tell_when_they_ended(kind: str) -> None:
     """And those of co-runners do not."""
     whole, unit = unit_of(kind, 128, 16), role_unit(kind, 16)

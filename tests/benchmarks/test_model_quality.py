@@ -75,6 +75,7 @@ def test_the_document_holds_the_figures_of_the_recorded_tables(name: str) -> Non
     assert written(PLACES[name]) == markdown(judged(name))
 
 
+@pytest.mark.slow
 def test_all_tables_meet_all_targets() -> None:
     qualities = {name: judged(name) for name in TABLES}
     assert written(OVERVIEW) == overview(qualities)

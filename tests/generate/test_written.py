@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.generate.cpp.templates.harness import LAST, ROW, Facts, conv, f32, problem
 from tests.generate.cuda import test_goldens as goldens
+from tests.slow import few
 
 import weft
 from weft.generate.cpp import templates
@@ -100,7 +101,7 @@ def emitted(name: str) -> tuple[str, str]:
     return str(source.schedule), source.text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", few(NAMES, 6))
 def test_most_lines_of_a_kernel_have_an_origin(name: str) -> None:
     schedule, text = emitted(name)
     body = pretty(without_headers(text)).splitlines()

@@ -50,6 +50,7 @@ def _gradients(y: torch.Tensor, x: torch.Tensor, net: nn.Module, dy: torch.Tenso
     return list(torch.autograd.grad(y, [x, *net.parameters()], dy.to(y.dtype)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("widths", "act", "masters"),
     few(
@@ -315,6 +316,7 @@ def test_the_fastest_way_to_train_is_taken(
     assert not products and launched[-1].endswith("_finish")
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_sure_to_lose_is_not_compiled(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def sure(width: int, rows: int, facts: Any = None) -> bool:
         acts = (*(Activation("relu"),) * 3, Activation())

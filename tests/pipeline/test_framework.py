@@ -49,6 +49,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, made: Run | Declined) -> list[int]:
 X = torch.linspace(0, 9, 1 << 16)
 
 
+@pytest.mark.slow
 def test_it_answers_where_it_is_faster(model: bytes, options: weft.Options, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     right = torch.sin(X.double()).sum().float()

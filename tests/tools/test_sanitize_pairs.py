@@ -70,6 +70,7 @@ def test_every_template_has_its_cases() -> None:
 KINDS = [f"tma/{x}/histo" for x in BINDINGS[:-1]] + ["attention_tma/idle/cp", f"{NO_LC}/{CO_RUNNER}/fft"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(KINDS, 1))
 def test_kernels_compile_for_an_entry_of_their_own(name: str, tmp_path: Path) -> None:
     nvrtc = find_nvrtc()

@@ -12,7 +12,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -86,11 +86,7 @@ def origins(line: str, schedule: str, text: str) -> list[Origin]:
     ]
     scored.sort(key=lambda x: (-x[0], x[1].file not in files, not _beside(x[1].file, files), x[1].file, x[1].line))
     made = [origin for _, origin in scored]
-    body, heads = _squeezed(text), set[str]()
-    for file, content in _headers():
-        if (head := _squeezed(content)) and head in body:
-            body = body.replace(head, "", 1)
-            heads.add(file)
+    body, heads = _parted(text)
     if wanted not in body:
         made = [Origin(f, n, 1.0) for f, n, own in _header_lines() if f in heads and own == wanted] + made
     return made[:MOST_ORIGINS]
@@ -105,7 +101,18 @@ def without_headers(text: str) -> str:
 
 
 def _squeezed(text: str) -> str:
-    return re.sub(r"\s+", "", text)
+    return "".join(text.split())
+
+
+@lru_cache(maxsize=1)
+def _parted(text: str) -> tuple[str, frozenset[str]]:
+    """A kernel's text without the headers that it begins with, squeezed, and these headers' files."""
+    body, heads = _squeezed(text), set[str]()
+    for file, content in _headers():
+        if (head := _squeezed(content)) and head in body:
+            body = body.replace(head, "", 1)
+            heads.add(file)
+    return body, frozenset(heads)
 
 
 def _beside(file: str, files: tuple[str, ...]) -> bool:
@@ -172,15 +179,21 @@ def _reach(files: tuple[str, ...]) -> frozenset[str]:
     found, waiting = set[str](), list(files)
     while waiting:
         file = waiting.pop()
-        path = _PACKAGE.parent / file
-        if file in found or not path.is_file():
-            continue
-        found.add(file)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("weft.generate"):
-                module = str(node.module).replace(".", "/")
-                waiting += [f"{module}.py", f"{module}/__init__.py", *(f"{module}/{x.name}.py" for x in node.names)]
+        if file not in found and (_PACKAGE.parent / file).is_file():
+            found.add(file)
+            waiting += _imported(file)
     return frozenset(found)
+
+
+@cache
+def _imported(file: str) -> tuple[str, ...]:
+    """Files that may be what a file imports of the generators."""
+    tree, found = ast.parse((_PACKAGE.parent / file).read_text(encoding="utf-8")), list[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("weft.generate"):
+            module = str(node.module).replace(".", "/")
+            found += [f"{module}.py", f"{module}/__init__.py", *(f"{module}/{x.name}.py" for x in node.names)]
+    return tuple(found)
 
 
 def _name(path: Path) -> str:

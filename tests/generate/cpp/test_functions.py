@@ -87,7 +87,7 @@ def arguments(rng: np.random.Generator, prim: Prim, dtype: DType, size: int, pos
 KNOWN = [d for d in DType if not d.is_float8]
 
 
-@pytest.mark.parametrize("dtype", few(KNOWN, 5), ids=lambda d: d.value)
+@pytest.mark.parametrize("dtype", few(KNOWN, 3), ids=lambda d: d.value)
 def test_every_primitive(dtype: DType) -> None:
     rng = np.random.default_rng(3)
     batch: list[Trial] = []

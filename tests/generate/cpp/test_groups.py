@@ -50,7 +50,7 @@ def problem(graph: Graph, name: str, ins: Format = ROW, outs: Format | None = No
     [
         *few([(DType.F32, range(i, i + 8)) for i in range(0, 40, 8)], 1, unpack=True),
         pytest.param(DType.F64, range(200, 208), marks=pytest.mark.slow),
-        (DType.F16, range(300, 308)),
+        pytest.param(DType.F16, range(300, 308), marks=pytest.mark.slow),
         (DType.BF16, range(400, 408)),
         pytest.param(DType.I64, range(500, 506), marks=pytest.mark.slow),
         (DType.I32, range(600, 606)),

@@ -50,7 +50,8 @@ def trials(problem: Problem, inputs: list[Array], facts: GpuFacts = FACTS) -> li
 def build(batch: Sequence[Trial]) -> ctypes.CDLL:
     """One shared object with a function `run_<entry>` per launch."""
     header = runtime_header().rstrip()
-    texts = [Path(__file__).with_name("emulator.h").read_text(), header, float8()]
+    head = "\n".join([Path(__file__).with_name("emulator.h").read_text(), header, float8()])
+    texts = []
     for number, source in enumerate(dict.fromkeys(t.source for t in batch)):
         machine, rest = source.text.split(header)
         assert machine.endswith(machine_header().rstrip() + "\n"), "only narrow indices are emulated"
@@ -62,7 +63,7 @@ def build(batch: Sequence[Trial]) -> ctypes.CDLL:
             f"{{ emulate(n{number}::{launch.entry}, a, g, b, c, {waits}, t); }}"
             for launch in source.launches
         ]
-    return compiled.library("\n".join(texts), "-std=c++20", "-O0", "-ffp-contract=off", "-pthread")
+    return compiled.library("\n".join(texts), "-std=c++20", "-O0", "-ffp-contract=off", "-pthread", head=head)
 
 
 def run(one: Trial, library: ctypes.CDLL, *, together: bool = True) -> list[Array]:

@@ -83,6 +83,7 @@ class FusedKernels:
         parts += [(_HERE / name).read_text(encoding="utf-8") for name in ("host_tensor.h", "host_tma.h")]
         parts += [_headers()[1], float8()]
         parts += [(_HERE / name).read_text(encoding="utf-8") for name in ("host_float8.h", "host_fused.h")]
+        head, parts = "".join(parts), []
         for i, source in enumerate(sources):
             text = change(source.text) if change else source.text
             for header in (*_headers(), float8()):
@@ -97,7 +98,7 @@ class FusedKernels:
                 for x in {x.entry: x for x in launches}.values()
             ]
             parts.append("}\n")
-        self.library = library_of("".join(parts), "-O1")
+        self.library = library_of(head, "".join(parts), "-O1")
 
     def run(
         self,

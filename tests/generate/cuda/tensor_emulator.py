@@ -101,6 +101,7 @@ class Emulated:
             'extern "C" void clear_buffers() { w_buffers.clear(); }\n'
             'extern "C" void set_order(int order) { w_order = order; }\n'
         )
+        head, parts = "".join(parts), []
         for i, source in enumerate({s.sha256: s for s in sources}.values()):
             text = source.text
             for header in _headers():
@@ -117,12 +118,12 @@ class Emulated:
                     " dim3{n[3], n[4], n[5]}, shared, dim3{n[6], n[7], n[8]}, defer); return w_error; }\n"
                 )
             parts.append("}\n")
-        self.library = library_of("".join(parts), "-O0")
+        self.library = library_of(head, "".join(parts), "-O0")
 
 
-def library_of(text: str, level: str) -> ctypes.CDLL:
-    """C++ text compiled for this machine at an optimisation level, and loaded."""
-    return compiled.library(text, level, "-std=c++17", "-march=native")
+def library_of(head: str, text: str, level: str) -> ctypes.CDLL:
+    """C++ text behind what all begin with, compiled for this machine at an optimisation level, and loaded."""
+    return compiled.library(text, level, "-std=c++17", "-march=native", head=head)
 
 
 def run(

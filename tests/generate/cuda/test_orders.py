@@ -40,7 +40,7 @@ PROBLEMS: dict[str, Problem] = {
 }
 
 
-@pytest.mark.parametrize("name", few(PROBLEMS, 3))
+@pytest.mark.parametrize("name", few(PROBLEMS, 2))
 def test_no_warp_is_too_early_or_too_late(name: str) -> None:
     posed = PROBLEMS[name]
     schedules = CudaGenerator().schedules(posed, profile("h200"))

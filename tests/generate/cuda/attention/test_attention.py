@@ -11,7 +11,7 @@ import torch
 from tests import goldens
 from tests.generate.cuda.attentions import BF16, F16, F32, Block, block, plain, problem_of
 from tests.generate.cuda.tensor_emulator import Emulated, run
-from tests.slow import few
+from tests.slow import asked, few
 from tests.typed import numbers
 
 from weft.device.cuda.facts import GpuFacts
@@ -126,8 +126,8 @@ def sources() -> dict[str, CudaSource]:
 
 
 @pytest.fixture(scope="module")
-def kernels(sources: dict[str, CudaSource]) -> Emulated:
-    return Emulated(list(sources.values()))
+def kernels(request: pytest.FixtureRequest, sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(asked(request, sources))
 
 
 def inputs_of(problem: Problem, seed: int = 0) -> list[np.ndarray]:
@@ -154,7 +154,7 @@ def compare(got: np.ndarray, problem: Problem, inputs: list[np.ndarray], name: s
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", few(ALL, 15))
+@pytest.mark.parametrize("name", few(ALL, 5))
 def test_values(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     problem = ALL[name][0]
     inputs = inputs_of(problem)
@@ -185,7 +185,7 @@ JUDGED = [
 ]
 
 
-@pytest.mark.parametrize("name", few(JUDGED, 7))
+@pytest.mark.parametrize("name", few(JUDGED, 5))
 def test_the_tuner_accepts_it(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     """Integers, NaN and infinities, normal values: the same inputs, limits and comparison as on a device."""
     problem = ALL[name][0]

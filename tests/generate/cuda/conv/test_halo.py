@@ -9,7 +9,7 @@ import pytest
 from tests.generate.cuda.products import BF16, F32, ROW, convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, run, small_integers
 from tests.generate.cuda.test_templates import A100, H200, compiled_well, golden
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.generate.cuda import templates
 from weft.generate.cuda.conv.halo import choose as halo_choose
@@ -114,12 +114,12 @@ def sources() -> dict[str, CudaSource]:
 
 
 @pytest.fixture(scope="module")
-def kernels(sources: dict[str, CudaSource]) -> Emulated:
-    return Emulated(list(sources.values()))
+def kernels(request: pytest.FixtureRequest, sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(asked(request, sources, "stem"))
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", few(CASES, 11))
+@pytest.mark.parametrize("name", few(CASES, 4))
 def test_sums_of_integers_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 

@@ -223,7 +223,7 @@ def case(folder: Path, name: str) -> tuple[Manifest, ForeignRole]:
     return m, role
 
 
-@pytest.mark.parametrize("name", few(KERNELS, 4))
+@pytest.mark.parametrize("name", few(KERNELS, 2))
 def test_the_role_does_what_the_kernel_does(name: str, tmp_path: Path) -> None:
     m, role = case(tmp_path, name)
     assert role.form == FORMS[name]
@@ -244,7 +244,7 @@ def test_a_barrier_that_is_lost_is_seen(tmp_path: Path) -> None:
     assert not np.array_equal(lost[1], on_host.original(m, FILE_SHARED)[1])
 
 
-@pytest.mark.parametrize("name", few(KERNELS, 4))
+@pytest.mark.parametrize("name", few(KERNELS, 2))
 def test_it_compiles_for_both_architectures(name: str, tmp_path: Path) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):

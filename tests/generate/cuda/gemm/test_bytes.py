@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.fission.quantize import conv_integer, matmul_integer, qlinear_conv, qlinear_matmul
 from weft.generate.cuda import templates
@@ -118,7 +118,7 @@ SHARED = shared_sums()
 
 
 @pytest.fixture(scope="module")
-def shared() -> tuple[dict[str, CudaSource], Emulated]:
+def shared(request: pytest.FixtureRequest) -> tuple[dict[str, CudaSource], Emulated]:
     found = {}
     for i, (name, (problem, shape)) in enumerate(SHARED.items()):
         p = contraction(problem)
@@ -126,10 +126,10 @@ def shared() -> tuple[dict[str, CudaSource], Emulated]:
         source = mma.emit(p, shape.schedule("mma"), f"s{i}")
         assert isinstance(source, CudaSource), source
         found[name] = source
-    return found, Emulated(list(found.values()))
+    return found, Emulated(asked(request, found))
 
 
-@pytest.mark.parametrize("name", list(SHARED))
+@pytest.mark.parametrize("name", few(SHARED, 3))
 def test_sums_of_several_warps_and_blocks_are_exact(name: str, shared: tuple[dict[str, CudaSource], Emulated]) -> None:
     problem = SHARED[name][0]
     inputs = numbers(problem)
@@ -146,8 +146,8 @@ def test_few_tiles_of_a_long_sum_are_split() -> None:
 
 
 @pytest.fixture(scope="module")
-def kernels(sources: dict[str, CudaSource]) -> Emulated:
-    return Emulated(list(sources.values()))
+def kernels(request: pytest.FixtureRequest, sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(asked(request, sources))
 
 
 def numbers(problem: Problem) -> list[np.ndarray]:
@@ -158,7 +158,7 @@ def numbers(problem: Problem) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", few(CASES, 4))
+@pytest.mark.parametrize("name", few(CASES, 3))
 def test_sums_are_exact(name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     problem = CASES[name]
     inputs = numbers(problem)

@@ -150,8 +150,8 @@ def sources() -> dict[str, CudaSource]:
 
 
 @pytest.fixture(scope="module")
-def kernels(sources: dict[str, CudaSource]) -> Emulated:
-    return Emulated(list(sources.values()))
+def kernels(request: pytest.FixtureRequest, sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(slow.asked(request, sources))
 
 
 def operands(problem: Problem) -> list[Array]:
@@ -174,7 +174,7 @@ def numbers_of_bytes(problem: Problem) -> list[Array]:
 
 
 @pytest.mark.parametrize("defer", [False, True], ids=["copies at once", "copies late"])
-@pytest.mark.parametrize("name", slow.few(CASES, 12))
+@pytest.mark.parametrize("name", slow.few(CASES, 4))
 def test_every_bit_is_that_of_the_reference(
     name: str, defer: bool, sources: dict[str, CudaSource], kernels: Emulated
 ) -> None:

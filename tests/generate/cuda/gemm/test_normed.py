@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from benchmarks.cases.norm import EPS, leaving, normed
 from tests.generate.cuda.tensor_emulator import Emulated, run
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
@@ -99,8 +99,8 @@ def sources() -> dict[str, CudaSource]:
 
 
 @pytest.fixture(scope="module")
-def kernels(sources: dict[str, CudaSource]) -> Emulated:
-    return Emulated(list(sources.values()))
+def kernels(request: pytest.FixtureRequest, sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(asked(request, sources, *(f"leaving, {name}" for name in LEAVING)))
 
 
 def statistics(x: np.ndarray, inputs: list[TensorType]) -> list[np.ndarray]:
@@ -125,7 +125,7 @@ def strange_rows(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType)
     return round_to(x, dtype).astype(np.float64)
 
 
-@pytest.mark.parametrize("name", few(NORMED, 6))
+@pytest.mark.parametrize("name", few(NORMED, 3))
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_a_norm_on_the_way_is_that_of_two_kernels(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     problem, _ = NORMED[name]

@@ -10,7 +10,7 @@ import pytest
 from tests.generate.cuda.gemm.test_tma import compile_all, contraction
 from tests.generate.cuda.products import BF16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.gemm.spec import Gemm
@@ -73,12 +73,12 @@ def sources() -> dict[str, CudaSource]:
 
 
 @pytest.fixture(scope="module")
-def kernels(sources: dict[str, CudaSource]) -> Emulated:
-    return Emulated(list(sources.values()))
+def kernels(request: pytest.FixtureRequest, sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(asked(request, sources))
 
 
 @pytest.mark.parametrize("defer", [1, 2])
-@pytest.mark.parametrize("name", few(CASES, 8))
+@pytest.mark.parametrize("name", few(CASES, 4))
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 

@@ -396,7 +396,7 @@ PIPELINES = (
 
 
 @pytest.mark.parametrize(
-    ("name", "defer"), few([*((name, 1) for name in CASES), *((name, 2) for name in PIPELINES)], 30, unpack=True)
+    ("name", "defer"), few([*((name, 1) for name in CASES), *((name, 2) for name in PIPELINES)], 10, unpack=True)
 )
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
@@ -513,10 +513,14 @@ def test_results_that_the_copy_engine_does_not_take(problem: Problem, changes: d
 
 @pytest.mark.parametrize(
     ("name", "gone"),
-    [
-        ("stored by boxes, bias", "if (lane == 0) w_stores_read<1>(); __syncwarp();"),
-        ("stored by boxes, nn, two warpgroups", "if (lane == 0) w_stores_done();"),
-    ],
+    few(
+        [
+            ("stored by boxes, bias", "if (lane == 0) w_stores_read<1>(); __syncwarp();"),
+            ("stored by boxes, nn, two warpgroups", "if (lane == 0) w_stores_done();"),
+        ],
+        1,
+        unpack=True,
+    ),
 )
 def test_boxes_that_are_filled_or_left_too_early_are_seen(name: str, gone: str, sources: dict[str, CudaSource]) -> None:
     source = sources[name]

@@ -12,7 +12,7 @@ from tests.generate.cuda.gemm.test_tma import compile_all, contraction, linear, 
 from tests.generate.cuda.gemm.test_tma_tiles import nn, nt
 from tests.generate.cuda.products import BF16, F32, convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.gemm.tma import choose as tma_choose
@@ -66,12 +66,12 @@ def sources() -> dict[str, CudaSource]:
 
 
 @pytest.fixture(scope="module")
-def kernels(sources: dict[str, CudaSource]) -> Emulated:
-    return Emulated(list(sources.values()))
+def kernels(request: pytest.FixtureRequest, sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(asked(request, sources, "bytes"))
 
 
 @pytest.mark.parametrize("defer", [0, 1, 2], ids=["at once", "late", "products late"])
-@pytest.mark.parametrize("name", few(CASES, 4))
+@pytest.mark.parametrize("name", few(CASES, 2))
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 

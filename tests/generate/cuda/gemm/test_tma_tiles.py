@@ -7,7 +7,7 @@ from tests.generate.cuda.gemm import test_bytes_tma as integers
 from tests.generate.cuda.gemm.test_tma import compile_all, contraction, linear, made
 from tests.generate.cuda.products import BF16, F32, product
 from tests.generate.cuda.tensor_emulator import Emulated, assert_exact
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.generate.cuda.gemm.tma import kernel as tma
 from weft.generate.cuda.gemm.tma.shape import TmaConfig
@@ -76,12 +76,12 @@ def sources() -> dict[str, CudaSource]:
 
 
 @pytest.fixture(scope="module")
-def kernels(sources: dict[str, CudaSource]) -> Emulated:
-    return Emulated(list(sources.values()))
+def kernels(request: pytest.FixtureRequest, sources: dict[str, CudaSource]) -> Emulated:
+    return Emulated(asked(request, sources))
 
 
 @pytest.mark.parametrize("defer", few([2, 0, 1], 1), ids=["products late", "at once", "late"])
-@pytest.mark.parametrize("name", few(CASES, 6))
+@pytest.mark.parametrize("name", few(CASES, 3))
 def test_sums_of_integers_are_exact(name: str, defer: int, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     assert_exact(kernels, CASES[name][0], sources[name], defer=defer)
 

@@ -15,7 +15,7 @@ from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.fusing import SMALL_TILES, TMA_PROBLEM, fma, lc_is_right, lc_memory, meet, tma_role
 from tests.generate.cuda.gemm.test_grouped import group
 from tests.generate.cuda.products import convolution, product
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import find_nvrtc
@@ -115,6 +115,7 @@ def test_sources_of_several_launches_are_fused_one_by_one() -> None:
     assert isinstance(source, Declined) and "2 launches" in source.reason
 
 
+@pytest.mark.slow
 def test_the_longest_of_several_launches_is_fused() -> None:
     """A product whose rows begin at odd addresses: its operand is copied first, by a launch as it is."""
     problem, be = product((70, 101), (40, 101), weight=False, turn_right=True), [fma(9, 64)]
@@ -278,8 +279,8 @@ def sources() -> dict[str, FusedSource]:
 
 
 @pytest.fixture(scope="module")
-def kernels() -> FusedKernels:
-    return FusedKernels(list(sources().values()))
+def kernels(request: pytest.FixtureRequest) -> FusedKernels:
+    return FusedKernels(asked(request, sources()))
 
 
 def launch_until_done(
@@ -301,8 +302,8 @@ def expected(be: RoleSource) -> np.ndarray:
     return fusing.meet_alone(be) if be.roles[0].early_return else fusing.fma_alone(be)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("seed", [1, 77])
+@pytest.mark.parametrize("name", few(CASES, 4))
+@pytest.mark.parametrize("seed", few([1, 77], 1))
 def test_roles_in_one_cta_compute_what_they_do_alone(name: str, seed: int, kernels: FusedKernels) -> None:
     (be, _), source = CASES[name], sources()[name]
     counter = Counter(WorkCounter.start(source.stages, sum(source.stages)))
@@ -362,20 +363,20 @@ RANGES: dict[str, RoleSource] = {
 """Virtual grids around the number of multiprocessors, and a prime."""
 
 
-@cache
-def of_ranges() -> tuple[dict[str, FusedSource], FusedKernels]:
+@pytest.fixture(scope="module")
+def of_ranges(request: pytest.FixtureRequest) -> tuple[dict[str, FusedSource], FusedKernels]:
     lc = tma_role()
     found = {
         name: made(lc, [be], first_shape(lc, [be]), f"range{number}")
         for number, (name, be) in enumerate(RANGES.items())
     }
-    return found, FusedKernels(list(found.values()))
+    return found, FusedKernels(asked(request, found))
 
 
 @pytest.mark.parametrize("name", few(RANGES, 3))
-def test_ranges_of_blocks(name: str) -> None:
+def test_ranges_of_blocks(name: str, of_ranges: tuple[dict[str, FusedSource], FusedKernels]) -> None:
     """All blocks once, in launches whose limits split the grid."""
-    found, library = of_ranges()
+    found, library = of_ranges
     source, be = found[name], RANGES[name]
     (blocks,) = source.stages
     counter, memory = Counter(WorkCounter.start(source.stages, 0)), fusing.of(be)
@@ -408,8 +409,11 @@ KINDS: dict[str, tuple[Problem, str]] = {
 """Problems whose results on whole numbers are exact, but attention."""
 
 
-@cache
-def of_kinds() -> tuple[dict[str, tuple[RoleSource, CudaSource, FusedSource]], FusedKernels]:
+Kinds = tuple[dict[str, tuple[RoleSource, CudaSource, FusedSource]], FusedKernels]
+
+
+@pytest.fixture(scope="module")
+def of_kinds(request: pytest.FixtureRequest) -> Kinds:
     found = {}
     be = [fma(40, 64), meet(9, 50)]
     for number, (name, (problem, template)) in enumerate(KINDS.items()):
@@ -428,14 +432,14 @@ def of_kinds() -> tuple[dict[str, tuple[RoleSource, CudaSource, FusedSource]], F
         alone = CudaGenerator().emit(problem, schedule)
         assert isinstance(alone, CudaSource)
         found[name] = lc, alone, made(lc, be, first_shape(lc, be), f"kind{number}")
-    return found, FusedKernels([x for _, alone, fused_ in found.values() for x in (alone, fused_)])
+    return found, FusedKernels([x for _, alone, fused_ in asked(request, found) for x in (alone, fused_)])
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_kinds_of_latency_critical_kernels(name: str) -> None:
+@pytest.mark.parametrize("name", few(KINDS, 4))
+def test_kinds_of_latency_critical_kernels(name: str, of_kinds: Kinds) -> None:
     """What each writes beside best-effort roles is what it writes alone, and both are right."""
     problem, _ = KINDS[name]
-    found, library = of_kinds()
+    found, library = of_kinds
     role, alone, source = found[name]
     be = [fma(40, 64), meet(9, 50)]
     memory = [fusing.of(x) for x in be]

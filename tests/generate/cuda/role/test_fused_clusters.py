@@ -16,6 +16,7 @@ from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.fusing import fma, lc_is_right, lc_memory, meet
 from tests.generate.cuda.loops.test_groups import norm
 from tests.generate.cuda.products import product
+from tests.slow import asked, few
 from tools.sanitize_products import blocks, tma
 
 from weft.device.cuda.facts import GpuFacts
@@ -62,7 +63,7 @@ KINDS: dict[str, tuple[Problem, Schedule]] = {
 
 
 @cache
-def made() -> tuple[dict[str, tuple[RoleSource, CudaSource, FusedSource]], FusedKernels]:
+def made() -> dict[str, tuple[RoleSource, CudaSource, FusedSource]]:
     found = {}
     for number, (name, (problem, schedule)) in enumerate(KINDS.items()):
         lc, alone = CudaGenerator().roles(problem, schedule), CudaGenerator().emit(problem, schedule)
@@ -76,14 +77,22 @@ def made() -> tuple[dict[str, tuple[RoleSource, CudaSource, FusedSource]], Fused
         source = fused.fuse(lc, BE, shape, entry=f"k{number}", facts=FACTS)
         assert isinstance(source, FusedSource), source
         found[name] = lc, alone, source
-    return found, FusedKernels([x for _, alone, source in found.values() for x in (alone, source)])
+    return found
 
 
-def wrong(name: str, source: FusedSource, kernels: FusedKernels) -> str:
-    """What is wrong with a kernel: its own results, and those of LC against the kernel that it was."""
+SUMS = "tma, sums over a cluster"
+NORM = "norm in one pass, rows over a cluster"
+
+
+@pytest.fixture(scope="module")
+def kernels(request: pytest.FixtureRequest) -> FusedKernels:
+    return FusedKernels([x for _, alone, source in asked(request, made(), SUMS, NORM) for x in (alone, source)])
+
+
+def wrong(name: str, source: FusedSource, kernels: FusedKernels, library: FusedKernels) -> str:
+    """What is wrong with a kernel: its own results, and those of LC against the kernel that it was, in `library`."""
     problem, _ = KINDS[name]
-    found, library = made()
-    alone = found[name][1]
+    alone = made()[name][1]
     memory, total = [fusing.of(x) for x in BE], sum(source.stages)
     counter = Counter(WorkCounter.start(source.stages, total))
     hosts: list[Memory] = []
@@ -110,20 +119,19 @@ def wrong(name: str, source: FusedSource, kernels: FusedKernels) -> str:
     )
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_roles_in_clusters_compute_what_they_do_alone(name: str) -> None:
-    found, kernels = made()
-    lc, _, source = found[name]
+@pytest.mark.parametrize("name", few(KINDS, 2))
+def test_roles_in_clusters_compute_what_they_do_alone(name: str, kernels: FusedKernels) -> None:
+    lc, _, source = made()[name]
     assert source.cluster == lc.roles[0].cluster != (1, 1, 1)
-    assert wrong(name, source, kernels) == ""
+    assert wrong(name, source, kernels, kernels) == ""
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", few(KINDS, 2))
 def test_they_compile(name: str) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         pytest.skip(nvrtc.reason)
-    source = made()[0][name][2]
+    source = made()[name][2]
     compiled = nvrtc.compile(source.text, arch="sm_90a", flags=source.flags)
     found = compiled.of(source.entry)
     assert fused.judge(source, found, FACTS) is None and compiled.warnings == ()
@@ -149,14 +157,14 @@ MUTANTS: dict[str, Callable[[str], str]] = {
 
 
 def test_functions_of_a_header_ask_the_role_how_a_cluster_meets() -> None:
-    _, alone, source = made()[0]["norm in one pass, rows over a cluster"]
+    _, alone, source = made()["norm in one pass, rows over a cluster"]
     assert "role.cluster" not in alone.text and "w_cluster_wait();" in alone.text, "a kernel of its own is what it was"
     assert "if constexpr (CLUSTER > 1) role.cluster_wait();" in source.text and "w_cluster_wait();" not in source.text
     declarations = [x for x in source.text.splitlines() if "w_cluster_meet<4u, 4u>" in x]
     assert len(declarations) == 3, "the frame, and the two functions that LC's own text names"
     for name in ("sync", "wait"):
         assert f"static W_FN void cluster_{name}() {{ W_DYNAMIC(w_memory);" in declarations[0]
-    for _, _, other in (x for kind, x in made()[0].items() if "one pass" not in kind):
+    for _, _, other in (x for kind, x in made().items() if "one pass" not in kind):
         assert "cluster_wait() { W_DYNAMIC" not in other.text
 
 
@@ -178,14 +186,14 @@ def test_headers_that_can_and_cannot_ask() -> None:
         assert isinstance(declined, Declined) and "functions of a header" in declined.reason
 
 
-@cache
-def mutants() -> tuple[dict[str, FusedSource], FusedKernels]:
-    sound = made()[0]["tma, sums over a cluster"][2]
+@pytest.fixture(scope="module")
+def mutants(request: pytest.FixtureRequest) -> tuple[dict[str, FusedSource], FusedKernels]:
+    sound = made()[SUMS][2]
     found = {}
     for number, (name, change) in enumerate(MUTANTS.items()):
         entry = f"m{number}"
         found[name] = replace(sound, text=change(sound.text).replace(f" {sound.entry}(", f" {entry}("), entry=entry)
-    return found, FusedKernels(list(found.values()))
+    return found, FusedKernels(asked(request, found))
 
 
 NORM_MUTANTS: dict[str, Callable[[str], str]] = {
@@ -195,30 +203,34 @@ NORM_MUTANTS: dict[str, Callable[[str], str]] = {
 }
 
 
-@cache
-def norm_mutants() -> tuple[dict[str, FusedSource], FusedKernels]:
-    sound = made()[0]["norm in one pass, rows over a cluster"][2]
+@pytest.fixture(scope="module")
+def norm_mutants(request: pytest.FixtureRequest) -> tuple[dict[str, FusedSource], FusedKernels]:
+    sound = made()[NORM][2]
     changed = {}
     for number, (name, change) in enumerate(NORM_MUTANTS.items()):
         entry = f"n{number}"
         changed[name] = replace(sound, text=change(sound.text).replace(f" {sound.entry}(", f" {entry}("), entry=entry)
-    return changed, FusedKernels(list(changed.values()))
+    return changed, FusedKernels(asked(request, changed))
 
 
-@pytest.mark.parametrize("name", NORM_MUTANTS)
-def test_faults_in_how_a_header_meets_are_caught(name: str) -> None:
-    found, kernels = norm_mutants()
-    assert wrong("norm in one pass, rows over a cluster", found[name], kernels) != ""
+@pytest.mark.parametrize("name", few(NORM_MUTANTS, 1))
+def test_faults_in_how_a_header_meets_are_caught(
+    name: str, norm_mutants: tuple[dict[str, FusedSource], FusedKernels], kernels: FusedKernels
+) -> None:
+    found, library = norm_mutants
+    assert wrong(NORM, found[name], library, kernels) != ""
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_faults_in_how_they_meet_are_caught(name: str) -> None:
-    found, kernels = mutants()
-    assert wrong("tma, sums over a cluster", found[name], kernels) != ""
+@pytest.mark.parametrize("name", few(MUTANTS, 2))
+def test_faults_in_how_they_meet_are_caught(
+    name: str, mutants: tuple[dict[str, FusedSource], FusedKernels], kernels: FusedKernels
+) -> None:
+    found, library = mutants
+    assert wrong(SUMS, found[name], library, kernels) != ""
 
 
 def test_what_is_declined_of_clusters() -> None:
-    lc = made()[0]["tma, sums over a cluster"][0]
+    lc = made()[SUMS][0]
     shape = replace(next(iter(fused.shapes(lc, BE, FACTS))), fill_grid=True)
     filled = fused.fuse(lc, BE, shape, facts=FACTS)
     assert isinstance(filled, Declined) and "its grid is not filled" in filled.reason

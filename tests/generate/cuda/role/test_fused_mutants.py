@@ -15,7 +15,7 @@ from tests.generate.cuda import fusing
 from tests.generate.cuda.fused_emulator import Counter, FusedKernels, Memory
 from tests.generate.cuda.fusing import TMA_PROBLEM, fma, lc_is_right, lc_memory, meet, tma_role
 from tests.generate.cuda.tensor_emulator import Buffer
-from tests.slow import few
+from tests.slow import asked, few
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.role import fused
@@ -220,18 +220,18 @@ MUTANTS: dict[str, tuple[str, Callable[[str], str]]] = {
 SOUND = ("beside", "parted", "idle", "ordered", "filling")
 
 
-@cache
-def kernels() -> tuple[dict[str, FusedSource], FusedKernels]:
+@pytest.fixture(scope="module")
+def kernels(request: pytest.FixtureRequest) -> tuple[dict[str, FusedSource], FusedKernels]:
     every: dict[str, FusedSource] = {kind: source(kind, f"sound{k}") for k, kind in enumerate(SOUND)}
     for number, (name, (kind, change)) in enumerate(MUTANTS.items()):
         sound = source(kind, f"mutant{number}")
         every[name] = replace(sound, text=change(sound.text))
-    return every, FusedKernels(list(every.values()))
+    return every, FusedKernels(asked(request, every))
 
 
-def apart(kind: str, name: str) -> str:
+def apart(kind: str, name: str, kernels: tuple[dict[str, FusedSource], FusedKernels]) -> str:
     """`found` in a process of its own, which a fault may take down or keep from ending."""
-    every, library = kernels()
+    every, library = kernels
     near, far = multiprocessing.Pipe(duplex=False)
 
     def one() -> None:
@@ -248,11 +248,11 @@ def apart(kind: str, name: str) -> str:
     return near.recv() if near.poll() else "it crashes"
 
 
-@pytest.mark.parametrize("kind", SOUND)
-def test_sound_kernels_are_accepted(kind: str) -> None:
-    assert apart(kind, kind) == ""
+@pytest.mark.parametrize("kind", few(SOUND, 2))
+def test_sound_kernels_are_accepted(kind: str, kernels: tuple[dict[str, FusedSource], FusedKernels]) -> None:
+    assert apart(kind, kind, kernels) == ""
 
 
-@pytest.mark.parametrize("name", few(MUTANTS, 12))
-def test_every_fault_is_caught(name: str) -> None:
-    assert apart(MUTANTS[name][0], name) != ""
+@pytest.mark.parametrize("name", few(MUTANTS, 4))
+def test_every_fault_is_caught(name: str, kernels: tuple[dict[str, FusedSource], FusedKernels]) -> None:
+    assert apart(MUTANTS[name][0], name, kernels) != ""

@@ -140,7 +140,7 @@ def compiled(lc: RoleSource, be: RoleSource, arch: str) -> str:
 
 
 @pytest.mark.skipif(isinstance(find_nvrtc(), Declined), reason="no NVRTC")
-@pytest.mark.parametrize(("lc", "be"), few(PAIRS, 12, unpack=True))
+@pytest.mark.parametrize(("lc", "be"), few(PAIRS, 5, unpack=True))
 def test_what_is_fused_compiles_without_spills(lc: str, be: str) -> None:
     source = latency_critical(lc)
     if not fused.shapes(source, [BEST_EFFORT[be]], facts_of(source)):

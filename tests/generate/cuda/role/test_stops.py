@@ -38,7 +38,7 @@ LONG = "W_LONG_BLOCK = 0"
 
 
 @cache
-def made() -> tuple[dict[tuple[str, str], FusedSource], FusedKernels]:
+def made() -> dict[tuple[str, str], FusedSource]:
     found: dict[tuple[str, str], FusedSource] = {}
     for name, be in JOBS.items():
         for kind, (replicas, fill) in KINDS.items():
@@ -51,7 +51,20 @@ def made() -> tuple[dict[tuple[str, str], FusedSource], FusedKernels]:
             entry = f"{source.entry}_long"
             text = source.text.replace(SHORT, LONG).replace(f" {source.entry}(", f" {entry}(")
             found[name, f"{kind}, long"] = replace(source, text=text, entry=entry)
-    return found, FusedKernels(list(found.values()))
+    return found
+
+
+def of_seed(seed: int) -> str:
+    """The kind that is drained with a seed."""
+    return "two roles" if seed % 2 else "alone"
+
+
+@pytest.fixture(scope="module")
+def kernels(request: pytest.FixtureRequest) -> FusedKernels:
+    """Of what the selected tests ask for."""
+    calls = [x.callspec.params for x in request.session.items if x.path == request.path and hasattr(x, "callspec")]
+    names = {(p["name"], p["kind"] if "kind" in p else of_seed(p["seed"])) for p in calls}
+    return FusedKernels([x for name, x in made().items() if name in names])
 
 
 def right(be: list[RoleSource], memory: list[Memory]) -> bool:
@@ -77,10 +90,11 @@ def drawn(now: WorkCounter) -> int:
     return min(now.ticket, now.end)
 
 
-def launch(name: str, kind: str, memory: list[Memory], counter: Counter, after: int, seed: int) -> Host:
+def launch(
+    kernels: FusedKernels, name: str, kind: str, memory: list[Memory], counter: Counter, after: int, seed: int
+) -> Host:
     """One launch that is told to stop after so many blocks. LC, the count and the guard zones are looked at."""
-    found, kernels = made()
-    source, host, lc = found[name, kind], Host(counter, after), lc_memory(TMA_PROBLEM)
+    source, host, lc = made()[name, kind], Host(counter, after), lc_memory(TMA_PROBLEM)
     before = counter.now.finished
     gang = source.grid[0] if kind.startswith("filling") else GANG
     given = {0: lc, **dict(enumerate(memory, 1))}
@@ -98,10 +112,11 @@ def launch(name: str, kind: str, memory: list[Memory], counter: Counter, after: 
 EVERY = [*zip(JOBS, KINDS, strict=True), ("two stages", "two roles, long")]
 
 
-@pytest.mark.parametrize(("name", "kind"), few(EVERY, 2, unpack=True))
-def test_a_stop_at_every_draw(name: str, kind: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), EVERY)
+def test_a_stop_at_every_draw(name: str, kind: str, kernels: FusedKernels) -> None:
     """From each on the job goes on where it stopped, and all blocks run once."""
-    be, source = JOBS[name], made()[0][name, kind]
+    be, source = JOBS[name], made()[name, kind]
     total, stopped = sum(source.stages), set()
     for after, attempt in itertools.product(range(total), range(3)):
         if after in stopped:
@@ -110,7 +125,7 @@ def test_a_stop_at_every_draw(name: str, kind: str) -> None:
         for number in range(100):
             counter.set("stop", 0)
             wanted = after if after not in stopped else total + 1  # launches work until one comes to this draw
-            if launch(name, kind, memory, counter, wanted, 100 * after + number + 7 * attempt).at >= 0:
+            if launch(kernels, name, kind, memory, counter, wanted, 100 * after + number + 7 * attempt).at >= 0:
                 stopped.add(after)
             if counter.now.finished == total:
                 break
@@ -121,10 +136,10 @@ def test_a_stop_at_every_draw(name: str, kind: str) -> None:
 RANDOM = list(itertools.product(JOBS, [*KINDS, "filling, long"], range(2)))
 
 
-@pytest.mark.parametrize(("name", "kind", "seed"), few(RANDOM, 8, unpack=True))
-def test_random_stops_and_refills(name: str, kind: str, seed: int) -> None:
+@pytest.mark.parametrize(("name", "kind", "seed"), few(RANDOM, 4, unpack=True))
+def test_random_stops_and_refills(name: str, kind: str, seed: int, kernels: FusedKernels) -> None:
     """Each launch has a limit and a stop of its own; limits are only raised."""
-    be, source, chance = JOBS[name], made()[0][name, kind], random.Random(seed)
+    be, source, chance = JOBS[name], made()[name, kind], random.Random(seed)
     total = sum(source.stages)
     memory, counter, limit, stops = [fusing.of(x) for x in be], Counter(WorkCounter.start(source.stages, 0)), 0, 0
     for number in range(400):
@@ -132,7 +147,7 @@ def test_random_stops_and_refills(name: str, kind: str, seed: int) -> None:
         counter.set("limit", limit)
         counter.set("stop", 0)
         after = counter.now.finished + chance.randrange(2)
-        host = launch(name, kind, memory, counter, after, 1000 * seed + number)
+        host = launch(kernels, name, kind, memory, counter, after, 1000 * seed + number)
         stops += host.at >= 0
         assert counter.now.finished <= limit
         if counter.now.finished == total:
@@ -148,16 +163,14 @@ def drains() -> dict[str, FusedSource]:
 
 
 @cache
-def draining() -> FusedKernels:
-    return FusedKernels(list(drains().values()))
+def draining(name: str) -> FusedKernels:
+    return FusedKernels([drains()[name]])
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", JOBS)
-def test_what_an_opportune_ratio_leaves_is_run_by_the_co_runner(name: str, seed: int) -> None:
+@pytest.mark.parametrize(("name", "seed"), few(itertools.product(JOBS, range(3)), 2, unpack=True))
+def test_what_an_opportune_ratio_leaves_is_run_by_the_co_runner(name: str, seed: int, kernels: FusedKernels) -> None:
     """A limit below the grid splits the job; it is raised while the fused kernel runs, and again for the co-runner."""
-    be, (found, kernels), chance = JOBS[name], made(), random.Random(seed)
-    source = found[name, "two roles" if seed % 2 else "alone"]
+    be, source, chance = JOBS[name], made()[name, of_seed(seed)], random.Random(seed)
     total = sum(source.stages)
     first = chance.randrange(total)
     second = chance.randrange(first, total)
@@ -177,7 +190,7 @@ def test_what_an_opportune_ratio_leaves_is_run_by_the_co_runner(name: str, seed:
     assert inside == drawn(counter.now) <= (second if raised else first) < total, "no block above the limit"
     counter.set("limit", total)
     rest = drains()[name]
-    assert draining().run(rest, given, counter, gang=2, seed=seed + 2, rounds=100_000) == ""
+    assert draining(name).run(rest, given, counter, gang=2, seed=seed + 2, rounds=100_000) == ""
     assert counter.now.finished == total and right(be, memory)
     assert counter.buffer.intact() and all(b.intact() for m in memory for b in m.buffers)
 
@@ -195,8 +208,10 @@ def afterwards(source: FusedSource, kernels: FusedKernels) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_long_blocks_stop_earlier_and_a_role_that_does_not_look_is_seen() -> None:
-    found, kernels = made()
+    found = made()
+    kernels = FusedKernels([found["arithmetic", kind] for kind in ("alone", "alone, long")])
     short, long = (afterwards(found["arithmetic", kind], kernels) for kind in ("alone", "alone, long"))
     assert len(long) >= 12 and sum(long) / len(long) < sum(short) / len(short)
     source = found["arithmetic", "alone"]

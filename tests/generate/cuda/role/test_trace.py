@@ -12,6 +12,7 @@ from tests.generate.cuda import fusing
 from tests.generate.cuda.fused_emulator import Counter, FusedKernels
 from tests.generate.cuda.fusing import TMA_PROBLEM, fma, lc_is_right, lc_memory, meet, tma_role
 from tests.generate.cuda.role.test_fused import FACTS, expected, first_shape
+from tests.slow import few
 
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.cuda.role import fused
@@ -46,7 +47,7 @@ def launched(source: FusedSource, room: int, launches: int = 4) -> tuple[list[Ra
     return found, left_out, counter.now
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", few([2, 1], 1))
 def test_every_run_of_a_role_is_recorded_once(replicas: int) -> None:
     source = traced(256, replicas)
     found, left_out, counter = launched(source, 256)
@@ -63,6 +64,7 @@ def test_every_run_of_a_role_is_recorded_once(replicas: int) -> None:
         assert not any(a.begin < b.end and b.begin < a.end for b in same)
 
 
+@pytest.mark.slow
 def test_spans_for_which_there_is_no_room_are_counted() -> None:
     found, left_out, counter = launched(traced(3), 3)
     everything, none, _ = launched(traced(256), 256)

@@ -21,7 +21,7 @@ from tests.generate.cuda.gradients import (
 from tests.generate.cuda.layers import Net, Runner
 from tests.generate.cuda.tensor_emulator import Emulated, Text, run
 from tests.generate.cuda.test_templates import A100, H200
-from tests.slow import few
+from tests.slow import asked, few
 from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import GpuFacts
@@ -70,11 +70,11 @@ def texts(made: Iterable[Net]) -> list[Text]:
 
 
 @pytest.fixture(scope="module")
-def emulated(nets: dict[str, Net]) -> Emulated:
-    return Emulated(texts(nets.values()))
+def emulated(request: pytest.FixtureRequest, nets: dict[str, Net]) -> Emulated:
+    return Emulated(texts(asked(request, nets, "ragged", "relu")))
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", few(CASES, 2))
 def test_near_float64(name: str, nets: dict[str, Net], emulated: Emulated) -> None:
     net, rows, _, _ = CASES[name]
     x, dy, parameters = normal(net, rows)
@@ -197,7 +197,8 @@ def test_what_is_refused_says_why() -> None:
         assert isinstance(found, Declined) and part in found.reason
 
 
-@pytest.mark.parametrize("facts", few([H200, A100], 1), ids=["sm_90a", "sm_80"])
+@pytest.mark.slow
+@pytest.mark.parametrize("facts", [H200, A100], ids=["sm_90a", "sm_80"])
 def test_texts_compile_without_spills(facts: GpuFacts) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
