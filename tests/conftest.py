@@ -149,6 +149,12 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture
+def compilers_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled is compiled in this test, and nothing of it kept: for tests of the compilers themselves."""
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+
+
 @pytest.fixture(autouse=True)
 def _alone(_caches: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     """A cache of its own, but for tests on a GPU, which is calibrated once; fails a test that changes what others see.

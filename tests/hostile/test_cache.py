@@ -29,6 +29,8 @@ from weft.runtime.artifact import _is_trusted
 from weft.tune import store
 from weft.tune.store import FILE_NAME, Database
 
+pytestmark = pytest.mark.usefixtures("compilers_at_work")
+
 TEXT = 'extern "C" int answer() { return 42; }'
 
 

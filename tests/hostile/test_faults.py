@@ -20,6 +20,7 @@ from weft.frontends.onnx import Limits, import_onnx
 from weft.frontends.onnx.read import read_model
 from weft.generate.library import opaque_onnx
 from weft.ir.reference import evaluate
+from weft.pipeline import deadline
 
 I64 = TensorProto.INT64
 
@@ -198,6 +199,7 @@ def test_what_the_runtime_refuses_is_the_models_fault(monkeypatch: pytest.Monkey
             )
 
     monkeypatch.setattr(opaque_onnx, "_session", lambda payload: (Refuses(), ["weft.in.0"], []))
+    monkeypatch.setattr(deadline, "NO_BUDGET_S", 60.0)  # on a busy machine, too, there is time to run it
     with pytest.raises(RefusedError, match="W115") as caught:
         weft.compile(files.raw(m), options=weft.Options(budget_s=0))
     text = str(caught.value)

@@ -20,6 +20,8 @@ from weft.generate.cuda.foreign.manifest import ManifestError
 from weft.generate.cuda.foreign.read import ForeignRole, read
 from weft.ir.declined import Declined
 
+pytestmark = pytest.mark.usefixtures("compilers_at_work")
+
 K = KERNEL
 MEMORY, SECONDS = 2 << 30, 8.0
 

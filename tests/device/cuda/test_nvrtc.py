@@ -19,6 +19,8 @@ from weft.errors import DeviceError, ToolchainError
 from weft.ir.declined import Declined
 from weft.kernels.source import Launch
 
+pytestmark = pytest.mark.usefixtures("compilers_at_work")
+
 GOOD = """
 extern "C" __global__ void __launch_bounds__(256) k0(float* y) {
   __shared__ float s[256];

@@ -7,7 +7,7 @@ sixteens of K are one piece, and those for some of N are a piece for each sixtee
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 
 from weft.generate.cuda.intrinsics.prelude import storage
@@ -43,7 +43,12 @@ class ChainConfig:
     @property
     def named(self) -> str:
         """What names of kernels are made of, by which texts of today are those of earlier versions."""
-        return repr(self).replace("min_ctas=", "resident=")
+        told = (f"{_NAMED.get(f.name, f.name)}={getattr(self, f.name)!r}" for f in fields(self))
+        return f"{type(self).__name__}({', '.join(told)})"
+
+
+_NAMED = {"min_ctas": "resident"}
+"""Fields by what names of kernels call them."""
 
 
 @dataclass(frozen=True, slots=True)
