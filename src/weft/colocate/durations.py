@@ -136,11 +136,14 @@ class Online:
             raise ValueError(f"{prior_us} us with a margin of {margin_us} at {clock_mhz} MHz, share {share}")
         self._prior, self._prior_margin = prior_us, margin_us / prior_us
         self._clock, self._share = clock_mhz, share
-        self._known: dict[tuple[int, int], tuple[float, int]] = {}
+        self._known: dict[tuple[int, int], tuple[float, int, float]] = {}
+        """By inputs and clock bucket: mean time, how many it is of, and the clock itself, the last one seen."""
         self._errors: deque[float] = deque(maxlen=WINDOW)
         self._last: deque[bool] = deque(maxlen=_OF_LAST)
         self._above = self._below = 0.0
         self._wanted = 0
+        self._is_forgotten = False
+        """What was measured before no longer holds."""
 
     @property
     def is_ready(self) -> bool:
@@ -156,8 +159,8 @@ class Online:
         near = min((b for i, b in self._known if i == inputs), key=lambda b: abs(b - bucket), default=None)
         if near is None:
             return at_clock(self._prior, self._clock, clock_mhz, self._share)
-        us = self._known[inputs, near][0]
-        return at_clock(us, near * CLOCK_BUCKET_MHZ, bucket * CLOCK_BUCKET_MHZ, self._share)
+        us, _, mhz = self._known[inputs, near]
+        return at_clock(us, mhz, clock_mhz, self._share)
 
     @property
     def margin(self) -> float:
@@ -178,7 +181,8 @@ class Online:
         """
         if not (0 < us < math.inf and clock_mhz > 0):
             raise ValueError(f"{us} us at {clock_mhz} MHz")
-        error = us / self.predict_us(clock_mhz=clock_mhz, inputs=inputs) - 1
+        predicted = self.predict_us(clock_mhz=clock_mhz, inputs=inputs)
+        error = us / predicted - 1
         if self._wanted:
             self._wanted -= 1
         else:
@@ -191,9 +195,9 @@ class Online:
                 self._forget()
                 return
         key = (inputs, clock_bucket(clock_mhz))
-        mean, n = self._known.get(key, (0.0, 0))
+        mean, n, _ = self._known.get(key, (predicted, 0 if self._is_forgotten else REFIT, clock_mhz))
         n += 1
-        self._known[key] = mean + (us - mean) * max(1 / n, 2 / (WINDOW + 1)), n
+        self._known[key] = mean + (us - mean) * max(1 / n, 2 / (WINDOW + 1)), n, clock_mhz
 
     def _forget(self) -> None:
         self._known.clear()
@@ -201,6 +205,7 @@ class Online:
         self._last.clear()
         self._above = self._below = 0.0
         self._wanted = REFIT
+        self._is_forgotten = True
 
 
 def _columns(points: Sequence[tuple[float, float]], *, least: int) -> tuple[Floats, Floats]:

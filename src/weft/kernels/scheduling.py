@@ -222,6 +222,18 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
+class Finished:
+    """A query that has ended since the last decision."""
+
+    query: Query
+    variant: int
+    begin_ns: int
+    """When the GPU began with it."""
+    done_ns: int
+    clock_mhz: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cursor:
     """Where a job stands."""
 
@@ -267,6 +279,10 @@ class Situation:
     """In the order of arrival; not to be kept or changed."""
     job: Cursor
     recent: Recent
+    last_done_ns: int = 0
+    """When the last query has ended: the next one began no earlier."""
+    finished: Sequence[Finished] = ()
+    """Since the last decision."""
 
 
 CoRunner = Literal["on", "off", "keep"]
