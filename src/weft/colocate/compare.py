@@ -158,7 +158,8 @@ def summed_up(prepared: Prepared, cell: Cell, out: Outcome, exclusive: PolicyRun
         policy=prepared.policy, note=note_of(prepared.policy), model=cell.model,
         job=prepared.job.name if prepared.job else "", simulated=True, load=cell.load, load_of=cell.load_of,
         rate_hz=cell.arrivals.rate_hz, arrivals=cell.arrivals.process, arrivals_digest=cell.arrivals.digest,
-        seed=cell.seed, target_us=cell.target_ns / 1e3, latency=found.summary(cell.target_ns, seed=cell.seed, resamples=_RESAMPLES),
+        seed=cell.seed, target_us=cell.target_ns / 1e3,
+        latency=found.summary(cell.target_ns, seed=cell.seed, resamples=_RESAMPLES),
         over_exclusive=math.nan, be_throughput=be_throughput(out.work_us / 1e6, span_s),
         system_throughput=system_throughput(n, solo_s, out.work_us / 1e6, span_s), span_s=span_s,
         variants=tuple(VariantShare(p.variant.number, p.variant.name, int(c))
