@@ -68,7 +68,7 @@ def _solve(objective: np.ndarray, constraints: list[LinearConstraint]) -> tuple[
         options={"time_limit": _SECONDS, "mip_rel_gap": 0.0},
     )  # fmt: skip
     if found.x is None:
-        raise InvalidGraphError(message=f"the program of plan variants has no answer: {found.message}")
+        raise InvalidGraphError(problem=f"the program of plan variants has no answer: {found.message}")
     return tuple(int(i) for i in np.nonzero(np.round(found.x))[0])
 
 
