@@ -109,6 +109,8 @@ def test_orion_runs_kernels_in_idle_time_and_beside_queries_where_that_was_recor
     policy = make("orion", setting("orion"))
     assert policy.decide(situation()).kernels_us == 300.0
     assert policy.decide(situation(0, [query(0)])).launch == ((query(0), 1),)
+    tight = make("orion", setting("orion", target=150 * US))  # 200 us beside the job would miss it
+    assert tight.decide(situation(0, [query(0)])).launch == ((query(0), 0),)
     alone = make("orion", prepare(samples(constant(100.0)), "orion", "net", "still", TARGET).setting)
     assert alone.decide(situation(0, [query(0)])).launch == ((query(0), 0),)
 
@@ -261,10 +263,12 @@ def test_how_long_a_decision_takes(name: str, capsys: pytest.CaptureFixture[str]
     took = {}
     for count in (1, 10, 1000):
         s = situation(0.0, [query(i) for i in range(count)])
-        begin = time.perf_counter_ns()
+        found = []
         for _ in range(50):
+            begin = time.perf_counter_ns()
             policy.decide(s)
-        took[count] = (time.perf_counter_ns() - begin) / 50
+            found.append(time.perf_counter_ns() - begin)
+        took[count] = sorted(found)[25]
     with capsys.disabled():
         said = ", ".join(f"{n} waiting {t / 1e3:.1f} us" for n, t in took.items())
         sys.stdout.write(f"\n{name}: {said}\n")

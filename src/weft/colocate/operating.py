@@ -44,7 +44,8 @@ class Prepared:
         job = self.job
         stop = job.stop.at(0.99) if job is not None and job.stop is not None else 0.0
         facts = None if job is None else JobFacts(job.name, job.kernel_us, stop)
-        model = ModelFacts(self.model.name, self.target_ns, tuple(p.variant for p in self.points))
+        variants = tuple(p.variant for p in self.points)
+        model = ModelFacts(self.model.name, self.target_ns, variants, self.model.clock_mhz)
         return Setting((model,), facts, self.launch.at(0.99))
 
 

@@ -32,6 +32,8 @@ class ModelFacts:
     target_ns: int
     """From scheduled arrival to completion."""
     variants: tuple[Variant, ...]
+    clock_mhz: int = 0
+    """Of the SMs, at which their times were measured; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ ORION_SHARE = 0.025
 class Orion:
     """BE kernels where no query runs or waits, or beside one on a stream of lower priority if their profiles differ.
 
-    Outstanding BE kernels are bounded by a share of LC's latency. Where no query beside BE kernels was recorded, none
-    runs beside one.
+    Outstanding BE kernels are bounded by a share of LC's latency. Orion searches the number of SMs up to which a BE
+    kernel may run beside a query; here that search is a question to the samples: whether a query beside the job's
+    kernels keeps the target by itself. Where none was recorded, none runs beside one.
     """
 
     name = "orion"
@@ -28,7 +29,8 @@ class Orion:
 
     def __init__(self, setting: Setting) -> None:
         self._costs = Costs(setting)
-        self._beside = len(setting.models[0].variants) - 1
+        (first, *more), target = setting.models[0].variants, setting.models[0].target_ns
+        self._beside = more[0].number if more and more[0].lc_q99_us * 1e3 <= target else first.number
         us = min(m.variants[0].lc_us for m in setting.models)
         kernel = self._costs.kernel_us
         self._kernels_us = max(kernel, ORION_SHARE * us // kernel * kernel) if kernel else 0.0

@@ -30,6 +30,8 @@ _TRIED = 1.5
 """Headroom for a variant that is being refitted, over what it needs."""
 _MOST_LOAD = 0.97
 _MARGIN_EVERY = 50
+_NO_CLOCK = 1980.0
+"""Stands for a clock that is not known, and so does not change."""
 _FEW = 20
 """Arrivals in a window that say little."""
 
@@ -68,7 +70,8 @@ class Weft:
         self._most = max(len(m.variants) for m in setting.models) - 1
         self.cap = self._most
         self._models = {
-            m.name: [Online(v.lc_us, v.margin_us, clock_mhz=1.0) for v in m.variants] for m in setting.models
+            m.name: [Online(v.lc_us, v.margin_us, clock_mhz=m.clock_mhz or _NO_CLOCK) for v in m.variants]
+            for m in setting.models
         }
         self._seen = {m.name: [0] * len(m.variants) for m in setting.models}
         self._barred = {m.name: [0] * len(m.variants) for m in setting.models}
@@ -117,7 +120,8 @@ class Weft:
         for f in s.finished:
             model, k = f.query.model, f.variant
             online = self._models[model][k]
-            online.observe((f.done_ns - f.begin_ns) / 1e3, clock_mhz=1.0, inputs=1)
+            mhz = f.clock_mhz or _NO_CLOCK
+            online.observe((f.done_ns - f.begin_ns) / 1e3, clock_mhz=mhz)
             seen = self._seen[model]
             seen[k] += 1
             if not online.is_ready:
@@ -126,7 +130,7 @@ class Weft:
             elif self._barred[model][k] and s.now_ns >= self._barred[model][k]:
                 self._barred[model][k] = 0
             if seen[k] % _MARGIN_EVERY == 0 and online.is_ready:
-                us = online.predict_us(clock_mhz=1.0)
+                us = online.predict_us(clock_mhz=mhz)
                 self._costs.lc[model][k] = round(us * 1e3)
                 self._costs.q99[model][k] = round(us * (1 + online.margin) * 1e3)
 
