@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "colocation.md"
-BUDGETS, BESIDE, SEARCH = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+BUDGETS, BESIDE, SEARCH, PEAK = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_the_budgets_are_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,6 +26,12 @@ def test_the_search_finds_what_the_page_says() -> None:
     names: dict[str, Any] = {}
     exec(compile(SEARCH, PAGE.name, "exec", dont_inherit=True), names)  # noqa: S102 - our own page
     assert names["found"].effort == 45
+
+
+def test_the_peak_load_is_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(PEAK, PAGE.name, "exec", dont_inherit=True), {})  # noqa: S102 - our own page
+    (said,) = re.findall(r"^print\(.*\)  # (.*)$", PEAK, re.MULTILINE)
+    assert capsys.readouterr().out.strip() == said
 
 
 def test_what_the_other_part_imports_is_there() -> None:

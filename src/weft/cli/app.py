@@ -24,6 +24,7 @@ import typer
 import weft
 from weft.api import Compiled, load
 from weft.api import compile as compile_model
+from weft.cli.colocate import app as colocate_app
 from weft.cli.diff import diff_command
 from weft.cli.fuse import fuse_command
 from weft.cli.gemm import gemm_command
@@ -68,6 +69,7 @@ app.command("fuse")(fuse_command)
 app.command("pairs")(pairs_command)
 app.command("diff")(diff_command)
 app.command("repro")(repro_command)
+app.add_typer(colocate_app, name="colocate")
 
 
 def run() -> None:

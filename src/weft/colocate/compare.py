@@ -1,0 +1,232 @@
+"""Policies on the same arrivals, simulated: cells of load and target, and what each policy came to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from weft.colocate.arrivals import Arrivals, ArrivalsError, Spike, gamma, poisson, rate_of_load, spikes
+from weft.colocate.latency import Latencies, be_throughput, over_exclusive, system_throughput
+from weft.colocate.operating import Prepared, model_of, prepare
+from weft.colocate.policies import make, note_of
+from weft.colocate.policy import PolicyError, drive
+from weft.colocate.queueing import TargetError, peak_load
+from weft.colocate.simulate import Outcome, SimulatedBackend, drawn_ns
+from weft.kernels.policy_run import Chosen, Comparison, PolicyRun, Refused, VariantShare
+from weft.kernels.samples import ModelSamples, SampleRecord
+
+QUERIES = 20_000
+"""Of a run, where arrivals are drawn."""
+TIGHT = 5.0
+"""Solo times that a target is, where none is given."""
+RELATIVE = "service rate"
+ABSOLUTE = "peak load"
+TRACE = "trace"
+_WARM_UP = 50
+"""One query of so many is left out, at the begin."""
+_SAMPLES = 10_000
+_WINDOWS = 60
+_POINTS = 240
+_RESAMPLES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What all policies of a comparison share."""
+
+    model: str
+    job: str
+    """Empty: none."""
+    target_ns: int
+    load: float
+    load_of: str
+    arrivals: Arrivals
+    seed: int
+
+
+def target_of(model: ModelSamples, qos_ms: float | None) -> int:
+    """The latency target in nanoseconds: what is given, else `TIGHT` solo times.
+
+    Raises:
+        TargetError: none that can be, or below what the model takes alone [W017].
+    """
+    if qos_ms is None:
+        return round(TIGHT * model.solo.at(0.5) * 1e3)
+    if not (math.isfinite(qos_ms) and 0 < qos_ms <= 60_000):
+        raise TargetError(problem=f"{qos_ms} ms", remedy="give one above 0 ms, and up to a minute")
+    if qos_ms * 1e3 < model.solo.at(0.99):
+        problem = f"{qos_ms:g} ms, where {model.name} alone takes {model.solo.at(0.99) / 1e3:.4g} ms (p99)"
+        raise TargetError(problem=problem, remedy="give a longer target")
+    return round(qos_ms * 1e6)
+
+
+def cell_of(
+    record: SampleRecord, model: str, job: str, *, qos_ms: float | None, load: float | None, of_peak: bool,
+    process: str, trace: Arrivals | None, queries: int = QUERIES, seed: int = 0,
+) -> Cell:  # fmt: skip
+    """A cell: the target, and arrivals fixed before any policy runs.
+
+    Args:
+        record: whose model and job are meant.
+        model: its name.
+        job: its name; empty: none.
+        qos_ms: the target; None: `TIGHT` solo times.
+        load: fraction of the service rate, or of the peak load; None: 0.8, or a trace as it is.
+        of_peak: which of both.
+        process: `poisson`, `gamma:CV` or `spikes:FACTOR`.
+        trace: in place of a process; scaled to the load, if one is given.
+        queries: how many are drawn.
+        seed: of all that is drawn.
+
+    Raises:
+        TargetError: a target that cannot be kept [W017].
+        ArrivalsError: a load or process that cannot be [W016].
+        PolicyError: no such model [W206].
+    """
+    samples = model_of(record, model)
+    target = target_of(samples, qos_ms)
+    if trace is not None and load is None:
+        rate = trace.rate_hz * samples.solo.at(0.5) / 1e6
+        return Cell(model, job, target, rate if math.isfinite(rate) else 0.0, TRACE, trace, seed)
+    load = 0.8 if load is None else load
+    solo = np.array(drawn_ns(samples.solo, ((np.arange(_SAMPLES) + 0.5) / _SAMPLES).tolist()), dtype=np.int64)
+    of_hz = peak_load(solo, target, seed=seed).rate_hz if of_peak else 1e9 / float(solo.mean())
+    rate = rate_of_load(load, of_hz)
+    arrivals = trace.scaled(rate) if trace is not None else drawn(process, rate, queries, seed)
+    return Cell(model, job, target, load, ABSOLUTE if of_peak else RELATIVE, arrivals, seed)
+
+
+def drawn(process: str, rate_hz: float, queries: int, seed: int) -> Arrivals:
+    """Arrivals of a process by its name.
+
+    Raises:
+        ArrivalsError: there is none of this name, or its number cannot be [W016].
+    """
+    kind, _, number = process.partition(":")
+    try:
+        value = float(number) if number else math.nan
+    except ValueError:
+        value = math.nan
+    if kind == "poisson" and not number:
+        return poisson(rate_hz, queries, seed=seed)
+    if kind == "gamma" and math.isfinite(value):
+        return gamma(rate_hz, queries, cv=value, seed=seed)
+    if kind == "spikes" and math.isfinite(value):
+        whole = queries / rate_hz
+        return spikes(rate_hz, queries, [Spike(whole * at, whole / 100, value) for at in (0.25, 0.5)], seed=seed)
+    raise ArrivalsError(
+        problem=f"no process {process[:40]!r}", remedy="poisson, gamma:CV, spikes:FACTOR, or a trace file"
+    )
+
+
+def simulated(prepared: Prepared, cell: Cell, *, trace: bool = False, most_blocks: int = 0) -> Outcome:
+    """One policy on the arrivals of a cell.
+
+    Raises:
+        PolicyError: the policy needs a job [W206].
+    """
+    policy = make(prepared.policy, prepared.setting)
+    backend = SimulatedBackend(
+        [(prepared, cell.arrivals)], seed=cell.seed, trace=trace, policy=policy, most_blocks=most_blocks
+    )
+    drive(policy, backend)
+    return backend.outcome
+
+
+def run(record: SampleRecord, policy: str, cell: Cell, *, exclusive: PolicyRun | None = None) -> PolicyRun:
+    """One policy, simulated, and what it came to.
+
+    Raises:
+        PolicyError: it cannot run with this model and job [W206].
+    """
+    prepared = prepare(record, policy, cell.model, "" if policy == "exclusive" else cell.job, cell.target_ns)
+    return summed_up(prepared, cell, simulated(prepared, cell), exclusive)
+
+
+def summed_up(prepared: Prepared, cell: Cell, out: Outcome, exclusive: PolicyRun | None = None) -> PolicyRun:
+    """The figures of a run."""
+    n = len(out.queries)
+    scheduled = np.array([q.scheduled_ns for q in out.queries], dtype=np.int64)
+    found = Latencies(scheduled, np.array(out.done_ns, dtype=np.int64), warm_up=n // _WARM_UP)
+    span_s = out.span_ns / 1e9
+    solo_s = prepared.model.solo.at(0.5) / 1e6
+    counts = np.bincount(np.array(out.variants, dtype=np.int64), minlength=len(prepared.points))
+    made = PolicyRun(
+        policy=prepared.policy, note=note_of(prepared.policy), model=cell.model,
+        job=prepared.job.name if prepared.job else "", simulated=True, load=cell.load, load_of=cell.load_of,
+        rate_hz=cell.arrivals.rate_hz, arrivals=cell.arrivals.process, arrivals_digest=cell.arrivals.digest,
+        seed=cell.seed, target_us=cell.target_ns / 1e3,
+        latency=found.summary(cell.target_ns, seed=cell.seed, resamples=_RESAMPLES),
+        over_exclusive=math.nan, be_throughput=be_throughput(out.work_us / 1e6, span_s),
+        system_throughput=system_throughput(n, solo_s, out.work_us / 1e6, span_s), span_s=span_s,
+        variants=tuple(VariantShare(p.variant.number, p.variant.name, int(c))
+                       for p, c in zip(prepared.points, counts, strict=True)),
+        cdf=_thinned(found.histogram.cdf()), chosen=_chosen(out),
+    )  # fmt: skip
+    against = exclusive or (made if prepared.policy == "exclusive" else None)
+    if against is None:
+        return made
+    ratio = over_exclusive(made.p99_us, made.arrivals_digest, against.p99_us, against.arrivals_digest)
+    return replace(made, over_exclusive=ratio)
+
+
+def compare(record: SampleRecord, policies: Sequence[str], cell: Cell, others: Sequence[Cell] = ()) -> Comparison:
+    """Policies on the same arrivals, `exclusive` always among them; those that cannot run are told, with the reason.
+
+    Args:
+        record: the samples.
+        policies: by name.
+        cell: of the comparison.
+        others: the same at other loads.
+
+    Raises:
+        PolicyError: no such policy, model or job [W206].
+    """
+    names = list(dict.fromkeys(["exclusive", *policies]))
+    found, refused = _cell(record, names, cell)
+    ran = [r.policy for r in found]
+    over_load = [r for other in others for r in _cell(record, ran, other)[0]]
+    return Comparison(record.gpu, record.digest, tuple(found), tuple(refused), tuple(over_load))
+
+
+def _cell(record: SampleRecord, names: Sequence[str], cell: Cell) -> tuple[list[PolicyRun], list[Refused]]:
+    alone = run(record, "exclusive", cell)
+    found, refused = [alone], []
+    for name in names:
+        if name == "exclusive":
+            continue
+        try:
+            found.append(run(record, name, cell, exclusive=alone))
+        except PolicyError as error:
+            if error.details["policy"] != name or error.details["reason"] == "there is none of this name":
+                raise
+            refused.append(Refused(name, str(error.details["reason"])))
+    return found, refused
+
+
+def _thinned(cdf: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    """As many points as a drawing shows, in microseconds; the tail, which matters, is kept."""
+    if len(cdf) <= _POINTS:
+        return tuple((ns / 1e3, share) for ns, share in cdf)
+    shares = np.array([share for _, share in cdf])
+    body, tail = np.linspace(0, 0.9, _POINTS // 2), 1 - np.geomspace(0.1, 1e-6, _POINTS // 2)
+    at = sorted({min(int(i), len(cdf) - 1) for i in np.searchsorted(shares, np.concatenate([body, tail, [1.0]]))})
+    return tuple((cdf[i][0] / 1e3, cdf[i][1]) for i in at)
+
+
+def _chosen(out: Outcome) -> tuple[Chosen, ...]:
+    """Variants over time."""
+    if not out.span_ns:
+        return ()
+    width = out.span_ns / _WINDOWS
+    at = np.minimum((np.array(out.begin_ns) / width).astype(np.int64), _WINDOWS - 1)
+    variants, caps = np.array(out.variants), np.array(out.caps)
+    found = []
+    for k in range(_WINDOWS):
+        here = at == k
+        mean = float(variants[here].mean()) if here.any() else math.nan
+        found.append(Chosen(k * width / 1e9, mean, int(caps[here][-1]) if here.any() else -1))
+    return tuple(found)

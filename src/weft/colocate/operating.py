@@ -1,0 +1,174 @@
+"""The plan variants of each policy, from recorded samples; and why a policy cannot run with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from weft.colocate.durations import two_lines
+from weft.colocate.front import Choice, front, front_of_measured
+from weft.colocate.policies import checked
+from weft.colocate.policy import JobFacts, ModelFacts, PolicyError, Setting
+from weft.kernels.samples import JobSamples, ModelSamples, ModeSamples, SampleRecord, Spread, StepSamples
+from weft.kernels.scheduling import Assignment, Sharing, Variant
+
+_ONE_FORM: dict[str, Sharing] = {"streams": "streams", "priority": "priority", "mps": "mps"}
+_MOST_SLACK = 1.0
+"""Slowdown that variants are made for, at most."""
+_RECORDED = "record it, or leave this policy out"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A plan variant, and the times that it is simulated with."""
+
+    variant: Variant
+    lc: Spread
+    clock_mhz: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that a policy needs to be simulated with one model and job."""
+
+    policy: str
+    model: ModelSamples
+    job: JobSamples | None
+    target_ns: int
+    points: tuple[Point, ...]
+    launch: Spread
+
+    @property
+    def setting(self) -> Setting:
+        """What the policy itself is told."""
+        job = self.job
+        stop = job.stop.at(0.99) if job is not None and job.stop is not None else 0.0
+        facts = None if job is None else JobFacts(job.name, job.kernel_us, stop)
+        variants = tuple(p.variant for p in self.points)
+        model = ModelFacts(self.model.name, self.target_ns, variants, self.model.clock_mhz)
+        return Setting((model,), facts, self.launch.at(0.99))
+
+
+def model_of(record: SampleRecord, name: str) -> ModelSamples:
+    """By name.
+
+    Raises:
+        PolicyError: the record has no such model [W206].
+    """
+    found = next((m for m in record.models if m.name == name), None)
+    if found is None:
+        known = ", ".join(m.name for m in record.models[:60])
+        raise PolicyError(policy="any", reason=f"no samples of the model {name[:80]!r}", remedy=f"recorded are {known}")
+    return found
+
+
+def job_of(record: SampleRecord, model: str, name: str) -> JobSamples:
+    """By name, of those that were recorded beside the model or whose own times are known.
+
+    Raises:
+        PolicyError: the record has no such job [W206].
+    """
+    found = next((j for j in record.jobs if j.name == name), None)
+    if found is None:
+        beside = {m.job for m in record.modes if m.model == model} | {s.job for s in record.steps if s.model == model}
+        known = ", ".join(sorted(beside) or [j.name for j in record.jobs[:60]])
+        raise PolicyError(policy="any", reason=f"no samples of the job {name[:80]!r}", remedy=f"recorded are {known}")
+    return found
+
+
+def prepare(record: SampleRecord, policy: str, model: str, job: str, target_ns: int) -> Prepared:
+    """The variants of a policy, and the samples that they replay. An empty `job`: none.
+
+    Raises:
+        PolicyError: what it needs was not recorded; or there is no such policy, model or job [W206].
+    """
+    checked(policy)
+    alone = model_of(record, model)
+    facts = job_of(record, model, job) if job else None
+    first = Point(_variant(0, "alone", "none", alone.solo, 0.0), alone.solo, alone.clock_mhz)
+    made = Prepared(policy, alone, facts, target_ns, (first,), record.launch)
+    if facts is None or policy in ("exclusive", "serial", "timeslice"):
+        return made
+    if policy in ("tally", "weft") and facts.stop is None:
+        raise _lacks(policy, f"no stop latencies of {job} were recorded")
+    modes = [m for m in record.modes if (m.model, m.job) == (model, job)]
+    steps = [s for s in record.steps if (s.model, s.job) == (model, job)]
+    return replace(made, points=(first, *_points(policy, made, modes, steps)))
+
+
+def _points(policy: str, made: Prepared, modes: Sequence[ModeSamples], steps: Sequence[StepSamples]) -> Iterable[Point]:
+    """Behind variant 0."""
+    assert made.job is not None
+    beside = f"{made.model.name} beside {made.job.name}"
+    if policy == "tally":
+        return ()
+    if policy in _ONE_FORM or policy == "orion":
+        sharing = _ONE_FORM.get(policy, "priority")
+        found = [_of_mode(1, m) for m in modes if m.sharing == sharing]
+        if not found and policy != "orion":
+            raise _lacks(policy, f"no samples of {beside} by {sharing}")
+        return found[:1]
+    if policy.startswith("green"):
+        parts = sorted((m for m in modes if m.sharing == "partition"), key=lambda m: m.be_rate)
+        if policy != "green":
+            parts = [m for m in parts if m.name == policy.replace(":", "")]
+        if not parts:
+            raise _lacks(policy, f"no samples of {beside} in such a partition")
+        return [_of_mode(number, m) for number, m in enumerate(parts, 1)]
+    if policy in ("tacker", "aker") and not steps:
+        raise _lacks(policy, f"no fused kernels of {beside}")
+    if policy in ("tacker", "aker"):
+        return _fused(made, [_choice(i, s, policy, made) for i, s in enumerate(steps)])
+    return _of_weft(made, modes, steps)
+
+
+def _of_weft(made: Prepared, modes: Sequence[ModeSamples], steps: Sequence[StepSamples]) -> list[Point]:
+    """Those that gain more than they cost: idle time is free, so nothing else pays."""
+    alone = made.points[0].variant
+    fused = _fused(made, [_choice(i, s, "weft", made) for i, s in enumerate(steps) if s.pays])
+    whole = [_of_mode(1, m) for m in modes if m.sharing in ("co-runner", "partition")]
+    pays = [p for p in (*fused, *whole) if p.variant.be_us > p.variant.lc_us - alone.lc_us]
+    dearest = max((p.variant.lc_us / alone.lc_us - 1 for p in pays), default=0.0)
+    by_name = {p.variant.name: p for p in pays}
+    found = front_of_measured(alone, [p.variant for p in pays], slack=min(_slack(made), max(dearest, 0.0)))[1:]
+    return [replace(by_name[v.name], variant=replace(v, resident=False, idle_rate=1.0)) for v in found]
+
+
+def _fused(made: Prepared, choices: Sequence[Choice]) -> list[Point]:
+    """The front of fused steps. Their times are those alone, as much longer as the sum of the steps says."""
+    alone = made.points[0]
+    whole = sum(max(c.assignment.cost_us, 0.0) for c in choices) / alone.variant.lc_us
+    found = front(alone.variant, choices, slack=min(_slack(made), whole * (1 + 1e-9)))[1:]
+    return [Point(v, alone.lc.times(v.lc_us / alone.variant.lc_us), alone.clock_mhz) for v in found]
+
+
+def _slack(made: Prepared) -> float:
+    """What a query can lose that waits for nobody."""
+    alone = made.points[0].variant
+    return min(_MOST_SLACK, max(0.0, (made.target_ns / 1e3 - alone.margin_us) / alone.lc_us - 1))
+
+
+def _choice(position: int, s: StepSamples, policy: str, made: Prepared) -> Choice:
+    """A fused step, all launches of the plan. Tacker's takes a whole BE kernel in each."""
+    assert made.job is not None
+    cost, work = s.slowdown * s.lc_us, s.fraction * s.lc_us
+    if policy == "tacker":
+        whole = made.job.kernel_us / s.lc_us
+        idle = s.idle if s.idle == s.idle else 0.0
+        model = two_lines(s.lc_us, s.slowdown, s.fraction, min(idle, s.slowdown))
+        cost, work = model.us(whole) - s.lc_us, made.job.kernel_us
+    return Choice((position,), Assignment(s.step, "role", s.job, s.count * cost, s.count * work))
+
+
+def _of_mode(number: int, m: ModeSamples) -> Point:
+    work = m.be_rate * m.lc.at(0.5)
+    made = _variant(number, m.name, m.sharing, m.lc, work)
+    return Point(replace(made, idle_rate=m.idle_rate, resident=True), m.lc, m.clock_mhz)
+
+
+def _variant(number: int, name: str, sharing: Sharing, lc: Spread, be_us: float) -> Variant:
+    return Variant(number, name, sharing, lc.at(0.5), lc.at(0.99), be_us)
+
+
+def _lacks(policy: str, reason: str) -> PolicyError:
+    return PolicyError(policy=policy, reason=reason, remedy=_RECORDED)

@@ -1,0 +1,158 @@
+"""Weft's policy: one decision to a query, among plan variants that were recorded before.
+
+1. A query's headroom is what it and all that wait behind it can lose: spending here delays every one of them.
+2. It runs by the largest variant whose extra time, at q99, is within that headroom.
+3. A controller caps the variant, ten times a second, so that the p99 that queueing theory predicts for the rate seen
+   stays below the target. A p99 above it, over the last windows, puts the cap to 0 for a second; then it rises one by
+   one. (A single late query does not: at p99 one of a hundred is.)
+4. Of several models the earliest deadline goes first, and nobody is preempted.
+5. Where no query runs the job has the whole GPU, and is stopped when one comes.
+
+A variant whose times drift is not used for a second, then tried with half as much headroom again until it is refitted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+from weft.colocate.durations import Online
+from weft.colocate.policy import MOST_IN_FLIGHT, Costs, Setting
+from weft.kernels.scheduling import KEEP, OFF, Decision, Query, Recent, Situation
+
+TICK_NS = 100_000_000
+"""The controller decides so often."""
+PENALTY_NS = 1_000_000_000
+"""After a violation, and after a drift."""
+OF_TARGET = 0.95
+"""Predicted p99 stays below so much of the target."""
+_TRIED = 1.5
+"""Headroom for a variant that is being refitted, over what it needs."""
+_MOST_LOAD = 0.97
+_MARGIN_EVERY = 50
+_NO_CLOCK = 1980.0
+"""Stands for a clock that is not known, and so does not change."""
+_FEW = 20
+"""Arrivals in a window that say little."""
+
+
+def predicted_p99(service: float, q99: float, rate: float, arrival_cv2: float) -> float:
+    """p99 of the latency of a queue, in the unit of the service time; infinite at a load above `_MOST_LOAD`.
+
+    The wait's tail is c * exp(-x t / service), where x solves Lundberg's equation for gamma gaps of this squared
+    coefficient of variation and a constant service, E[exp(-x A / service)] exp(x) = 1; c is that of M/D/1
+    (Asmussen, *Applied Probability and Queues*, XIII). `rate`: arrivals to that unit.
+    """
+    load = rate * service
+    if load >= _MOST_LOAD:
+        return math.inf
+    if load <= 0.01:
+        return q99
+    v = max(arrival_cv2, 0.01)
+    low, high = 0.0, 50.0
+    for _ in range(40):
+        x = (low + high) / 2
+        low, high = (low, x) if x > math.log1p(x * v / load) / v else (x, high)
+    x = max(low, 1e-9)
+    tail = load * math.exp(x) - 1
+    share = min(1.0, (1 - load) / tail) if tail > 0 else 1.0
+    return q99 + max(0.0, math.log(100 * share)) * service / x
+
+
+@final
+class Weft:
+    """As the module says."""
+
+    name = "weft"
+
+    def __init__(self, setting: Setting) -> None:
+        self._costs = Costs(setting)
+        self._most = max(len(m.variants) for m in setting.models) - 1
+        self.cap = self._most
+        self._models = {
+            m.name: [Online(v.lc_us, v.margin_us, clock_mhz=m.clock_mhz or _NO_CLOCK) for v in m.variants]
+            for m in setting.models
+        }
+        self._seen = {m.name: [0] * len(m.variants) for m in setting.models}
+        self._barred = {m.name: [0] * len(m.variants) for m in setting.models}
+        """Until when a variant is not used."""
+        self._next = TICK_NS
+        self._until = 0
+        """End of a penalty."""
+        self._is_off = setting.job is None
+        self._target = min(m.target_ns for m in setting.models)
+
+    def decide(self, situation: Situation) -> Decision:
+        """What is done now."""
+        s, costs = situation, self._costs
+        if s.finished:
+            self._learn(s)
+        if s.now_ns >= self._next:
+            self._control(s.now_ns, s.recent)
+        room = MOST_IN_FLIGHT - len(s.running)
+        if not s.waiting or room <= 0:
+            if s.waiting or s.running or s.job.form != OFF or s.job.is_done or self._is_off:
+                return KEEP
+            return Decision(co_runner="on")
+        order = costs.ordered(s.waiting)
+        starts = costs.stop_ns if s.job.form != OFF else costs.launch_ns
+        free = costs.free_ns(s) + (0 if s.running else starts)
+        found: list[tuple[Query, int]] = []
+        least = costs.headroom(order, free)
+        for q in (order[i] for i in range(min(room, len(order)))):
+            variant = self._variant(q.model, least, s.now_ns)
+            least -= costs.q99[q.model][variant] - costs.q99[q.model][0]
+            found.append((q, variant))
+        return Decision(tuple(found))
+
+    def _variant(self, model: str, headroom: int, now: int) -> int:
+        """The largest one that is allowed and fits."""
+        q99, barred = self._costs.q99[model], self._barred[model]
+        for k in range(min(self.cap, len(q99) - 1), 0, -1):
+            extra = q99[k] - q99[0]
+            needed = extra if barred[k] == 0 else extra * _TRIED
+            if needed <= headroom and now >= barred[k]:
+                return k
+        return 0
+
+    def _learn(self, s: Situation) -> None:
+        """Refit by what has ended."""
+        for f in s.finished:
+            model, k = f.query.model, f.variant
+            online = self._models[model][k]
+            mhz = f.clock_mhz or _NO_CLOCK
+            online.observe((f.done_ns - f.begin_ns) / 1e3, clock_mhz=mhz)
+            seen = self._seen[model]
+            seen[k] += 1
+            if not online.is_ready:
+                if self._barred[model][k] == 0:
+                    self._barred[model][k] = s.now_ns + PENALTY_NS
+            elif self._barred[model][k] and s.now_ns >= self._barred[model][k]:
+                self._barred[model][k] = 0
+            if seen[k] % _MARGIN_EVERY == 0 and online.is_ready:
+                us = online.predict_us(clock_mhz=mhz)
+                self._costs.lc[model][k] = round(us * 1e3)
+                self._costs.q99[model][k] = round(us * (1 + online.margin) * 1e3)
+
+    def _control(self, now: int, recent: Recent) -> None:
+        """The cap, by what was seen in the last window."""
+        self._next = now + TICK_NS
+        if recent.p99_ns > self._target:
+            self._until = now + PENALTY_NS
+            self.cap = 0
+        if now >= self._until:
+            self.cap = min(self._allowed(recent), self.cap + 1)
+
+    def _allowed(self, recent: Recent) -> int:
+        """The largest variant at which the predicted p99 of every model stays below its target."""
+        if recent.arrivals < _FEW:
+            return self._most
+        rate = recent.arrivals / recent.length_ns
+        for k in range(self._most, 0, -1):
+            if all(
+                predicted_p99(lc[min(k, len(lc) - 1)], self._costs.q99[name][min(k, len(lc) - 1)], rate,
+                              recent.variation) <= OF_TARGET * self._costs.target[name]
+                for name, lc in self._costs.lc.items()
+            ):  # fmt: skip
+                return k
+        return 0
