@@ -251,7 +251,7 @@ def _table(screen: Screen, found: Comparison) -> None:
         ]
         for r in found.runs
     ]  # fmt: skip
-    head = ["policy", "p50 ms", "p99 ms", "target kept", "over exclusive", "violations", "best-effort", "system"]
+    head = ["policy", "p50 ms", "p99 ms", "target kept", "× alone", "late", "BE rate", "system"]
     screen.table("", head, rows)
     for r in found.runs:
         if r.note:
