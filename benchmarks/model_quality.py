@@ -1,6 +1,6 @@
 """How good the model of a GPU is, judged by what was measured: ranks, regret, bounds and the sign of fusions.
 
-    python -m benchmarks.model_quality [first|later|types]                 recorded tables, which `make test` replays
+    python -m benchmarks.model_quality [first|later|types]                recorded tables, which `make test-all` replays
     python -m benchmarks.model_quality --database F... --facts F [--record F] [--networks A,B,...]
 
 `F` are tuning databases (`tuning.sqlite3`) and the record of the GPU they belong to (`facts/gpu-*.json`), as they lie

@@ -88,6 +88,7 @@ def test_all_tables_meet_all_targets() -> None:
         assert q.fusions_right >= 0.9
 
 
+@pytest.mark.slow
 def test_gates_of_the_later_table() -> None:
     quality = judged("later")
     assert quality.candidates >= 5000 and quality.fusions >= 400

@@ -46,7 +46,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("case", few(SHAPES, 6), ids=str)
+@pytest.mark.parametrize("case", few(SHAPES, 4), ids=str)
 def test_convolution(
     case: tuple[Any, ...],
 ) -> None:
@@ -102,7 +102,7 @@ DEPTHWISE = [
 ]
 
 
-@pytest.mark.parametrize("case", few(DEPTHWISE, 4), ids=str)
+@pytest.mark.parametrize("case", few(DEPTHWISE, 3), ids=str)
 def test_depthwise(case: tuple[int, ...]) -> None:
     c, h, w, k, s, p, d = case
     b, x = image(c, h, w, 2)
