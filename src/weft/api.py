@@ -31,8 +31,9 @@ import torch
 from weft.device.heap import heap_trimmed
 from weft.device.kinds import KINDS
 from weft.device.room import free_bytes
-from weft.errors import ArtifactError, DataDependentError, ModelError, OptionError, RefitError, UserError
+from weft.errors import ArtifactError, ModelError, OptionError, RefitError, UnsupportedError, UserError
 from weft.frontends.imported import Imported
+from weft.frontends.torch.refusal import check_module, first_line, odd_tensor
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.types import Array, TensorType
@@ -361,8 +362,9 @@ def compile(
     when it is made). A module whose weights changed is told of in a warning when a plan is saved or a new one made.
 
     Raises:
-        ModelError: the model is refused [W1xx].
+        ModelError: the model is refused [W1xx], or itself raises on the example inputs [W116].
         UnsupportedError: an operator that nothing here can run [W201].
+        NotTracedError: `torch.export` cannot trace the model; its exception is the cause [W206].
         OptionError: a device that this build does not know, or an argument of another type [W001].
     """
     given: object = options
@@ -421,6 +423,8 @@ def _as_tensors(inputs: Sequence[torch.Tensor] | torch.Tensor | None) -> tuple[t
             raise OptionError(
                 option="example_inputs", problem=f"item {position} is a {type(tensor).__name__}, no tensor"
             )
+        if odd := odd_tensor(tensor):
+            raise OptionError(option="example_inputs", problem=f"item {position} is {odd}")
     return found
 
 
@@ -486,6 +490,8 @@ def _compile_torch(
         raise OptionError(option="model", problem=problem)
     if isinstance(model, torch.nn.Module) and inputs is None:
         raise OptionError(option="example_inputs", problem="a torch module needs them")
+    if isinstance(model, torch.nn.Module):
+        check_module(model, name if name != "model" else type(model).__name__)
     place = platform_of(options.device).device_of(options)  # what is not there is told before the weights go there
     watch = _Watch(model) if isinstance(model, torch.nn.Module) else None
     program = model if isinstance(model, torch.export.ExportedProgram) else None
@@ -509,7 +515,13 @@ def _placed(model: torch.nn.Module | torch.export.ExportedProgram, place: torch.
     module: torch.nn.Module = model.module() if isinstance(model, torch.export.ExportedProgram) else model
     if all(x.device == place for x in (*module.parameters(), *module.buffers())):
         return module, False
-    return copy.deepcopy(module).to(place), True
+    try:
+        return copy.deepcopy(module).to(place), True
+    except Exception as error:  # whatever its owner's own `__deepcopy__` raises
+        problem = f"it cannot be copied to {place}: {type(error).__name__}: {first_line(error)}"
+        raise ModelError(
+            where=type(module).__name__, problem=problem, remedy=f"call `model.to({str(place)!r})`"
+        ) from error
 
 
 def _copied(module: torch.nn.Module, *, share: bool = False) -> tuple[torch.nn.Module, bool]:
@@ -681,8 +693,7 @@ class _TorchModel:
         """The framework's own program for the shapes of these inputs. What `check` raises ends making it."""
         if self._program is not None:
             return self._program
-        from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
+        from weft.frontends.torch.refusal import refused
         from weft.frontends.torch.traces import traced
         from weft.frontends.torch.until import Until
 
@@ -692,18 +703,31 @@ class _TorchModel:
         with put_off(), without_autocast(self._kind), torch.no_grad(), _TRACING, bounded:
             try:
                 return traced(torch.export.export, self._placed, tensors, strict=False)
-            except GuardOnDataDependentSymNode as error:  # torch's own text names its debugging options, for pages
-                reason = f"a size or a branch depends on data: {str(error).partition(chr(10))[0][:200]}"
-                raise DataDependentError(where=self._label, op="torch.export", reason=reason) from error
+            except OutOfTime:
+                raise
+            except Exception as error:  # whatever torch, or the model, raises
+                failed = error
+        # outside of the modes and of the bound on time that the export is under: the model itself is run
+        with without_autocast(self._kind), _TRACING:
+            raise refused(failed, self._placed, tensors, {}, self._label) from failed
 
     def _taken_in(self, program: torch.export.ExportedProgram) -> Imported:
         from weft.frontends.torch import import_exported
+        from weft.frontends.torch.refusal import advised
         from weft.frontends.torch.traces import traced
 
         device = self._options.device
         # taking operators apart traces, too, and the framework's stack of modes belongs to the process
         with put_off(), without_autocast(self._kind), _TRACING:
-            imported = traced(import_exported, program, device=device)
+            try:
+                imported = traced(import_exported, program, device=device)
+            except UnsupportedError as error:
+                if type(error) is not UnsupportedError:
+                    raise
+                raise advised(error, self._module, self._label) from error
+            if not imported.graph.outputs:
+                problem = "the model returns no tensor"
+                raise ModelError(where=self._label, problem=problem, remedy="return what it computes")
         if device == "cpu" and (not self._owned or self._program is not None):
             imported = _with_own_constants(imported)
         return imported

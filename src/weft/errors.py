@@ -113,6 +113,12 @@ class RefusedError(ModelError):
         """Of the operator: where it stands is known to whoever has the graph."""
 
 
+class ModelRaisesError(ModelError):
+    """A PyTorch model that raises by itself on its example inputs."""
+
+    code = "W116"
+
+
 class UnsupportedError(UserError):
     """A well-formed model that nothing installed here can run."""
 
@@ -143,6 +149,15 @@ class KernelDeclinedError(UnsupportedError):
     code = "W205"
     template = "{reason}"
     todo = "docs/fuse.md says what kernels can be fused, and what to write in place of what is not taken"
+
+
+class NotTracedError(UserError):
+    """A PyTorch model that runs, but that `torch.export` cannot trace; the cause is torch's own exception."""
+
+    code = "W206"
+    template = "the model cannot be traced: {problem}"
+    todo = "{remedy}"
+    exit_code = 4
 
 
 class DeviceError(WeftError):
