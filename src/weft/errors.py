@@ -62,6 +62,15 @@ class OptionError(UserError):
     todo = "see `weft COMMAND --help` or the docstring of weft.Options"
 
 
+class ExampleInputsError(OptionError):
+    """What a module is to be compiled with is not what it can be called with."""
+
+    todo = (
+        "give what `forward` is called with: a tensor, or a sequence of arguments (tensors, numbers, texts, None, and "
+        "tuples, lists, dictionaries and dataclasses of them); by name as `example_kwargs`"
+    )
+
+
 class InputError(UserError):
     """A call whose tensors do not fit the compiled signature."""
 

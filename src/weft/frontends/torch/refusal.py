@@ -1,7 +1,7 @@
 """What `torch.export` raises, as an error of Weft: whose fault it is, where in the model, and a way on.
 
 `torch.export` fails in its own words, and in those of whatever it called. Where the model itself raises on the same
-inputs, the model or the inputs are to be mended (W116, W001); where it runs, tracing it is what fails (W206), and the
+inputs, the model or the inputs are to be mended (W116); where it runs, tracing it is what fails (W206), and the
 table `WAYS` says what can be done instead. An exception that no row knows has the last one.
 """
 
@@ -18,7 +18,7 @@ from types import FrameType
 
 import torch
 
-from weft.errors import ModelError, ModelRaisesError, NotTracedError, OptionError, UnsupportedError, WeftError
+from weft.errors import ModelError, ModelRaisesError, NotTracedError, UnsupportedError, WeftError
 
 BACKEND = 'torch.compile(model, backend="weft")'
 SPLIT = f"`{BACKEND}` leaves this part to torch and compiles what is round it"
@@ -29,6 +29,7 @@ _ELSEWHERE = tuple(
 """What is no place in the user's model; packages of others, below `site-packages`, may be one."""
 _MOST = 300
 """Characters of torch's own text."""
+_NESTED = str(Path("torch", "nested"))
 _PACKAGES = "site-packages"
 
 
@@ -115,11 +116,14 @@ WAYS = (
 
 
 def check_module(module: torch.nn.Module, label: str) -> None:
-    """Refuse a module that has no weights yet.
+    """Refuse a module that has no weights yet, or is none of Python.
 
     Raises:
         ModelError: a parameter or buffer is not initialised, or has no data [W100].
+        NotTracedError: it is TorchScript [W206].
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise untraced(TypeError("a ScriptModule"), label)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             problem = f"{name!r} is not initialised: the module is a lazy one that was never called"
@@ -149,10 +153,10 @@ def refused(
     error: Exception, module: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object], label: str
 ) -> WeftError:
     """The error of Weft for what `torch.export` raised while it traced `module(*args, **kwargs)`."""
+    if isinstance(error, NotTracedError) and not error.where:
+        return NotTracedError(where=label, **error.details)
     if isinstance(error, WeftError):
         return error
-    if misfit := _misfit(module, args, kwargs):
-        return OptionError(option="example_inputs", problem=misfit, where=label)
     where = place(error, module, label)
     own = _raised(module, args, kwargs)
     if own is not None:
@@ -164,14 +168,23 @@ def refused(
 
 def untraced(error: Exception, where: str = "") -> NotTracedError:
     """What torch raised while it traced a model that runs, by the table of ways."""
-    text = f"{type(error).__name__}: {error}"
+    nested = any(_NESTED in frame.f_code.co_filename for one in _chain(error) for frame, _ in _frames(one))
+    text = f"{type(error).__name__}: {error}" + " (in torch.nested)" * nested
     way = next(w for w in WAYS if re.search(w.kind, text, re.DOTALL))
     problem = way.problem or f"{type(error).__name__}: {first_line(error)}"
     return NotTracedError(where=where, problem=problem, remedy=way.remedy)
 
 
-def advised(error: UnsupportedError, module: torch.nn.Module, label: str) -> UnsupportedError:
-    """What the importer refused, with what can be done about it in PyTorch."""
+def advised(error: UnsupportedError, module: torch.nn.Module, label: str, *, wrapped: bool) -> UnsupportedError:
+    """What the importer refused, with what can be done about it in PyTorch.
+
+    `wrapped`: the module was traced inside of another one.
+    """
+    where = error.where or label
+    if wrapped:
+        where = re.sub(
+            r"\(module module(\.|,|\))", lambda m: "(module " if m[1] == "." else f"(module itself{m[1]}", where
+        )
     reason = str(error.details["reason"])
     remedy = SPLIT
     effect = re.search(r"random numbers|writes .*buffer|running statistics|Python number", reason)
@@ -185,7 +198,7 @@ def advised(error: UnsupportedError, module: torch.nn.Module, label: str) -> Uns
         remedy = "give inputs of the weights' element type, or convert them in the model"
     elif "writes" in reason:
         remedy = f"give back the new value in place of writing it; {SPLIT}"
-    return ModuleOperatorError(where=error.where or label, remedy=remedy, **error.details)
+    return ModuleOperatorError(where=where, remedy=remedy, **error.details)
 
 
 class ModuleOperatorError(UnsupportedError):
@@ -198,20 +211,10 @@ def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _misfit(module: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """Why arguments do not fit the signature of `forward`; empty: they do."""
-    try:
-        signature = inspect.signature(module.forward)
-    except (TypeError, ValueError):  # of a compiled function, say
-        return ""
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        return f"they do not fit forward{_short(signature)}: {error}"
-    return ""
-
-
-def _short(signature: inspect.Signature) -> str:
+def short(signature: inspect.Signature | None) -> str:
+    """A signature without its types."""
+    if signature is None:
+        return "(...)"
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     text = str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
     return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
