@@ -29,6 +29,13 @@ class BudgetWarning(UserWarning):
     """
 
 
+class DifferenceWarning(UserWarning):
+    """The model's own execution by its framework differs, beyond rounding, from the model as it was imported.
+
+    Plans are judged by the latter.
+    """
+
+
 class WeftError(Exception):
     """The root; `str(error)` is the text shown to the user."""
 
