@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast, final
 
 import numpy as np
 import torch
@@ -31,8 +31,32 @@ import torch
 from weft.device.heap import heap_trimmed
 from weft.device.kinds import KINDS
 from weft.device.room import free_bytes
-from weft.errors import ArtifactError, DataDependentError, ModelError, OptionError, RefitError, UserError
+from weft.errors import (
+    ArtifactError,
+    ExampleInputsError,
+    ModelError,
+    ModelRaisesError,
+    NotTracedError,
+    OptionError,
+    RefitError,
+    UnsupportedError,
+    UserError,
+)
 from weft.frontends.imported import Imported
+from weft.frontends.torch.refusal import check_module, first_line, odd_tensor, short
+from weft.frontends.torch.structure import (
+    Layout,
+    OddValueError,
+    OfTensors,
+    Results,
+    argument_names,
+    bound,
+    is_plain,
+    program_results,
+    signature_of,
+    taken_arguments,
+    with_names,
+)
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.types import Array, TensorType
@@ -50,7 +74,7 @@ from weft.platform.table import platform_of
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
 from weft.runtime.executable import InputError, check_count, without_autocast
-from weft.runtime.loaded import Loaded, load
+from weft.runtime.loaded import Loaded, load, raise_uncopied
 from weft.runtime.single_flight import SingleFlightCache
 from weft.tune.kept import preloaded_worker
 
@@ -59,11 +83,23 @@ if TYPE_CHECKING:
     from weft.pipeline.layers import Layer
 
 Model = torch.nn.Module | torch.export.ExportedProgram | str | os.PathLike[str] | bytes
-Output = torch.Tensor | tuple[torch.Tensor, ...]
 ByName = Mapping[str, torch.Tensor | None]
 """Example inputs of an ONNX file by their names; None, and those that are not named: drawn."""
-Made = tuple[Compilation, Imported]
-"""A plan, and what it was made of."""
+Arguments = Sequence[object] | Mapping[str, object]
+"""What a module is called with: by place, or by name."""
+
+
+class Made(NamedTuple):
+    """A plan, and what it was made of."""
+
+    compilation: Compilation
+    imported: Imported
+    layout: Layout | None = None
+    """Where the plan's inputs stand in the arguments of a call; None: they are the arguments."""
+    results: Results | None = None
+    """Where its outputs stand in what the model gives; None: one is a tensor, several are a tuple."""
+
+
 SETTLE_COPIES, SETTLE_SHARE = 2.0, 0.1
 """Where the framework's own execution answers, the module is copied once more: so many times what that took before, but
 no more than a share of the budget, as its weights are not copied then."""
@@ -100,6 +136,14 @@ class Source(Protocol):
         """Compiled for the shapes of these inputs, by what began before; None: it begins now."""
         ...
 
+    def taking(self, layout: Layout | None) -> Source:
+        """The same, called with arguments of this layout."""
+        ...
+
+    def bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[Sequence[object], dict[str, object]]:
+        """A call in its one form; InputError where it is none of the model [W011]."""
+        ...
+
     def renewed(self, state: Mapping[str, torch.Tensor | Array]) -> Source:
         """The same with other weights; RefitError where it has no such [W012]."""
         ...
@@ -117,53 +161,98 @@ class Compiled:
     caller waits, with others of these shapes; callers of plans that are there do not. Plans are made one at a time,
     for each disturbs the times that another measures. Beyond `options.max_plans` (at least 1) the least recently used
     one is dropped. The plan of the example inputs is what `save` and `record` speak of, and stays. An exported program,
-    whose shapes are fixed, refuses others. A model with one output gives a tensor, with several a tuple. Thread-safe.
+    whose shapes are fixed, refuses others. Thread-safe.
+
+    It is called as the module is, and gives what the module gives: tensors may stand in tuples, lists, dictionaries and
+    dataclasses, be given by name, and be left out where `forward` has defaults. Numbers, texts and None among the
+    arguments are part of a plan: a call with others compiles another one. An ONNX file takes tensors by place; with one
+    output it gives a tensor, with several a tuple. It can be neither copied nor pickled: `save` it, and `load` that.
     """
 
-    def __init__(
-        self, first: Compilation, imported: Imported, source: Source, *, options: Options
-    ) -> None:  # fmt: skip
+    def __init__(self, first: Made, source: Source, *, options: Options) -> None:
         self._first = first
-        self._imported = imported
         self._source = source
-        self._again: Callable[[Sequence[torch.Tensor]], Made] | None = source.build if source.grows else None
         self._options = options
-        self._plans: SingleFlightCache[tuple[object, ...], tuple[Compilation, Imported]] = SingleFlightCache(
-            options.max_plans
-        )
-        self._plans.put(_shapes_of(first.graph), (first, imported))
+        self._kind = options.device.partition(":")[0]
+        self._again: Callable[[Sequence[torch.Tensor], Layout | None], Made] = self._build
+        self._plans: SingleFlightCache[tuple[object, ...], Made] = SingleFlightCache(options.max_plans)
+        self._plans.put(_key_of(first), first)
 
-    def __call__(self, *inputs: torch.Tensor) -> Output:
+    def __call__(self, *inputs: object, **named: object) -> Any:
         """Run the model.
 
         Raises:
-            InputError: tensors of another number, type or device, or new shapes where the model cannot be
-                compiled again [W011].
+            InputError: arguments that are none of the model; tensors of another number, type or device, or new shapes
+                where the model cannot be compiled again [W011].
         """
-        outputs = self._plan_for(inputs)(*inputs)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        made, tensors = self._plan_for(inputs, named)
+        outputs = made.compilation.run(*tensors)
+        layout = made.results.layout if made.results is not None else None
+        if layout is None:
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return outputs[0] if layout.is_tensor else layout.made(outputs)
 
-    def _plan_for(self, inputs: Sequence[torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
-        for position, given in enumerate(inputs):
-            if not isinstance(given, torch.Tensor):
-                raise InputError(position=position, problem=f"a {type(given).__name__} is no tensor")
-        key = tuple([(t.shape, t.dtype) for t in inputs])  # a shape equals, and hashes as, the tuple of its sizes
-        found = self._plans.known(key)
-        if found is not None and (not found[1].guards or _guards_hold(found[1], inputs)):
-            return found[0].run
-        if self._again is None or len(inputs) != len(self.graph.inputs):
-            if self._first.eager is not None:
-                _check(self.graph, inputs)
-            return self.run
-        found = self._plans.get(key, lambda: self._made(inputs), lambda plan: _guards_hold(plan[1], inputs))
-        return found[0].run
+    def _plan_for(self, inputs: Sequence[Any], named: Mapping[str, object]) -> tuple[Made, Sequence[torch.Tensor]]:
+        if not named and not [t for t in inputs if not isinstance(t, torch.Tensor) or t.is_nested or t.is_sparse]:
+            # a shape equals, and hashes as, the tuple of its sizes
+            key: tuple[object, ...] = tuple([(t.shape, t.dtype) for t in inputs])
+            found = self._plans.known(key)
+            if found is not None and (not found.imported.guards or _guards_hold(found.imported, inputs)):
+                if found.compilation.eager is not None:
+                    _check_places(inputs, self._kind)
+                return found, inputs
+        args, kwargs = self._source.bound(inputs, named)
+        try:
+            tensors, layout = taken_arguments(args, kwargs)
+        except OddValueError as odd:
+            problem = f"{odd}: neither a tensor, a number or a text, nor one of them in a container"
+            raise InputError(position=_position(args, odd), problem=problem) from None
+        _check_places(tensors, self._kind)
+        plain = is_plain(args, kwargs)
+        if not self._source.grows:
+            mine = self._first.layout
+            if (mine and mine.key) != (None if plain else layout.key):
+                problem = (
+                    "the exported program was made with arguments of another structure, or other numbers and texts"
+                )
+                raise InputError(position=0, problem=problem)
+            _check(self.graph, tensors)
+            return self._first, tensors
+        shapes = tuple([(t.shape, t.dtype) for t in tensors])
+        key = shapes if plain else (layout.key, *shapes)
+        make = partial(self._made, tensors, None if plain else layout)
+        return self._plans.get(key, make, lambda plan: _guards_hold(plan.imported, tensors)), tensors
 
-    def _made(self, inputs: Sequence[torch.Tensor]) -> Made:
+    def _made(self, inputs: Sequence[torch.Tensor], layout: Layout | None) -> Made:
         """A plan for these shapes, of the model as it is when its turn comes."""
-        assert self._again is not None
         self._source.tell_changes()
         with heap_trimmed():
-            return self._again(inputs)
+            try:
+                return self._again(inputs, layout)
+            except (ModelRaisesError, NotTracedError, UnsupportedError) as error:
+                raise self._misfit(inputs, error) from error
+
+    def _build(self, inputs: Sequence[torch.Tensor], layout: Layout | None) -> Made:
+        return self._source.taking(layout).build(inputs)
+
+    def _misfit(self, inputs: Sequence[torch.Tensor], error: UserError) -> InputError:
+        """Of tensors that the model cannot be compiled for, which it could for its example inputs."""
+        types = [self.graph.type_of(n) for n in self.graph.inputs]
+        pairs = enumerate(zip(inputs, _shapes_of(self.graph), types, strict=False))
+        odd = [(k, x, t) for k, (x, known, t) in pairs if (tuple(x.shape), x.dtype) != known]
+        position, told = 0, "the model cannot be compiled for these arguments"
+        if odd:
+            position, given, wanted = odd[0]
+            told = f"the model cannot be compiled for {given.dtype} of {tuple(given.shape)}, as it was for {wanted}"
+        return InputError(position=position, problem=f"{told}: {str(error).splitlines()[0]}")
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """A compiled model is kept in a file, not pickled.
+
+        Raises:
+            ArtifactError: always [W401].
+        """
+        raise_uncopied()
 
     def refit(self, state: Mapping[str, torch.Tensor | Array], *, recompile: bool = False) -> None:
         """Take over other weights: the same plans, without tuning, for all shapes together.
@@ -185,14 +274,16 @@ class Compiled:
         kind = self._options.device.partition(":")[0]
         with heap_trimmed(), without_autocast(kind), self._plans.renewal() as plans:
             renewed: dict[int, Made] = {}
-            for old in (*plans.values(), (self._first, self._imported)):
-                if id(old[0]) not in renewed:
-                    renewed[id(old[0])] = _refitted(old, source, self._options, recompile=recompile)
+            fresh = source
+            for old in (*plans.values(), self._first):
+                if id(old.compilation) not in renewed:
+                    fresh = source.taking(old.layout)
+                    renewed[id(old.compilation)] = _refitted(old, fresh, self._options, recompile=recompile)
             for key, old in plans.items():
-                plans[key] = renewed[id(old[0])]
-            self._first, self._imported = renewed[id(self._first)]
-            self._source, self._again = source, source.build if source.grows else None
-            del old, renewed, plans
+                plans[key] = renewed[id(old.compilation)]
+            self._first = renewed[id(self._first.compilation)]
+            self._source = source
+            del old, renewed, plans, fresh
             if gc.isenabled():
                 gc.collect()  # what was traced holds the weights before, in cycles
 
@@ -203,22 +294,22 @@ class Compiled:
         Raises:
             ArtifactError: none is left; the framework's own execution answers calls [W401].
         """
-        return self._first.executable
+        return self._first.compilation.executable
 
     @property
     def run(self) -> Callable[..., Sequence[torch.Tensor]]:
         """What answers calls with the shapes of the example inputs: their plan, or the framework's own execution."""
-        return self._first.run
+        return self._first.compilation.run
 
     @property
     def graph(self) -> Graph:
         """What is computed of inputs like the example inputs."""
-        return self._first.graph
+        return self._first.compilation.graph
 
     @property
     def record(self) -> CompileRecord:
         """How the plan of the example inputs came about."""
-        return self._first.record
+        return self._first.compilation.record
 
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the plan, its weights and kernels to one file; give back the digest that `load` may ask for.
@@ -248,11 +339,11 @@ class Compiled:
             executable = self.executable if plan is None else plan.executable
             named = None
             if plan is not None:
-                found = graph_of(executable, self._imported)
+                found = graph_of(executable, self._first.imported)
                 if isinstance(found, Declined):
                     raise ArtifactError(problem=found.reason, remedy="give the model that was compiled, for its shapes")
                 named, _ = found
-            given = inputs or example_inputs(executable.graph, self._options.seed, self._imported.integers)
+            given = inputs or example_inputs(executable.graph, self._options.seed, self._first.imported.integers)
             return compare(executable, list(given), named=named)
 
     def report(self, path: str | os.PathLike[str]) -> None:
@@ -276,6 +367,26 @@ class Compiled:
             raise ArtifactError(problem=f"{path}: {error.strerror}", remedy="choose another place") from None
 
 
+def _key_of(made: Made) -> tuple[object, ...]:
+    """What plans are told apart by."""
+    shapes = _shapes_of(made.compilation.graph)
+    return shapes if made.layout is None else (made.layout.key, *shapes)
+
+
+def _position(args: Sequence[object], odd: OddValueError) -> int | str:
+    """Of an argument that can be none: its number, or its name."""
+    path = str(odd).split(" ", 1)[0].split(".")[0]
+    return int(path) if path.isdigit() and int(path) < len(args) else path
+
+
+def _check_places(inputs: Sequence[torch.Tensor], kind: str) -> None:
+    """InputError where tensors are not dense, or do not lie on a device of this kind [W011]."""
+    for position, given in enumerate(inputs):
+        if (problem := odd_tensor(given)) or given.device.type != kind:
+            problem = problem or f"it lies on {given.device}, the model was compiled for {kind}"
+            raise InputError(position=position, problem=problem)
+
+
 def _check(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
     """InputError where tensors are not of the graph's shapes and types [W011]."""
     types = [graph.type_of(n) for n in graph.inputs]
@@ -295,7 +406,7 @@ def _refitted(old: Made, source: Source, options: Options, *, recompile: bool) -
     from weft.pipeline.reference import example_inputs
     from weft.pipeline.refit import RECOMPILE, refitted
 
-    before, imported = old
+    before, imported = old.compilation, old.imported
     inputs = example_inputs(before.graph, options.seed, imported.integers)
     for guard in imported.guards:
         held = inputs[guard.input_index]
@@ -317,7 +428,8 @@ def _refitted(old: Made, source: Source, options: Options, *, recompile: bool) -
     else:
         answer = None
     record = replace(before.record, notes=tuple(dict.fromkeys((*before.record.notes, REFITTED))))
-    return replace(before, graph=plan.graph if plan else fresh.graph, plan=plan, record=record, eager=answer), fresh
+    renewed = replace(before, graph=plan.graph if plan else fresh.graph, plan=plan, record=record, eager=answer)
+    return Made(renewed, fresh, old.layout, old.results)
 
 
 def _imported(source: Source, inputs: Sequence[torch.Tensor]) -> Imported:
@@ -341,8 +453,9 @@ def _guards_hold(imported: Imported, inputs: Sequence[torch.Tensor]) -> bool:
 
 def compile(
     model: Model,
-    example_inputs: Sequence[torch.Tensor] | ByName | torch.Tensor | None = None,
+    example_inputs: Arguments | torch.Tensor | None = None,
     *,
+    example_kwargs: Mapping[str, object] | None = None,
     device: str | torch.device | None = None,
     options: Options | None = None,
     dims: Mapping[str, int] | None = None,
@@ -352,17 +465,21 @@ def compile(
 ) -> Compiled:
     """Compile a model for the shapes of `example_inputs`.
 
-    A torch module needs example inputs; an ONNX file needs them (or `dims`, sizes by name, of dimensions without one by
-    `INPUT:AXIS`) only where its inputs have symbolic dimensions, and takes them by name too, where None or what is
-    left out is drawn. `limits` bound what is read of it. The module is compiled for inference as it
-    stands, under the autocast that is on: call `.eval()` first. Weights are constants of the plans, folded and
-    packed: **what is done to the module or its weights later changes nothing**, until `Compiled.refit` is called with
-    the new ones (on a GPU, where plans for further shapes are made of the module itself, that holds for each plan from
-    when it is made). A module whose weights changed is told of in a warning when a plan is saved or a new one made.
+    A torch module needs example inputs: a tensor, or a sequence of the arguments of its `forward`, which may be tensors
+    in tuples, lists, dictionaries and dataclasses, numbers, texts and None; arguments by name as `example_kwargs`, or
+    all of them as one mapping in place of the sequence. An ONNX file needs them (or `dims`, sizes by name, of
+    dimensions without one by `INPUT:AXIS`) only where its inputs have symbolic dimensions, and takes them by name too,
+    where None or what is left out is drawn. `limits` bound what is read of it.
+    The module is compiled for inference as it stands, under the autocast that is on: call `.eval()` first. Weights are
+    constants of the plans, folded and packed: **what is done to the module or its weights later changes nothing**,
+    until `Compiled.refit` is called with the new ones (on a GPU, where plans for further shapes are made of the module
+    itself, that holds for each plan from when it is made). A module whose weights changed is told of in a warning when
+    a plan is saved or a new one made.
 
     Raises:
-        ModelError: the model is refused [W1xx].
+        ModelError: the model is refused [W1xx], or itself raises on the example inputs [W116].
         UnsupportedError: an operator that nothing here can run [W201].
+        NotTracedError: `torch.export` cannot trace the model; its exception is the cause [W207].
         OptionError: a device that this build does not know, or an argument of another type [W001].
     """
     given: object = options
@@ -373,17 +490,15 @@ def compile(
         options = replace(options, device=str(device))
     if not re.fullmatch(rf"({'|'.join(KINDS)})(:[0-9]+)?", options.device):
         raise OptionError(option="device", problem=f"{options.device!r}: {_devices()}")
-    by_name = None
-    if isinstance(example_inputs, Mapping):
-        by_name = dict(example_inputs)
-        inputs = _as_tensors(tuple(x for x in by_name.values() if x is not None))
-    else:
-        inputs = _as_tensors(example_inputs)
+    is_file = isinstance(model, str | os.PathLike | bytes)
+    if is_file and example_kwargs:
+        raise OptionError(option="example_kwargs", problem="an ONNX file takes inputs by name as `example_inputs`")
+    given_inputs = _tensors(example_inputs) if is_file else None
+    call = None if is_file else _arguments(example_inputs, example_kwargs)
     kind = options.device.partition(":")[0]
     if kind == "cpu":
         options = replace(options, device=kind)  # torch calls it cpu:0, too
     automatic = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    is_file = isinstance(model, str | os.PathLike | bytes)
     stages = Stages(options, say)
     threads = options.threads or torch.get_num_threads()
     with heap_trimmed(), preloaded_worker(options, threads), without_autocast(kind):
@@ -393,10 +508,8 @@ def compile(
                     importlib.import_module(module)
         run = Run(stages)
         if isinstance(model, str | os.PathLike | bytes):
-            return _compile_onnx(model, inputs if by_name is None else by_name, run, dict(dims or {}), limits, name)
-        if by_name is not None:
-            raise OptionError(option="example_inputs", problem="only an ONNX file takes them by name")
-        return _compile_torch(model, inputs, run, name, automatic)
+            return _compile_onnx(model, given_inputs, run, dict(dims or {}), limits, name)
+        return _compile_torch(model, call, run, name, automatic)
 
 
 def _devices() -> str:
@@ -409,19 +522,52 @@ _SOLVER = ("scipy.optimize",)
 """What Python imports once per process, for seconds, before a budget begins to be spent."""
 
 
-def _as_tensors(inputs: Sequence[torch.Tensor] | torch.Tensor | None) -> tuple[torch.Tensor, ...] | None:
+def _tensors(inputs: object) -> Sequence[torch.Tensor] | ByName | None:
+    """Inputs of an ONNX file, by place or by name."""
     if inputs is None:
         return None
-    given: object = inputs
-    if not isinstance(given, torch.Tensor | Iterable):
-        raise OptionError(option="example_inputs", problem=f"a {type(given).__name__} is no tensor, nor several")
-    found = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+    if isinstance(inputs, Mapping):
+        named = dict(inputs)
+        found = tuple(x for x in named.values() if x is not None)
+    else:
+        named, found = None, _by_place(inputs)
     for position, tensor in enumerate(found):
         if not isinstance(tensor, torch.Tensor):
-            raise OptionError(
-                option="example_inputs", problem=f"item {position} is a {type(tensor).__name__}, no tensor"
-            )
-    return found
+            problem = f"item {position} is a {type(tensor).__name__}, no tensor"
+            raise OptionError(option="example_inputs", problem=problem)
+        _check_example(tensor, f"item {position}")
+    return found if named is None else named
+
+
+def _by_place(inputs: object) -> tuple[Any, ...]:
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,)
+    if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
+        raise ExampleInputsError(
+            option="example_inputs", problem=f"a {type(inputs).__name__} is no tensor, nor several"
+        )
+    return tuple(inputs)
+
+
+def _check_example(tensor: torch.Tensor, what: str) -> None:
+    if odd := odd_tensor(tensor):
+        raise ExampleInputsError(option="example_inputs", problem=f"{what} is {odd}")
+
+
+def _arguments(inputs: object, named: object) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What a module is called with, by place and by name; None: nothing is said."""
+    if not isinstance(named, Mapping | None):
+        raise OptionError(
+            option="example_kwargs", problem=f"a {type(named).__name__} is no mapping of names to arguments"
+        )
+    if isinstance(inputs, Mapping):
+        if named:
+            problem = "a mapping is all arguments by name, and `example_kwargs` are given too"
+            raise ExampleInputsError(option="example_inputs", problem=problem)
+        return (), dict(inputs)
+    if inputs is None:
+        return None if named is None else ((), dict(named))
+    return _by_place(inputs), dict(named or {})
 
 
 def _compile_onnx(
@@ -438,8 +584,7 @@ def _compile_onnx(
     bounds = replace(bounds, primitives=most, external_bytes=room)
     options = replace(options, max_primitives=most)
     source = _OnnxModel(model if isinstance(model, bytes) else Path(model), options, dims, bounds, name, run.stages.say)
-    first, imported = source.build(inputs, run)
-    return Compiled(first, imported, source, options=options)
+    return Compiled(source.build(inputs, run), source, options=options)
 
 
 @final
@@ -476,7 +621,7 @@ class _Runtime:
 
 
 def _compile_torch(
-    model: torch.nn.Module | torch.export.ExportedProgram, inputs: tuple[torch.Tensor, ...] | None,
+    model: torch.nn.Module | torch.export.ExportedProgram, call: tuple[tuple[Any, ...], dict[str, Any]] | None,
     run: Run, name: str, automatic: torch.dtype | None,
 ) -> Compiled:  # fmt: skip
     options = run.stages.options
@@ -484,16 +629,96 @@ def _compile_torch(
     if not isinstance(given, torch.nn.Module | torch.export.ExportedProgram):
         problem = f"a {type(given).__name__} is no torch module, exported program or ONNX file"
         raise OptionError(option="model", problem=problem)
-    if isinstance(model, torch.nn.Module) and inputs is None:
-        raise OptionError(option="example_inputs", problem="a torch module needs them")
+    if isinstance(model, torch.nn.Module):
+        if call is None:
+            raise OptionError(option="example_inputs", problem="a torch module needs them")
+        check_module(model, name if name != "model" else type(model).__name__)
+    args, kwargs = _program_inputs(model) if call is None else call
+    label = name if name != "model" or isinstance(model, torch.export.ExportedProgram) else type(model).__name__
+    form = _Form(model, label)
+    args, kwargs = form.of_example(args, kwargs)
+    try:
+        inputs, layout = taken_arguments(args, kwargs)
+    except OddValueError as odd:
+        problem = f"{odd}: neither a tensor, a number or a text, nor one of them in a container"
+        raise ExampleInputsError(option="example_inputs", problem=problem) from None
+    for path, tensor in zip(layout.names, inputs, strict=True):
+        _check_example(tensor, f"item {path}")
     place = platform_of(options.device).device_of(options)  # what is not there is told before the weights go there
     watch = _Watch(model) if isinstance(model, torch.nn.Module) else None
     program = model if isinstance(model, torch.export.ExportedProgram) else None
     placed, owned = run.stages.run("copy", _own, model, place)
-    label = name if name != "model" or program is not None else type(model).__name__
-    source = _TorchModel(program, placed, owned, options, label, run.stages.say, automatic, watch)
-    first, imported = source.build(_program_inputs(model) if inputs is None else inputs, run)
-    return Compiled(first, imported, source, options=options)
+    taking = None if is_plain(args, kwargs) else layout
+    source = _TorchModel(
+        program, placed, owned, options, label, run.stages.say, automatic, watch, form, taking
+    )  # fmt: skip
+    return Compiled(source.build(inputs, run), source, options=options)
+
+
+@final
+class _Form:
+    """How a module, or an exported program, is called."""
+
+    def __init__(self, model: torch.nn.Module | torch.export.ExportedProgram, label: str) -> None:
+        self._label = label
+        self._signature = signature_of(model) if isinstance(model, torch.nn.Module) else None
+        self._names = () if isinstance(model, torch.nn.Module) else _program_names(model)
+
+    def of_example(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The example in its one form.
+
+        Raises:
+            ExampleInputsError: they do not fit `forward` [W001].
+        """
+        try:
+            return self._one(args, kwargs)
+        except TypeError as error:
+            text = f"they do not fit forward{short(self._signature)}: {error}"
+            if not args and kwargs:
+                text += "; a dictionary that is one argument stands in a tuple: `(inputs,)`"
+            raise ExampleInputsError(where=self._label, option="example_inputs", problem=text) from None
+
+    def of_call(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """A call in its one form.
+
+        Raises:
+            InputError: the arguments do not fit `forward` [W011].
+        """
+        try:
+            return self._one(args, kwargs)
+        except TypeError as error:
+            problem = f"the arguments do not fit forward{short(self._signature)}: {error}"
+            raise InputError(position=len(args), problem=problem) from None
+
+    def _one(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        if kwargs and self._names and set(kwargs) == set(self._names):
+            kwargs = {name: kwargs[name] for name in self._names}  # as the program has them
+        return bound(self._signature, args, kwargs)
+
+    def names(self, count: int, layout: Layout | None) -> list[str]:
+        """Of tensors that are the arguments, or stand in them."""
+        by_place = argument_names(self._signature, count)
+        if layout is None:
+            return by_place
+        most = 1 + max((int(n.partition("_")[0]) for n in layout.names if n.partition("_")[0].isdigit()), default=0)
+        by_place = argument_names(self._signature, most)
+        found = []
+        for name in layout.names:
+            first, _, rest = name.partition("_")
+            found.append("_".join(filter(None, (by_place[int(first)] if first.isdigit() else first, rest))))
+        return found
+
+
+def _program_names(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """The arguments by name of an exported program, in its order."""
+    spec = program.call_spec.in_spec
+    return tuple(str(name) for name in spec.child(1).context) if spec is not None else ()
 
 
 def _own(model: torch.nn.Module | torch.export.ExportedProgram, place: torch.device) -> tuple[torch.nn.Module, bool]:
@@ -509,7 +734,13 @@ def _placed(model: torch.nn.Module | torch.export.ExportedProgram, place: torch.
     module: torch.nn.Module = model.module() if isinstance(model, torch.export.ExportedProgram) else model
     if all(x.device == place for x in (*module.parameters(), *module.buffers())):
         return module, False
-    return copy.deepcopy(module).to(place), True
+    try:
+        return copy.deepcopy(module).to(place), True
+    except Exception as error:  # whatever its owner's own `__deepcopy__` raises
+        problem = f"it cannot be copied to {place}: {type(error).__name__}: {first_line(error)}"
+        raise ModelError(
+            where=type(module).__name__, problem=problem, remedy=f"call `model.to({str(place)!r})`"
+        ) from error
 
 
 def _copied(module: torch.nn.Module, *, share: bool = False) -> tuple[torch.nn.Module, bool]:
@@ -583,7 +814,22 @@ class _OnnxModel:
             start=partial(self._runtime.start, imported) if timed else None, stages=run.stages, clock=run.clock,
         )  # fmt: skip
         self._runtime.keep_if(made.eager is not None)
-        return made, imported
+        return Made(made, imported)
+
+    def taking(self, layout: Layout | None) -> _OnnxModel:
+        """A file takes tensors by place."""
+        del layout
+        return self
+
+    def bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[Sequence[object], dict[str, object]]:
+        """InputError where a call is more than tensors by place [W011]."""
+        if kwargs:
+            problem = "a compiled ONNX file is called with tensors by place, in the order of its inputs"
+            raise InputError(position=next(iter(kwargs)), problem=problem)
+        for position, given in enumerate(args):
+            if not isinstance(given, torch.Tensor):
+                raise InputError(position=position, problem=f"a {type(given).__name__} is no tensor")
+        return args, {}
 
     def _all(
         self, examples: Sequence[torch.Tensor] | ByName | None, imported: Imported
@@ -660,16 +906,29 @@ class _TorchModel:
 
     def __init__(
         self, program: torch.export.ExportedProgram | None, module: torch.nn.Module, owned: bool, options: Options,
-        label: str, say: Say, automatic: torch.dtype | None, watch: _Watch | None,
+        label: str, say: Say, automatic: torch.dtype | None, watch: _Watch | None, form: _Form, layout: Layout | None,
     ) -> None:  # fmt: skip
         self._program, self._module, self._owned = program, module, owned
         self._options, self._label, self._say, self._automatic = options, label, say, automatic
-        self._watch = watch
+        self._watch, self._form, self._layout = watch, form, layout
         self._kind = options.device.partition(":")[0]
         whole = program is None and automatic is not None
-        self._placed = _Autocast(module, self._kind, automatic) if whole and automatic else module
-        self.eager = _Eager(self._placed, self._kind, owned=owned)
+        self._called = OfTensors(_Autocast(module, self._kind, automatic) if whole and automatic else module, layout)
+        self.eager = _Eager(self._called, self._kind, owned=owned)
         self.grows = program is None
+
+    def taking(self, layout: Layout | None) -> _TorchModel:
+        """The same module, called with arguments of this layout."""
+        if (layout and layout.key) == (self._layout and self._layout.key):
+            return self
+        return _TorchModel(
+            self._program, self._module, self._owned, self._options, self._label, self._say, self._automatic,
+            self._watch, self._form, layout,
+        )  # fmt: skip
+
+    def bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[Sequence[object], dict[str, object]]:
+        """A call in its one form; InputError where it does not fit `forward` [W011]."""
+        return self._form.of_call(args, kwargs)
 
     def imported(self, examples: Sequence[torch.Tensor]) -> Imported:
         """As primitives, for the shapes of these inputs."""
@@ -681,8 +940,7 @@ class _TorchModel:
         """The framework's own program for the shapes of these inputs. What `check` raises ends making it."""
         if self._program is not None:
             return self._program
-        from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
+        from weft.frontends.torch.refusal import refused
         from weft.frontends.torch.traces import traced
         from weft.frontends.torch.until import Until
 
@@ -691,19 +949,46 @@ class _TorchModel:
         bounded = Until(check) if check is not None else contextlib.nullcontext()
         with put_off(), without_autocast(self._kind), torch.no_grad(), _TRACING, bounded:
             try:
-                return traced(torch.export.export, self._placed, tensors, strict=False)
-            except GuardOnDataDependentSymNode as error:  # torch's own text names its debugging options, for pages
-                reason = f"a size or a branch depends on data: {str(error).partition(chr(10))[0][:200]}"
-                raise DataDependentError(where=self._label, op="torch.export", reason=reason) from error
+                named = with_names(self._called, self._form.names(len(tensors), self._layout))
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "The tensor attribute")  # told below
+                    program = traced(torch.export.export, named, tensors, strict=False)
+                self._tell_attributes()
+                return program
+            except OutOfTime:
+                raise
+            except Exception as error:  # whatever torch, or the model, raises
+                failed = error
+        # outside of the modes and of the bound on time that the export is under: the model itself is run
+        args, kwargs = (tensors, {}) if self._layout is None else cast("Any", self._layout.made(tensors))
+        with without_autocast(self._kind), _TRACING:
+            found = refused(failed, self._module, args, kwargs, self._label)
+        raise found from (failed if found is not failed else None)
+
+    def _tell_attributes(self) -> None:
+        """Warn where calls of the module change what a plan will not."""
+        if names := self._called.results.changed:
+            shown = ", ".join(repr(name) for name in names[:5])
+            text = f"Weft: forward changes the module's attribute {shown}: plans keep what it was, and do not change it"
+            warnings.warn(text, stacklevel=2)
 
     def _taken_in(self, program: torch.export.ExportedProgram) -> Imported:
         from weft.frontends.torch import import_exported
+        from weft.frontends.torch.refusal import advised
         from weft.frontends.torch.traces import traced
 
         device = self._options.device
         # taking operators apart traces, too, and the framework's stack of modes belongs to the process
         with put_off(), without_autocast(self._kind), _TRACING:
-            imported = traced(import_exported, program, device=device)
+            try:
+                imported = traced(import_exported, program, device=device)
+            except UnsupportedError as error:
+                if type(error) is not UnsupportedError:
+                    raise
+                raise advised(error, self._module, self._label, wrapped=self._program is None) from error
+            if not imported.graph.outputs:
+                problem = "the model returns no tensor"
+                raise ModelError(where=self._label, problem=problem, remedy="return what it computes")
         if device == "cpu" and (not self._owned or self._program is not None):
             imported = _with_own_constants(imported)
         return imported
@@ -729,7 +1014,13 @@ class _TorchModel:
             )  # fmt: skip
         if self._watch is not None and not self._owned:
             self._watch.renew()  # who times a module in training mode changes its buffers
-        return made, imported
+        return Made(made, imported, self._layout, self._results())
+
+    def _results(self) -> Results:
+        """Where outputs stand in what the model gives."""
+        if self._program is not None and self._called.results.layout is None:
+            self._called.results.layout = program_results(self._program)
+        return self._called.results
 
     def _check(self, clock: Deadline, reserved_s: float = 0.0) -> Callable[[], None] | None:
         """What ends an export with the budget, or so much earlier, where the framework's own execution may answer."""
@@ -768,7 +1059,10 @@ class _TorchModel:
                 raise RefitError(problem=problem, remedy="compile it again") from error
         if self._watch is not None:
             self._watch.renew()
-        return _TorchModel(program, placed, owned, self._options, self._label, self._say, self._automatic, self._watch)
+        return _TorchModel(
+            program, placed, owned, self._options, self._label, self._say, self._automatic, self._watch, self._form,
+            self._layout,
+        )  # fmt: skip
 
     def tell_changes(self) -> None:
         """Warn, once per change, where the module has other weights than those that were compiled."""
@@ -864,26 +1158,27 @@ class _Autocast(torch.nn.Module):
         super().__init__()
         self.module, self._kind, self._dtype = module, kind, dtype
 
-    def forward(self, *tensors: torch.Tensor) -> object:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """What the module gives."""
         # what a caller's autocast around this one would keep of the weights outlives changes of them, and dies with it:
         # a CUDA graph would read it after that
         with torch.autocast(self._kind, self._dtype, cache_enabled=False):
-            return self.module(*tensors)
+            return self.module(*args, **kwargs)
 
 
 @final
 class _Eager:
     """The model by the framework's own operators."""
 
-    def __init__(self, module: torch.nn.Module, kind: str, *, owned: bool) -> None:
+    def __init__(self, module: OfTensors, kind: str, *, owned: bool) -> None:
+        self._module: torch.nn.Module
         self._module, self._kind, self._owned = module, kind, owned
         self._held: frozenset[int] | None = None
         """Where weights lie, once it has settled."""
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         with torch.no_grad(), without_autocast(self._kind):
-            found = flat(self._module(*tensors))
+            found: Sequence[torch.Tensor] = self._module(*tensors)
             if self._held is None:
                 return found
             held = self._held | {_place(t) for t in tensors}
@@ -903,11 +1198,11 @@ def _place(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
-def _program_inputs(model: object) -> tuple[torch.Tensor, ...]:
+def _program_inputs(model: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     found = getattr(model, "example_inputs", None)
-    if not found or found[1]:
+    if not found:
         raise OptionError(option="example_inputs", problem="the exported program has none of its own")
-    return tuple(found[0])
+    return tuple(found[0]), dict(found[1])
 
 
 def flat(result: object) -> list[torch.Tensor]:

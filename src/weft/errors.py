@@ -29,6 +29,13 @@ class BudgetWarning(UserWarning):
     """
 
 
+class DifferenceWarning(UserWarning):
+    """The model's own execution by its framework differs, beyond rounding, from the model as it was imported.
+
+    Plans are judged by the latter.
+    """
+
+
 class WeftError(Exception):
     """The root; `str(error)` is the text shown to the user."""
 
@@ -60,6 +67,15 @@ class OptionError(UserError):
     code = "W001"
     template = "option {option!r}: {problem}"
     todo = "see `weft COMMAND --help` or the docstring of weft.Options"
+
+
+class ExampleInputsError(OptionError):
+    """What a module is to be compiled with is not what it can be called with."""
+
+    todo = (
+        "give what `forward` is called with: a tensor, or a sequence of arguments (tensors, numbers, texts, None, and "
+        "tuples, lists, dictionaries and dataclasses of them); by name as `example_kwargs`"
+    )
 
 
 class InputError(UserError):
@@ -113,6 +129,12 @@ class RefusedError(ModelError):
         """Of the operator: where it stands is known to whoever has the graph."""
 
 
+class ModelRaisesError(ModelError):
+    """A PyTorch model that raises by itself on its example inputs."""
+
+    code = "W116"
+
+
 class UnsupportedError(UserError):
     """A well-formed model that nothing installed here can run."""
 
@@ -143,6 +165,15 @@ class KernelDeclinedError(UnsupportedError):
     code = "W205"
     template = "{reason}"
     todo = "docs/fuse.md says what kernels can be fused, and what to write in place of what is not taken"
+
+
+class NotTracedError(UserError):
+    """A PyTorch model that runs, but that `torch.export` cannot trace; the cause is torch's own exception."""
+
+    code = "W207"
+    template = "the model cannot be traced: {problem}"
+    todo = "{remedy}"
+    exit_code = 4
 
 
 class DeviceError(WeftError):

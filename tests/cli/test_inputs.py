@@ -174,6 +174,6 @@ def test_names_with_a_colon_or_an_equals_sign() -> None:
             dims_of([wrong])
 
 
-def test_only_files_take_inputs_by_name() -> None:
-    with pytest.raises(OptionError, match="only an ONNX file takes them by name"):
+def test_names_that_a_module_does_not_have() -> None:
+    with pytest.raises(OptionError, match="do not fit forward"):
         weft.compile(torch.nn.ReLU(), {"x": torch.zeros(2)}, options=weft.Options(budget_s=0))

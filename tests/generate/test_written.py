@@ -19,7 +19,7 @@ import weft
 from weft.generate.cpp import templates
 from weft.generate.cuda import generator
 from weft.generate.cuda.role.role import RoleSource
-from weft.generate.written import FILES, origins, without_headers, written_in
+from weft.generate.written import files_of, origins, without_headers, written_in
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.kernels.pretty import pretty
@@ -75,13 +75,18 @@ def test_the_files_make_the_functions_for_cpus() -> None:
             assert isinstance(source, KernelSource)
             assert written_in(str(schedule)) == tuple(found)
             seen.add(schedule.param("template"))
-    assert seen == {template for generator, template in FILES if generator == "cpp" and template}
+    assert seen == {template for template in files_of("cpp") if template}
 
 
 def test_every_template_is_told_by_files_that_are_there() -> None:
     names = {n.partition(".")[0] for n in NAMES} - goldens.OTHERS
-    assert {template for generator, template in FILES if generator == "cuda"} == {*names, ""}
-    assert all((ROOT / "weft" / "generate" / f).is_file() for files in FILES.values() for f in files)
+    assert set(files_of("cuda")) == {*names, ""}
+    assert all(
+        (ROOT / "weft" / "generate" / f).is_file()
+        for kind in ("cpp", "cuda")
+        for files in files_of(kind).values()
+        for f in files
+    )
 
 
 def test_schedules_as_text() -> None:

@@ -56,7 +56,9 @@ def test_a_call_of_native_kernels_is_few_calls(plan: Executable, options: weft.O
     """It was 51 of the plan and 90 of the compiled model: some 20 microseconds, of kernels that take one."""
     compiled = weft.compile(network(), (X,), options=options)
     native = Compiled(
-        replace(compiled._first, plan=plan, eager=None), compiled._imported, compiled._source, options=options
+        compiled._first._replace(compilation=replace(compiled._first.compilation, plan=plan, eager=None)),
+        compiled._source,
+        options=options,
     )
     assert native.run is plan
     assert calls_of(lambda: plan(X)) <= 20

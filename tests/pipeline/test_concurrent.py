@@ -35,13 +35,12 @@ def test_a_new_shape_keeps_no_caller_of_a_known_one_waiting(cache: Path) -> None
     module = _module()
     compiled = weft.compile(module, _x(2), options=weft.Options(budget_s=0, cache_dir=cache))
     again, begun, go, built = compiled._again, threading.Event(), threading.Event(), Counter[int]()
-    assert again is not None
 
-    def slow(inputs: Any) -> Any:
+    def slow(inputs: Any, layout: Any) -> Any:
         built[len(inputs[0])] += 1
         begun.set()
         assert go.wait(WAIT_S)
-        return again(inputs)
+        return again(inputs, layout)
 
     compiled._again = slow
     with ThreadPoolExecutor(4) as pool:
@@ -59,13 +58,12 @@ def test_many_threads_over_more_shapes_than_are_kept(cache: Path) -> None:
     module = _module()
     compiled = weft.compile(module, _x(1), options=weft.Options(budget_s=0, cache_dir=cache, max_plans=2))
     again = compiled._again
-    assert again is not None
     ready = {}  # what a shape was compiled to: the threads are to meet, not to compile a hundred times
 
-    def quick(inputs: Any) -> Any:
+    def quick(inputs: Any, layout: Any) -> Any:
         rows = len(inputs[0])
         if rows not in ready:
-            ready[rows] = again(inputs)
+            ready[rows] = again(inputs, layout)
         return ready[rows]
 
     compiled._again = quick
@@ -87,9 +85,8 @@ def test_a_failing_shape_fails_for_all_who_wait_and_is_tried_again(cache: Path) 
     module = _module()
     compiled = weft.compile(module, _x(2), options=weft.Options(budget_s=0, cache_dir=cache))
     again = compiled._again
-    assert again is not None
 
-    def fails(inputs: Any) -> None:
+    def fails(inputs: Any, layout: Any) -> None:
         raise weft.WeftError(message="no such plan")
 
     compiled._again = fails  # type: ignore[assignment]

@@ -77,7 +77,7 @@ def test_weights_before_a_refit_are_gone(tmp_path: Path) -> None:
     compiled = weft.compile(_module(), _x(1), options=weft.Options(budget_s=0, cache_dir=tmp_path))
     state = _module().state_dict()
     compiled.refit({k: v + 1 for k, v in state.items()}, recompile=True)
-    old = [weakref.ref(p) for p in compiled._source._placed.parameters()]  # type: ignore[attr-defined]
+    old = [weakref.ref(p) for p in compiled._source._called.parameters()]  # type: ignore[attr-defined]
     assert len(old) == 4 and all(p() is not None for p in old)
     compiled.refit({k: v + 2 for k, v in state.items()}, recompile=True)
     assert [p() for p in old] == [None] * 4

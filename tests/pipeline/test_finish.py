@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +12,7 @@ from tests.runtime.fake_cuda import install
 from tests.runtime.plans import PRIMITIVES, library_plan
 from tests.runtime.plans import executable as executable_of
 
-from weft.errors import BudgetWarning
+from weft.errors import BudgetWarning, DifferenceWarning
 from weft.generate.library import execute
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
@@ -341,3 +342,49 @@ def test_other_inputs_differ_in_their_rows_and_leave_indices_and_held_values_alo
         before = inputs[k].double().transpose(0, axis).flatten(1).std(1)
         assert sizes.max() > 1.9 * sizes.min() and before.max() < 1.5 * before.min()
     assert reference.other_inputs(graph, inputs, 3, {0, 2, 3}) is None
+
+
+def contenders_of(*, framework: np.ndarray, plan: np.ndarray) -> tuple[list[Contender], Expected]:
+    """A plan and the framework's own execution that give these values; ones are right."""
+    exact = np.ones((4, 40))
+    run = lambda values: lambda: [torch.from_numpy(values.astype(np.float32))]  # noqa: E731
+    made = cast("Any", SimpleNamespace(poison=lambda byte: None))
+    return [
+        Contender("solution-1", run(plan), 1, 0.0, baseline=False, executable=made),
+        Contender("eager", run(framework), 1, 0.0, baseline=True, executable=None),
+    ], Expected([exact], [exact.astype(np.float32)])
+
+
+def record_of(plans: tuple[PlanRecord, ...]) -> Any:
+    return SimpleNamespace(plans=plans)
+
+
+def padded() -> np.ndarray:
+    """What torch's fast path of an encoder gives: zeros in padded places."""
+    values = np.ones((4, 40))
+    values[3, 30:] = 0.0
+    return values
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 1.0])
+def test_a_framework_that_computes_something_else_is_told_of(budget_s: float) -> None:
+    contenders, expected = contenders_of(framework=padded(), plan=np.ones((4, 40)))
+    chosen, plans = finish.decide(contenders, expected, DType.F32, seed=0, budget_s=budget_s)
+    assert chosen.name == "solution-1"
+    if budget_s == 0:  # the framework's own was not run
+        finish.tell_difference(record_of(plans))
+        return
+    with pytest.warns(DifferenceWarning, match=r"^Weft: eager gives other results .* by up to 1 \(output 0: 6.25%"):
+        finish.tell_difference(record_of(plans))
+
+
+@pytest.mark.parametrize(
+    ("framework", "plan"),
+    [(np.ones((4, 40)), np.ones((4, 40))), (np.ones((4, 40)) * 1.01, np.ones((4, 40))), (padded(), padded())],
+    ids=["equal", "rounding", "no plan is right"],
+)
+@pytest.mark.filterwarnings("ignore:no plan agrees:UserWarning")
+def test_no_difference_is_told_of_rounding_or_where_nothing_is_right(framework: Any, plan: Any) -> None:
+    contenders, expected = contenders_of(framework=framework, plan=plan)
+    _, plans = finish.decide(contenders, expected, DType.F32, seed=0, budget_s=1.0)
+    finish.tell_difference(record_of(plans))

@@ -17,26 +17,28 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
 
-import numpy as np
-import torch
 import typer
 
 import weft
-from weft.api import Compiled, load
-from weft.api import compile as compile_model
-from weft.cli.colocate import app as colocate_app
-from weft.cli.diff import diff_command
-from weft.cli.fuse import fuse_command
-from weft.cli.gemm import gemm_command
 from weft.cli.inputs import Dims, Inputs, dims_of, given_inputs, in_order
+from weft.cli.later import LaterGroup
 from weft.cli.limits import NO_LIMITS, limits_of, with_limits
-from weft.cli.mlp import mlp_command
 from weft.cli.pairs import pairs_command
 from weft.cli.repro import repro_command
-from weft.cli.show import Screen, memory, microseconds, plain, print_pairs, summary, visible
+from weft.cli.show import (
+    Screen,
+    memory,
+    microseconds,
+    plain,
+    print_error,
+    print_pairs,
+    ratio,
+    summary,
+    visible,
+    wants_json,
+)
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
-from weft.frontends.torch.dtypes import EMULATED
 from weft.generate.written import origins, without_headers, written_in
 from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.pretty import pretty
@@ -48,6 +50,10 @@ from weft.report.text import clean_source
 from weft.sm_budget import SmBudget
 
 if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from weft.api import Compiled
     from weft.cli.peers import Peer
     from weft.pipeline.finish import Sample
 
@@ -61,15 +67,30 @@ Budget = Annotated[
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N")]
 
 HELP = (weft.__doc__ or "").split("\n\n")[0]  # the rest is about Python
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=HELP, rich_markup_mode=None,
+app = typer.Typer(cls=LaterGroup, add_completion=True, no_args_is_help=True, help=HELP, rich_markup_mode=None,
                   pretty_exceptions_enable=False)  # fmt: skip
-app.command("mlp")(mlp_command)
-app.command("gemm")(gemm_command)
-app.command("fuse")(fuse_command)
 app.command("pairs")(pairs_command)
-app.command("diff")(diff_command)
 app.command("repro")(repro_command)
-app.add_typer(colocate_app, name="colocate")
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"weft {weft.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and end")
+    ] = False,
+) -> None:
+    del version
+
+
+def compile_model(*args: Any, **kwargs: Any) -> Compiled:
+    """`weft.compile`, loaded by whoever compiles."""
+    return weft.compile(*args, **kwargs)
 
 
 def run() -> None:
@@ -79,16 +100,24 @@ def run() -> None:
             warnings.showwarning = _show_warning
             app()
     except WeftError as error:
+        if wants_json(sys.argv[1:]):
+            _tell_as_json(error)
         for line in str(error).splitlines():
             print(visible(line, 400) if line.startswith("  ") else f"weft: {visible(line, 400)}", file=sys.stderr)
         if error.exit_code == 70 or getattr(error, "__notes__", None):
             _point_to_log(error)
         sys.exit(error.exit_code)
     except SystemExit as ended:
+        told = getattr(ended.__context__, "format_message", None)  # of what cannot be read as a command
+        if ended.code == OptionError.exit_code and told is not None and wants_json(sys.argv[1:]):
+            print_error(OptionError.code, str(told()), "see `weft COMMAND --help`")
         if ended.code == 130:  # the framework of commands catches the interrupt itself
             print("weft: interrupted; what was measured is kept", file=sys.stderr)
         raise
     except Exception as error:
+        if wants_json(sys.argv[1:]):
+            what = f"internal error: {type(error).__name__}: {error}"
+            print_error("W900", what, "this is a bug in Weft: please report it with the log")
         text = next(iter(str(error).splitlines()), "")
         print(f"weft: internal error: {type(error).__name__}: {visible(text, 200)} [W900]", file=sys.stderr)
         print("  this is a bug in Weft: please report it with the log", file=sys.stderr)
@@ -96,14 +125,21 @@ def run() -> None:
         sys.exit(70)
 
 
+def _tell_as_json(error: WeftError) -> None:
+    first, _, advice = str(error).partition("\n")
+    print_error(error.code, first.removesuffix(f" [{error.code}]"), advice.strip())
+
+
 def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int,
     file: TextIO | None = None, line: str | None = None,
 ) -> None:  # fmt: skip
     """One line for people, without the place in our source."""
-    ours = category is UserWarning and str(message).startswith("Weft")
-    text = f"weft: warning: {visible(str(message).removeprefix('Weft: '), 400)}\n" if ours else None
-    (file or sys.stderr).write(text or warnings.formatwarning(message, category, filename, lineno, line))
+    del lineno, line
+    ours = category.__module__.startswith("weft.") or str(message).startswith("Weft") or "weft" in Path(filename).parts
+    text = " ".join(str(message).removeprefix("Weft: ").split())
+    source = "" if ours else f" ({category.__name__} of {Path(filename).name})"
+    (file or sys.stderr).write(f"weft: warning: {visible(text, 400)}{source}\n")
 
 
 def _point_to_log(error: BaseException) -> None:
@@ -245,7 +281,12 @@ def run_command(
     format: FormOption = "text",
 ) -> None:
     """Run a saved plan on .npy files. Example: weft run candy.weft --input x=x.npy."""
+    import numpy as np
+    import torch
+
+    from weft.frontends.torch.dtypes import EMULATED
     from weft.pipeline.reference import example_inputs
+    from weft.runtime.loaded import load
 
     screen = Screen(format)
     options = Options.from_environment(os.environ)
@@ -295,7 +336,9 @@ def bench(
     operator of the file, `inductor` compiles that, `max-autotune` does so by its slow mode, `library` is Weft's plan of
     library calls, untuned. On a GPU all are CUDA graphs on inputs that lie in their buffers.
     """
-    from weft.cli.peers import disagreement
+    import torch
+
+    from weft.cli.peers import check_peers, disagreement
     from weft.pipeline.finish import interleave
     from weft.pipeline.reference import example_inputs
 
@@ -305,6 +348,7 @@ def bench(
     for name in names:
         if name not in PEERS:
             raise OptionError(option="--against", problem=f"{name!r} is not one of {', '.join(PEERS)}")
+    check_peers(names, device)
     given = given_inputs(input)
     compiled = _compile(model, _options(budget), dim, device, limits, screen, given)
 
@@ -323,7 +367,7 @@ def bench(
     if screen.json:
         screen.data({"model": model.name, "median_us": median, "samples_us": samples, "notes": notes})
     else:
-        rows = [[k, microseconds(v), f"{v / median['weft']:.2f}"] for k, v in median.items()]
+        rows = [[k, microseconds(v), ratio(v / median["weft"])] for k, v in median.items()]
         rows += [[k, "-", "-"] for k in peers if k not in median]
         screen.table("", ["", "median", "against weft"], rows)
         for name, note in notes.items():
@@ -575,6 +619,7 @@ def trace(
     """
     from weft.pipeline.reference import example_inputs
     from weft.report.timeline import chrome_trace
+    from weft.runtime.loaded import load
     from weft.runtime.timeline import timeline
 
     screen = Screen(format)
@@ -597,6 +642,8 @@ def trace(
 @app.command()
 def doctor(format: FormOption = "text") -> None:
     """What this machine has, and what Weft makes of it."""
+    import torch
+
     from weft.device.cuda.describe import describe
     from weft.device.facts import cpu_facts
     from weft.device.toolchain import HostCompiler, find_compiler

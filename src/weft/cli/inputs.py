@@ -6,14 +6,16 @@ import io
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import torch
 import typer
 
 from weft.cli.show import visible
 from weft.errors import OptionError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 Inputs = Annotated[
     list[str],
@@ -101,6 +103,9 @@ def in_order(
 
 def _array(text: str, name: str) -> torch.Tensor:
     """The array of a .npy file, or a member of a .npz file; nothing is unpickled."""
+    import numpy as np
+    import torch
+
     file, member = Path(text), name
     if not file.exists() and ":" in text:
         before, _, member = text.rpartition(":")
@@ -123,6 +128,8 @@ def _array(text: str, name: str) -> torch.Tensor:
 
 
 def _member(source: Any, member: str, shown: str) -> torch.Tensor:
+    import torch
+
     with zipfile.ZipFile(source) as archive:
         members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
         found = members.get(member) or (next(iter(members.values())) if len(members) == 1 and not member else None)
@@ -137,5 +144,7 @@ def _member(source: Any, member: str, shown: str) -> torch.Tensor:
 
 
 def _read(content: io.BytesIO) -> np.ndarray[Any, Any]:
+    import numpy as np
+
     found: np.ndarray[Any, Any] = np.lib.format.read_array(content, allow_pickle=False)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,16 @@ class Peer:
     run: Callable[[], Tensors] | None
     """None: it cannot; `note` says why."""
     note: str = ""
+
+
+def check_peers(names: Sequence[str], device: str) -> None:
+    """Told before anything is tuned: peers that are not installed, or that are none on this device.
+
+    Raises:
+        OptionError: ONNX Runtime is asked for and not installed [W001].
+    """
+    if "onnxruntime" in names and device == "cpu" and importlib.util.find_spec("onnxruntime") is None:
+        raise OptionError(option="--against", problem="ONNX Runtime is not installed: `pip install onnxruntime`")
 
 
 def onnxruntime_peer(model: Path, inputs: Tensors, results: int, limits: Limits) -> Peer:

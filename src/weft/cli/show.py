@@ -94,6 +94,27 @@ def microseconds(value: float) -> str:
     return f"{value / 1e3:.3f} ms" if value >= 1000 else f"{value:.1f} us"
 
 
+def ratio(value: float) -> str:
+    """A ratio for people, never rounded to nothing."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for `--format json`: an error is told before a command has read it."""
+    asked = [
+        k for k, x in enumerate(arguments) if x == "--format=json" or [*arguments[k : k + 2]] == ["--format", "json"]
+    ]
+    return bool(asked) and "--" not in arguments[: asked[-1]]
+
+
+def print_error(code: str, message: str, todo: str) -> None:
+    """An error as one JSON object on standard output, for programs."""
+    shown = {"code": code, "message": visible(message, 400), "todo": visible(todo, 400)}
+    print(json.dumps({"error": shown}, indent=2, sort_keys=True))
+
+
 def summary(screen: Screen, record: CompileRecord) -> None:
     """What a compilation found and chose."""
     if screen.json:

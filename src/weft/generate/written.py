@@ -16,20 +16,29 @@ from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
-from weft.generate.cuda.table import NAMED
-
-FILES: Mapping[tuple[str, str], tuple[str, ...]] = MappingProxyType(
+_CPP: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        ("cpp", ""): ("cpp/kernel.py",),
-        ("cpp", "contraction"): ("cpp/templates/direct.py",),
-        ("cpp", "depthwise"): ("cpp/templates/depthwise.py",),
-        ("cpp", "winograd"): ("cpp/templates/winograd.py",),
-        **{("cuda", name): t.files(name) for name, t in NAMED.items()},
-        ("cuda", ""): ("cuda/loops/kernel.py",),
-        ("cuda", "pools"): ("cuda/loops/pools.py",),
+        "": ("cpp/kernel.py",),
+        "contraction": ("cpp/templates/direct.py",),
+        "depthwise": ("cpp/templates/depthwise.py",),
+        "winograd": ("cpp/templates/winograd.py",),
     }
 )
-"""By generator and template, none for fused loops: files below `weft/generate`."""
+
+
+@cache
+def files_of(generator: str) -> Mapping[str, tuple[str, ...]]:
+    """By template, none for fused loops: files below `weft/generate`. Another generator than ours has none."""
+    if generator == "cpp":
+        return _CPP
+    if generator != "cuda":
+        return MappingProxyType({})
+    from weft.generate.cuda.table import NAMED  # all templates come with it, and a plan for CPUs has none of them
+
+    own = {"": ("cuda/loops/kernel.py",), "pools": ("cuda/loops/pools.py",)}
+    return MappingProxyType({**{name: t.files(name) for name, t in NAMED.items()}, **own})
+
+
 _SCHEDULE = re.compile(r"(\w+)\((.*)\)")
 _TEMPLATE = re.compile(r"(?:^|,)template=(\w+)(?:,|$)")
 
@@ -40,7 +49,7 @@ def written_in(schedule: str) -> tuple[str, ...]:
     if told is None:
         return ()
     template = _TEMPLATE.search(told[2])
-    return tuple(f"weft/generate/{f}" for f in FILES.get((told[1], template[1] if template else ""), ()))
+    return tuple(f"weft/generate/{f}" for f in files_of(told[1]).get(template[1] if template else "", ()))
 
 
 @dataclass(frozen=True, slots=True)

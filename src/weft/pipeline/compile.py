@@ -10,7 +10,7 @@ import torch
 from weft.frontends.imported import Imported
 from weft.ir.passes import clean_up
 from weft.options import Options
-from weft.pipeline import answer, collector, preflight, summary, warm
+from weft.pipeline import answer, collector, finish, preflight, summary, warm
 from weft.pipeline.candidates import enumerated, extracted
 from weft.pipeline.deadline import Deadline
 from weft.pipeline.framework import LeftToFramework, by_framework, check_budget, first_run, started
@@ -72,6 +72,7 @@ def compile_imported(
             key = warm.plan_key(job.graph, options, setting.platform.environment)
             stored = stages.run("recall", warm.recall, options.cache, key, options.budget_s)
         if (before := recalled(job, stored)) is not None:
+            finish.tell_difference(before.record)
             return before
         job = started(job)
         check_budget(job)
@@ -89,6 +90,7 @@ def compile_imported(
         job = answer.check_plans(job, searched, inputs, lost)
         decision = answer.decide(job, searched, alternatives, inputs, lost)
         record = stages.run("record", summary.record, job, searched, decision)
+        finish.tell_difference(record)
         answer.remembered(job, key, record, searched, decision)
         own = answer.settled(job, decision, inputs)
         return Compilation(job.graph, decision.executable, stages.close(record), own)

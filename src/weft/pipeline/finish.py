@@ -19,12 +19,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from weft.errors import ArtifactError, BudgetWarning, DeviceError, OptionError
+from weft.errors import ArtifactError, BudgetWarning, DeviceError, DifferenceWarning, OptionError
 from weft.frontends.torch.dtypes import EMULATED
 from weft.ir.graph import Graph
 from weft.ir.types import Array, DType
 from weft.kernels.interval import median_interval
-from weft.kernels.record import PlanRecord
+from weft.kernels.record import CompileRecord, PlanRecord
 from weft.platform.cpu import host_sample
 from weft.runtime.any import AnyExecutable
 from weft.tune.tolerance import TOLERANCES, ModelCheck, gate_b
@@ -103,6 +103,8 @@ class Check:
     """False: it raised instead."""
     undecided: bool = False
     """Not accepted, but only float64, which there is none of, could tell whether it is wrong."""
+    far: bool = False
+    """Not accepted, and off by more than any rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ def verify(contender: Contender, expected: Expected, dtype: DType) -> Check:
     A plan runs with its memory poisoned, twice, as kernels are verified: what a step does not write is then NaN, or no
     value that it ever had.
     """
-    worst, notes, undecided = 0.0, [], True
+    worst, notes, undecided, far = 0.0, [], True, False
     before: Sequence[Array] = ()
     for poison in POISONS if contender.executable is not None else POISONS[:1]:
         if contender.executable is not None:
@@ -158,12 +160,14 @@ def verify(contender: Contender, expected: Expected, dtype: DType) -> Check:
             worst = max(worst, found.worst)
             if not found.ok:
                 notes.append(f"output {position}: {found.outside:.2%} outside, cosine {found.cosine:.6f}")
-                undecided = undecided and bool(expected.note) and floats and not is_far_off(got, values[0])
+                off = floats and is_far_off(got, values[0])
+                far = far or off
+                undecided = undecided and bool(expected.note) and floats and not off
         if notes:
             break
     if notes and undecided:
         return Check(ok=False, worst=worst, note=f"{UNDECIDED} ({'; '.join(notes)})", undecided=True)
-    return Check(not notes, worst, "; ".join(notes))
+    return Check(not notes, worst, "; ".join(notes), far=far)
 
 
 def is_far_off(got: Array, want: Array) -> bool:
@@ -313,6 +317,23 @@ UNDECIDED = (
 def is_judged(note: str) -> bool:
     """Whether a record's note is that of a plan which was found right or wrong."""
     return note != NOT_JUDGED and not note.startswith(UNDECIDED)
+
+
+DIFFERS = "beyond rounding it is not what was imported: "
+"""Begins the note of the framework's own execution where plans compute something else, however exactly."""
+
+
+def tell_difference(record: CompileRecord) -> None:
+    """Warn where the framework's own execution of a model is not what was imported of it, and say by how much."""
+    for plan in record.plans:
+        if plan.note.startswith(DIFFERS):
+            text = (
+                f"Weft: {plan.name} gives other results than the model as it was imported, by up to"
+                f" {plan.worst_error:.2g} ({plan.note.removeprefix(DIFFERS)}), and plans give the latter's."
+                " With a padding mask torch's TransformerEncoder does that where it has a padded place"
+                " (enable_nested_tensor=False ends it); else please report it"
+            )
+            warnings.warn(text, DifferenceWarning, stacklevel=3)
 
 
 def _judge(
@@ -465,6 +486,11 @@ def decide(
                     " the time was up before there was anything to judge by"
                 )
         warnings.warn(text, category, stacklevel=2)
+    if any(
+        c.executable is not None for c in sound
+    ):  # what was imported is right by some plan, and not by its framework
+        differing = {c.name: checked[c.name] for c in contenders if c.is_framework and checked[c.name].far}
+        checked |= {name: replace(check, note=f"{DIFFERS}{check.note}") for name, check in differing.items()}
     records = tuple(
         PlanRecord(
             name=c.name,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import final
+from typing import NoReturn, final
 
 import torch
 
-from weft.errors import RefitError
+from weft.errors import ArtifactError, InputError, RefitError
 from weft.options import Options
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
@@ -24,8 +24,21 @@ class Loaded:
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Run the model; InputError for tensors of other shapes or types [W011]."""
+        for position, given in enumerate(inputs):
+            if not isinstance(given, torch.Tensor):
+                raise InputError(position=position, problem=f"a {type(given).__name__} is no tensor")
+            if given.is_nested or given.layout is not torch.strided:
+                raise InputError(position=position, problem="it is no dense tensor")
         outputs = self.executable(*inputs)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """A plan is kept in its file, not pickled.
+
+        Raises:
+            ArtifactError: always [W401].
+        """
+        raise_uncopied()
 
     def refit(self, state: Mapping[str, torch.Tensor]) -> None:
         """Not of a saved plan, which holds folded and merged weights without the model they came from.
@@ -36,6 +49,18 @@ class Loaded:
         del state
         problem = "a saved plan holds no model that other weights could be folded into"
         raise RefitError(problem=problem, remedy="refit what `weft.compile` gave, and save that")
+
+
+def raise_uncopied() -> NoReturn:
+    """Of whatever runs a plan: its kernels are loaded, and its calls bound to memory of this process.
+
+    Raises:
+        ArtifactError: always [W401].
+    """
+    raise ArtifactError(
+        problem="a compiled model can be neither copied nor pickled: its kernels are bound to memory of this process",
+        remedy="`compiled.save(path)` writes it to a file, `weft.load(path)` gives another one, in any process",
+    )
 
 
 def load(path: str | os.PathLike[str], *, trust: str | None = None, options: Options | None = None) -> Loaded:

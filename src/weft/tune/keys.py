@@ -14,19 +14,16 @@ import re
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 import weft
-from weft.device.facts import CpuFacts
-from weft.device.toolchain import HostCompiler
 from weft.kernels.codec import Json, schedule_to_json
 from weft.kernels.source import Schedule
-from weft.tune.inputs import SETS_VERSION
-from weft.tune.timing import PROTOCOL_VERSION, TimingPolicy
-from weft.tune.tolerance import table_hash
-from weft.tune.verify import VERIFIER_VERSION
+
+if TYPE_CHECKING:
+    from weft.device.facts import CpuFacts
+    from weft.device.toolchain import HostCompiler
+    from weft.tune.timing import TimingPolicy
 
 KEY_VERSION = 2
 """Raised when the keys of timings are made in another way; rows with other keys are never found."""
@@ -111,6 +108,14 @@ def describe_environment(
     facts: CpuFacts, compiler: HostCompiler | None, *, threads: int, seed: int, policy: TimingPolicy
 ) -> Environment:
     """The environment that kernels are measured in on this machine."""
+    # whoever only looks at a database needs no framework
+    import torch
+
+    from weft.tune.inputs import SETS_VERSION
+    from weft.tune.timing import PROTOCOL_VERSION
+    from weft.tune.tolerance import table_hash
+    from weft.tune.verify import VERIFIER_VERSION
+
     return Environment(
         cpu=facts.name,
         cores=facts.cores,

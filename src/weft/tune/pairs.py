@@ -14,11 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from weft.errors import ArtifactError
-from weft.generate.cuda.role.assemble import solo
-from weft.generate.cuda.role.role import RoleSource
 from weft.kernels.candidate import Problem
 from weft.kernels.codec import Json
 from weft.kernels.colocation import FusedSource
@@ -28,6 +26,9 @@ from weft.kernels.sm_timeline import SmTimeline, timeline_from_json, timeline_to
 from weft.tune.halving import MOST_POINTS, halve, thinned
 from weft.tune.keys import PACKAGE, canonical, digest, source_hash
 from weft.tune.store import Database
+
+if TYPE_CHECKING:
+    from weft.generate.cuda.role.role import RoleSource
 
 KIND = "pair"
 """Of rows in the database."""
@@ -97,6 +98,8 @@ def measuring(compiler: str, *parts: str) -> str:
 
 def job_digest(be: Sequence[RoleSource]) -> str:
     """SHA-256 of the stages of a job, as kernels of their own."""
+    from weft.generate.cuda.role.assemble import solo  # all templates come with it
+
     return digest("\0".join(solo(source, f"be{k}").sha256 for k, source in enumerate(be)))
 
 

@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
@@ -28,6 +29,7 @@ from weft.frontends.torch.call import ABSENT, Call, NotTakenError, Ref
 from weft.frontends.torch.decompose import decompositions
 from weft.frontends.torch.dtypes import DEPENDS, static_int, to_numpy, type_of
 from weft.frontends.torch.inplace import InPlace, functional_forms
+from weft.frontends.torch.refusal import is_users, untraced
 from weft.frontends.torch.table import KEPT, OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder, NodeId, Origin, digests_of
@@ -123,6 +125,11 @@ class _Importer:
             self.env[node] = self.constant(value, str(node.target))
         elif isinstance(value, bool | int | float):
             self.env[node] = value
+        elif isinstance(value, torch.nn.Module):  # the branches and bodies of `torch.cond` and its kind
+            told = next(iter(node.users), node)
+            raise UnsupportedError(
+                where=_place(told), op=str(told.target), reason="which operators run depends on the values of tensors"
+            )
         else:
             raise UnsupportedError(op=f"get_attr {node.target}", reason=f"holds a {type(value).__name__}")
 
@@ -151,7 +158,7 @@ class _Importer:
         except UnsupportedError as error:
             if error.where:
                 raise
-            raise type(error)(where=" ".join(filter(None, (node.name, _location(node)))), **error.details) from error
+            raise type(error)(where=_place(node), **error.details) from error
 
     def _called(self, node: fx.Node) -> None:
         target = node.target
@@ -405,6 +412,16 @@ def _location(node: fx.Node) -> str:
     return f"{found[-1][0].replace(chr(92), '/').rpartition('/')[2]}:{found[-1][1]}" if found else ""
 
 
+def _place(node: fx.Node) -> str:
+    """Of a call, for errors: its name, its module, and the line of the model that led to it."""
+    paths = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    frames = _FILE_LINE.findall(node.meta.get("stack_trace") or "")
+    own = [f"{Path(file).name}:{line}" for file, line in frames if is_users(file)]
+    path = paths[-1].replace("L['self'].", "").removeprefix("L['self']") if paths else ""
+    told = ", ".join(filter(None, (path and f"module {path}", own[-1] if own else _location(node))))
+    return f"{node.name} ({told})" if told else node.name
+
+
 def _strides(node: fx.Node) -> tuple[int, ...]:
     value = node.meta.get("val")
     return tuple(static_int(s) for s in value.stride()) if isinstance(value, torch.Tensor) else ()
@@ -502,6 +519,7 @@ def import_exported_program(program: torch.export.ExportedProgram, *, device: st
 
     Raises:
         UnsupportedError: a value that is no dense tensor of static shape, an effect, a random number [W201].
+        NotTracedError: torch cannot take its operators apart [W207].
     """
     inplace = functional_forms(program.graph)
     if inplace is None or _needs_decomposition(program, inplace):
@@ -509,7 +527,10 @@ def import_exported_program(program: torch.export.ExportedProgram, *, device: st
         with warnings.catch_warnings():
             # torch warns about itself while it copies the program
             warnings.simplefilter("ignore")
-            program = program.run_decompositions(decompositions())
+            try:
+                program = program.run_decompositions(decompositions())
+            except Exception as error:  # whatever torch raises while it traces the program again
+                raise untraced(error) from error
     gm = program.graph_module
     importer = _Importer(device, lambda name: _attribute_of(gm, name), inplace)
     nodes = {n.name: n for n in gm.graph.nodes}
@@ -540,12 +561,13 @@ def import_exported_program(program: torch.export.ExportedProgram, *, device: st
                 raise UnsupportedError(op=f"parameter {target!r}", reason="is not in the program")
             importer.env[node] = importer.constant(tensor, target)
         else:
-            raise UnsupportedError(op=f"input {spec.arg.name!r}", reason=f"an input of kind {spec.kind.name}")
+            raise _odd_input(spec.kind.name, node, spec.arg.name)
     wanted: list[object] = []
     out = torch.export.graph_signature.OutputKind
     for output in program.graph_signature.output_specs:
         if output.kind is not out.USER_OUTPUT:
-            raise UnsupportedError(op=f"output {output.target!r}", reason=f"the program does {output.kind.name}")
+            reason = _WRITES.get(output.kind, f"the program does {output.kind.name}")
+            raise UnsupportedError(op=f"output {output.target!r}", reason=reason)
         name = getattr(output.arg, "name", None)
         wanted.append(nodes[name] if name in nodes else getattr(output.arg, "value", None))
     importer.walk(gm.graph, frozenset())
@@ -553,6 +575,20 @@ def import_exported_program(program: torch.export.ExportedProgram, *, device: st
     outputs, results = _results(importer, wanted, {})
     notes = tuple(f"dimension {symbol} was set to {value}" for symbol, value in sorted(_symbols(gm.graph).items()))
     return Program(importer.finish(outputs, (), notes), tuple(positions), tuple(results))
+
+
+_WRITES = {
+    torch.export.graph_signature.OutputKind.BUFFER_MUTATION: "the program writes its buffer (BUFFER_MUTATION)",
+    torch.export.graph_signature.OutputKind.USER_INPUT_MUTATION: "the program writes its input (USER_INPUT_MUTATION)",
+}
+
+
+def _odd_input(kind: str, node: fx.Node | None, name: str) -> UnsupportedError:
+    """Of an input that is neither a tensor nor a number: a token that orders calls with effects, an object of C++."""
+    user = next(iter(node.users), None) if node is not None else None
+    if kind == "TOKEN" and user is not None:
+        return UnsupportedError(where=_place(user), op=str(user.args[1]), reason="it has an effect beside its result")
+    return UnsupportedError(op=f"input {name!r}", reason=f"an input of kind {kind}")
 
 
 def _held(program: torch.export.ExportedProgram, nodes: Mapping[str, fx.Node]) -> dict[str, object]:

@@ -15,10 +15,18 @@ from weft.ir.types import DType
 # products
 
 
+def _check_alike(c: Call, *operands: NodeId) -> None:
+    """Refuse operands of two element types: `torch.export` takes what torch does not run."""
+    left, right = (c.type(x).dtype for x in operands)
+    if left is not right:
+        c.refuse(f"it has operands of {left.value} and {right.value}, which torch does not multiply")
+
+
 def matmul(c: Call) -> NodeId:
     """mm, _int_mm, bmm, matmul, mv, dot: NumPy's product in the result's type."""
     left = c.ref("self" if "self" in c.arguments else "input")
     right = c.ref(next(n for n in ("mat2", "other", "vec", "tensor") if n in c.arguments))
+    _check_alike(c, left, right)
     return c.one("matmul", c.b.cast(left, c.out.dtype), c.b.cast(right, c.out.dtype))
 
 
@@ -84,9 +92,7 @@ def einsum(c: Call) -> NodeId:
 
 def linear(c: Call) -> NodeId:
     """x wᵀ + b."""
-    given, weight = (c.type(c.ref(name)).dtype for name in ("input", "weight"))
-    if given is not weight:  # `torch.export` takes what torch does not run
-        c.refuse(f"it has operands of {given.value} and {weight.value}, which torch does not multiply")
+    _check_alike(c, c.ref("input"), c.ref("weight"))
     return c.one("linear", c.ref("input"), c.ref("weight"), c.maybe("bias"))
 
 

@@ -1,0 +1,367 @@
+"""Arguments and results of a module as tensors, and as what they were: plans know tensors alone.
+
+`taken` takes the tensors out of tuples, lists, dictionaries, dataclasses (the outputs of `transformers` too) and
+whatever `torch.utils._pytree` knows; the `Layout` that it gives as well puts others in their places. A result may be
+any object that can be copied; an argument may not, as plans are told apart by what stands beside the tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
+
+from weft.errors import NotTracedError
+
+_FIXED = (
+    type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device, torch.layout,
+    torch.memory_format, type, range, slice,
+)  # fmt: skip
+"""Values that stand in a plan as they are."""
+_TENSORS = "weft: tensors"
+"""Where what a copy is made for lies among the notes of `copy.deepcopy`."""
+
+
+_DEEPCOPY: object = torch.Tensor.__deepcopy__
+
+
+class OddValueError(Exception):
+    """An argument that can be no part of a call; says which. Never leaves the front end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A tensor's place."""
+
+    index: int
+
+    def made(self, tensors: Sequence[torch.Tensor]) -> object:
+        return tensors[self.index]
+
+    def __deepcopy__(self, notes: dict[Any, Any]) -> object:
+        return notes[_TENSORS][self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """A value that is no tensor and has none inside."""
+
+    value: object
+
+    def made(self, tensors: Sequence[torch.Tensor]) -> object:
+        del tensors
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Container:
+    """What the framework takes apart and puts together."""
+
+    children: tuple[_Part, ...]
+    together: Callable[[list[Any]], object]
+
+    def made(self, tensors: Sequence[torch.Tensor]) -> object:
+        return self.together([child.made(tensors) for child in self.children])
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """A dataclass: its fields, and whatever else the object has."""
+
+    template: object
+    children: Mapping[str, _Part]
+
+    def made(self, tensors: Sequence[torch.Tensor]) -> object:
+        found = copy.copy(self.template)
+        for name, child in self.children.items():
+            object.__setattr__(found, name, child.made(tensors))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """Any other object with tensors somewhere inside."""
+
+    template: object
+    """With a `_Slot` in place of each."""
+
+    def made(self, tensors: Sequence[torch.Tensor]) -> object:
+        return copy.deepcopy(self.template, {_TENSORS: tensors})  # type: ignore[dict-item]
+
+
+_Part = _Slot | _Fixed | _Container | _Fields | _Object
+
+
+@final
+class Layout:
+    """Where tensors stand in a value."""
+
+    def __init__(self, root: _Part, key: Hashable, names: Sequence[str]) -> None:
+        self._root = root
+        self.key = key
+        """Equal for equal structures with equal values beside the tensors."""
+        self.names = tuple(names)
+        """Of the tensors, in order: the path to each."""
+        self.is_tensor = isinstance(root, _Slot)
+
+    def made(self, tensors: Sequence[torch.Tensor]) -> object:
+        """The value with these tensors in their places."""
+        return self._root.made(tensors)
+
+
+def taken(value: object) -> tuple[list[torch.Tensor], Layout]:
+    """The tensors of a result, and where they stand.
+
+    Raises:
+        NotTracedError: a number that depends on the values of tensors, an object that cannot be copied [W207].
+    """
+    walk = _Walk(arguments=False)
+    root, key = walk.part(value, ())
+    return walk.tensors, Layout(root, key, walk.names)
+
+
+def taken_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[list[torch.Tensor], Layout]:
+    """The tensors of a call, and where they stand in `(args, kwargs)`.
+
+    Raises:
+        OddValueError: an argument that a plan can have no part in.
+    """
+    walk = _Walk(arguments=True)
+    root, key = walk.part((tuple(args), dict(kwargs)), ())
+    return walk.tensors, Layout(root, key, walk.names)
+
+
+def is_plain(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether a call has tensors by their places alone."""
+    return not kwargs and all(isinstance(x, torch.Tensor) for x in args)
+
+
+@final
+class _Walk:
+    def __init__(self, *, arguments: bool) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.names: list[str] = []
+        self._arguments = arguments
+
+    def part(self, value: Any, path: tuple[str, ...]) -> tuple[_Part, Hashable]:
+        if isinstance(value, torch.Tensor):
+            self.tensors.append(value)
+            self.names.append("_".join(path[1:]) or "x")
+            return _Slot(len(self.tensors) - 1), "tensor"
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            problem = "it returns a Python number that depends on the values of tensors"
+            raise NotTracedError(problem=problem, remedy="return it as a tensor: leave out `.item()`")
+        if isinstance(value, _FIXED):
+            return _Fixed(value), (type(value).__name__, _frozen(value))
+        node = _pytree.SUPPORTED_NODES.get(_pytree._get_node_type(value))
+        if node is not None:
+            children, context = node.flatten_fn(value)
+            names = list(context) if isinstance(context, list | tuple) and len(context) == len(children) else range(99)
+            parts = [self.part(child, (*path, str(name))) for child, name in zip(children, names, strict=False)]
+            parts += [self.part(x, (*path, "x")) for x in children[len(parts) :]]
+            container = _Container(tuple(p for p, _ in parts), lambda found: node.unflatten_fn(found, context))
+            return container, (type(value), _frozen(context), tuple(key for _, key in parts))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names_ = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
+            fields = {name: self.part(getattr(value, name), (*path, name)) for name in names_}
+            template = copy.copy(value)
+            for name in names_:
+                object.__setattr__(template, name, None)
+            found = _Fields(template, {name: p for name, (p, _) in fields.items()})
+            return found, (type(value), tuple((name, key) for name, (_, key) in fields.items()))
+        if self._arguments:
+            if isinstance(value, Hashable) and (callable(value) or type(value).__module__ == "enum"):
+                return _Fixed(value), (type(value), value)
+            raise OddValueError(f"{'.'.join(path[1:]) or 'it'} is a {type(value).__name__}")
+        return self._object(value), (type(value), id(value))
+
+    def _object(self, value: object) -> _Part:
+        before = len(self.tensors)
+        try:
+            with _Cut(self.tensors):
+                template = copy.deepcopy(value)
+        except Exception as error:  # whatever its owner's own `__deepcopy__` raises
+            problem = f"it returns a {type(value).__name__}, which cannot be copied"
+            remedy = "return tensors, in tuples, lists, dictionaries or dataclasses"
+            raise NotTracedError(problem=problem, remedy=remedy) from error
+        self.names += ["x"] * (len(self.tensors) - before)
+        return _Object(template) if len(self.tensors) > before else _Fixed(value)
+
+
+@final
+class _Cut(TorchFunctionMode):
+    """Copies of objects made meanwhile have a `_Slot` in place of each tensor."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if func is not _DEEPCOPY:
+            return func(*args, **(kwargs or {}))
+        self._tensors.append(args[0])
+        return _Slot(len(self._tensors) - 1)
+
+
+def _frozen(value: object) -> Hashable:
+    """Something that can be a key, equal for equal values."""
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(x) for x in value)
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return value
+
+
+@final
+class Results:
+    """How a module's results were laid out when it ran last: the same for all calls of one form."""
+
+    def __init__(self) -> None:
+        self.layout: Layout | None = None
+        self.changed: tuple[str, ...] = ()
+        """Attributes that the module changed while it was traced."""
+
+    def __deepcopy__(self, notes: object) -> Results:
+        """Shared by the copies of a module."""
+        return self
+
+
+class OfTensors(torch.nn.Module):
+    """A module as a function of tensors alone; `results` knows what it really gives."""
+
+    def __init__(self, module: torch.nn.Module, layout: Layout | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self._layout = layout
+        """None: tensors are its arguments, by place."""
+        self.results = Results()
+        self.training = module.training  # `train` and `eval` would set the module's, too
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors among the module's results."""
+        if self._layout is None:
+            found = self.module(*tensors)
+        else:
+            made: Any = self._layout.made(tensors)
+            found = self.module(*made[0], **made[1])
+        if isinstance(found, torch.Tensor) and (last := self.results.layout) is not None and last.is_tensor:
+            return (found,)
+        outputs, self.results.layout = taken(found)
+        return tuple(outputs)
+
+
+def with_names(called: OfTensors, names: Sequence[str]) -> OfTensors:
+    """The same module to be traced: its parameters have names, and what it changes of itself is noticed.
+
+    What a trace takes of a module is what it was: the framework notices tensors that are written, but not, below the
+    outermost module, buffers that are replaced, and no Python values.
+    """
+    free = dict.fromkeys(names)
+    if len(free) < len(names):
+        free = dict.fromkeys(f"x_{k}" for k in range(len(names)))
+    parameter = inspect.Parameter
+    kinds = [parameter(name, parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *free)]
+
+    def forward(self: OfTensors, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        before = _attributes(self.module)
+        found = OfTensors.forward(self, *tensors)
+        self.results.changed = _changes(before, _attributes(self.module))
+        return found
+
+    try:
+        forward.__signature__ = inspect.Signature(kinds)  # type: ignore[attr-defined]
+    except ValueError:  # `self` is a name, too, or a keyword
+        return called
+    found: OfTensors = type("OfTensors", (OfTensors,), {"forward": forward})(called.module, called._layout)
+    found.results = called.results
+    return found
+
+
+def _attributes(module: torch.nn.Module) -> dict[tuple[str, bool], object]:
+    """By (name, whether it is a buffer): what tells whether an attribute is another."""
+    found: dict[tuple[str, bool], object] = {}
+    for path, part in module.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, value in part.__dict__.items():
+            if isinstance(value, torch.Tensor):
+                found[prefix + name, False] = id(value)
+            elif isinstance(value, bool | int | float | str | None):
+                found[prefix + name, False] = value
+            elif type(value) in (list, dict) and not name.startswith("_"):
+                found[prefix + name, False] = len(value)
+        found.update({(prefix + name, True): id(t) for name, t in part._buffers.items()})
+    return found
+
+
+def _changes(before: Mapping[tuple[str, bool], object], after: Mapping[tuple[str, bool], object]) -> tuple[str, ...]:
+    """Names of attributes that are others.
+
+    Raises:
+        NotTracedError: a buffer is [W207].
+    """
+    changed = [key for key in after if before.get(key, after) != after[key]]
+    for name, is_buffer in changed:
+        if is_buffer:
+            problem = f"it puts another tensor in the place of its buffer {name!r}"
+            remedy = 'give the new value back as a result, or leave the model to `torch.compile(model, backend="weft")`'
+            raise NotTracedError(problem=problem, remedy=remedy)
+    return tuple(name for name, _ in changed)
+
+
+def bound(
+    signature: inspect.Signature | None, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """A call in its one form: by place what can be, without what is the default anyway.
+
+    Raises:
+        TypeError: they do not fit the signature.
+    """
+    if signature is None:
+        return tuple(args), dict(kwargs)
+    found = signature.bind(*args, **kwargs)
+    for name, parameter in signature.parameters.items():
+        keyword = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if keyword and name in found.arguments and found.arguments[name] is parameter.default:
+            del found.arguments[name]
+    return found.args, found.kwargs
+
+
+def signature_of(module: torch.nn.Module) -> inspect.Signature | None:
+    """Of `forward`, where it has one."""
+    try:
+        return inspect.signature(module.forward)
+    except (TypeError, ValueError):
+        return None
+
+
+def argument_names(signature: inspect.Signature | None, count: int) -> list[str]:
+    """What so many arguments by place are called: those behind `*xs` by their numbers."""
+    names: list[str] = []
+    for name, parameter in (signature.parameters if signature is not None else {}).items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{name}_{k}" for k in range(count - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(name)
+    return names[:count] if len(names) >= count else [f"x_{k}" for k in range(count)]
+
+
+def program_results(program: torch.export.ExportedProgram) -> Layout:
+    """Where the outputs of an exported program stand in what it gives."""
+    signature = torch.export.graph_signature
+    user = [x.arg for x in program.graph_signature.output_specs if x.kind is signature.OutputKind.USER_OUTPUT]
+    leaves = [
+        torch.empty(0) if isinstance(x, signature.TensorArgument) else getattr(x, "value", None) for x in user
+    ]  # fmt: skip
+    return taken(_pytree.tree_unflatten(leaves, program.call_spec.out_spec))[1]
