@@ -6,8 +6,8 @@
    stays below the target. A p99 above it, over the last windows, puts the cap to 0 for a second; then it rises one by
    one. (A single late query does not: at p99 one of a hundred is.)
 4. Of several models the earliest deadline goes first, and nobody is preempted.
-5. Where no query runs the job has the whole GPU, and is stopped when one comes. A whole kernel, which nothing stops, runs
-   where the next query's headroom and the p99 seen allow it: p99 rises by no more than the kernel's length.
+5. Where no query runs the job has the whole GPU, and is stopped when one comes. A whole kernel, which nothing stops,
+   runs where the next query's headroom and the p99 seen allow it: p99 rises by no more than the kernel's length.
 
 A variant whose times drift is not used for a second, then tried with half as much headroom again until it is refitted.
 """
