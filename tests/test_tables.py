@@ -18,7 +18,8 @@ NO_MEASUREMENTS = (
     "| | in kernels | else |", "| letter | meaning |", "| | |", "| file | |", "| flag | key |",
     "| term | of | constant", "| command | what it does |", "| module | what it does |", "| trap | what to do",
     "| Weft | standard", "| word |", "| change |", "| term |", "| in `cuda/", "| section | measured by |",
-    "| construct |", "| layer | file |",
+    "| construct |", "| layer | file |", "| option | meaning |", "| policy | rule |",
+    "| model + job, load | policy |",  # simulated: held by tests/colocate/test_recorded_policies.py
 )  # fmt: skip
 """Heads of tables that describe and measure nothing."""
 MARK = re.compile(r"<!-- table: (\S+) -->")

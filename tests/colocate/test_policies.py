@@ -187,6 +187,19 @@ def test_weft_steps_back_when_p99_is_over_the_target_and_comes_back_one_by_one()
     assert caps[: quiet - 1] == [0] * (quiet - 1) and caps[quiet - 1 : quiet + 1] == [1, 2] and caps[-1] == top
 
 
+def test_weft_fills_idle_time_by_whole_kernels_only_where_p99_leaves_room_for_one() -> None:
+    def filled(p99_us: float, target_us: float = 500.0, *, busy_us: float = -1.0) -> tuple[str, float]:
+        policy = Weft(setting(target=round(target_us * US)))
+        found = policy.decide(situation(10.0, recent=Recent(p99_ns=round(p99_us * US)), busy_us=busy_us))
+        return found.co_runner, found.kernels_us
+
+    assert filled(120.0) == ("keep", 300.0)
+    assert filled(171.0) == ("on", 0.0)  # 171 and 305 are over 475
+    assert filled(0.0) == ("on", 0.0)  # nothing is known yet
+    assert filled(120.0, 400.0) == ("on", 0.0)  # a query of 100 could not wait for 305
+    assert filled(120.0, busy_us=20.0) == ("keep", 0.0)
+
+
 def test_weft_caps_variants_by_the_rate_that_it_sees() -> None:
     low, high = Weft(setting()), Weft(setting())
     for k in range(1, 12):

@@ -200,6 +200,33 @@ def too_many(situation: Situation) -> Decision:
     return Decision(tuple((q, 0) for q in situation.waiting))
 
 
+def test_weft_serves_two_models_and_fills_the_rest() -> None:
+    made = [prepare(INVENTED, "weft", "net", "work", 500 * US), prepare(INVENTED, "exclusive", "other", "", 300 * US)]
+    both = replace(made[0].setting, models=(*made[0].setting.models, *made[1].setting.models))
+    policy = make("weft", both)
+    arrivals = [poisson(2000.0, 600, seed=1), poisson(2500.0, 600, seed=2)]
+    backend = SimulatedBackend(list(zip(made, arrivals, strict=True)), seed=1, trace=True)
+    drive(policy, backend)
+    out = backend.outcome
+    for name in ("net", "other"):
+        own = [b for q, b in zip(out.queries, out.begin_ns, strict=True) if q.model == name]
+        assert len(own) == 600 and own == sorted(own)
+    ran = sorted(zip(out.begin_ns, out.done_ns, strict=True))
+    assert all(done <= begin for (_, done), (begin, _) in itertools.pairwise(ran))
+    numbers = [q.number for _, q in sorted(zip(out.begin_ns, out.queries, strict=True), key=lambda p: p[0])]
+    assert numbers != sorted(numbers)  # the nearer deadline overtook
+    assert {k for q, k in zip(out.queries, out.variants, strict=True) if q.model == "other"} == {0}
+    assert out.work_us > 0.3 * out.span_ns / 1e3
+
+
+def test_an_overload_is_simulated_in_time_that_grows_with_the_queries() -> None:
+    at = cell(2.0, 6000)
+    for name in ("serial", "weft", "aker"):
+        begin = time.process_time()
+        out = simulated(name, at)
+        assert all(out.done_ns) and time.process_time() - begin < 20
+
+
 class Wrong:
     """A policy that does what it is told to."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -93,10 +94,17 @@ def cell_of(
         return Cell(model, job, target, rate if math.isfinite(rate) else 0.0, TRACE, trace, seed)
     load = 0.8 if load is None else load
     solo = np.array(drawn_ns(samples.solo, ((np.arange(_SAMPLES) + 0.5) / _SAMPLES).tolist()), dtype=np.int64)
-    of_hz = peak_load(solo, target, seed=seed).rate_hz if of_peak else 1e9 / float(solo.mean())
+    rate_of_load(load, 1.0)  # told before the peak is looked for
+    of_hz = _peak_hz(solo.tobytes(), target, seed) if of_peak else 1e9 / float(solo.mean())
     rate = rate_of_load(load, of_hz)
     arrivals = trace.scaled(rate) if trace is not None else drawn(process, rate, queries, seed)
     return Cell(model, job, target, load, ABSOLUTE if of_peak else RELATIVE, arrivals, seed)
+
+
+@lru_cache(maxsize=16)
+def _peak_hz(solo: bytes, target_ns: int, seed: int) -> float:
+    """Looked for once, however many loads are taken of it."""
+    return peak_load(np.frombuffer(solo, dtype=np.int64), target_ns, seed=seed).rate_hz
 
 
 def drawn(process: str, rate_hz: float, queries: int, seed: int) -> Arrivals:

@@ -134,14 +134,22 @@ class Costs:
         return waiting if self.single else sorted(waiting, key=lambda q: (q.deadline_ns, q.number))
 
     def headroom(self, order: Sequence[Query], at_ns: int) -> int:
-        """Time that all of them can lose and still keep their deadlines, if the first begins at `at_ns`; all alone."""
+        """Time that all of them can lose and still keep their deadlines, if the first begins at `at_ns`; all alone.
+
+        Negative, and no more exact than that, as soon as one of them is late.
+        """
         least, q99 = NEVER, self.q99
         for q in order:
             at_ns += q99[q.model][0]
             least = min(least, q.deadline_ns - at_ns)
+            if least < 0:
+                break
         return least
 
     def headroom_with_next(self, order: Sequence[Query], at_ns: int, now_ns: int) -> int:
         """The same, also of a query that arrives now behind all of them."""
+        least = self.headroom(order, at_ns)
+        if least < 0:
+            return least
         behind = at_ns + sum(self.q99[q.model][0] for q in order)
-        return min(self.headroom(order, at_ns), self.tightest - (behind - now_ns))
+        return min(least, self.tightest - (behind - now_ns))

@@ -6,7 +6,8 @@
    stays below the target. A p99 above it, over the last windows, puts the cap to 0 for a second; then it rises one by
    one. (A single late query does not: at p99 one of a hundred is.)
 4. Of several models the earliest deadline goes first, and nobody is preempted.
-5. Where no query runs the job has the whole GPU, and is stopped when one comes.
+5. Where no query runs the job has the whole GPU, and is stopped when one comes. A whole kernel, which nothing stops,
+   runs where the next query's headroom and the p99 seen allow it: p99 rises by no more than the kernel's length.
 
 A variant whose times drift is not used for a second, then tried with half as much headroom again until it is refitted.
 """
@@ -93,7 +94,7 @@ class Weft:
         if not s.waiting or room <= 0:
             if s.waiting or s.running or s.job.form != OFF or s.job.is_done or self._is_off:
                 return KEEP
-            return Decision(co_runner="on")
+            return self._fill(s)
         order = costs.ordered(s.waiting)
         starts = costs.stop_ns if s.job.form != OFF else costs.launch_ns
         free = costs.free_ns(s) + (0 if s.running else starts)
@@ -104,6 +105,17 @@ class Weft:
             least -= costs.q99[q.model][variant] - costs.q99[q.model][0]
             found.append((q, variant))
         return Decision(tuple(found))
+
+    def _fill(self, s: Situation) -> Decision:
+        """The job in idle time: by whole kernels, which need no stop, where these keep the target."""
+        costs = self._costs
+        if s.job.busy_until_ns > s.now_ns:
+            return KEEP
+        p99 = s.recent.p99_ns
+        spent = costs.kernel_ns + costs.launch_ns
+        if p99 > 0 and spent <= costs.tightest and p99 + spent <= OF_TARGET * self._target and s.now_ns >= self._until:
+            return Decision(kernels_us=costs.kernel_us)
+        return Decision(co_runner="on")
 
     def _variant(self, model: str, headroom: int, now: int) -> int:
         """The largest one that is allowed and fits."""
