@@ -233,7 +233,7 @@ def test_a_first_start_that_fails_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"no plan \[W401\]\n  save one"), served(launcher, tmp_path):
         pass
     launcher.stillborn = 1
-    with pytest.raises(UnavailableError, match="died (while|before) it"), served(launcher, tmp_path):
+    with pytest.raises(UnavailableError, match=r"died (while|before) it"), served(launcher, tmp_path):
         pass
     with pytest.raises(ArtifactError, match="cannot be opened"):
         ProcessBackend([tmp_path / "none.weft"])

@@ -73,7 +73,8 @@ class Channel:
             self._end.sendall(data)
             return
         sent = socket.send_fds(self._end, [data], list(fds))
-        self._end.sendall(data[sent:])
+        if sent < len(data):  # the other end may have answered, and gone, by now
+            self._end.sendall(data[sent:])
 
     def send_json(self, kind: Kind, body: Mapping[str, object], fds: Sequence[int] = ()) -> None:
         """As `send`."""
