@@ -32,6 +32,7 @@ from weft.cli.limits import NO_LIMITS, limits_of, with_limits
 from weft.cli.mlp import mlp_command
 from weft.cli.pairs import pairs_command
 from weft.cli.repro import repro_command
+from weft.cli.serve import serve_command
 from weft.cli.show import Screen, memory, microseconds, plain, print_pairs, summary, visible
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
@@ -68,6 +69,7 @@ app.command("fuse")(fuse_command)
 app.command("pairs")(pairs_command)
 app.command("diff")(diff_command)
 app.command("repro")(repro_command)
+app.command("serve")(serve_command)
 
 
 def run() -> None:
