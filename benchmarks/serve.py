@@ -181,9 +181,10 @@ def _threads(count: int, work: Callable[[], None]) -> None:
 
 def told(seconds: Sequence[float], wall: float) -> Row:
     """Percentiles and the rate."""
-    found = {"queries": len(seconds), "per_second": round(len(seconds) / wall, 1)}
+    busy = round(os.getloadavg()[0], 1)
+    found: Row = {"queries": len(seconds), "per_second": round(len(seconds) / wall, 1), "load_average": busy}
     if not seconds:
-        return dict(found)
+        return found
     marks = {f"p{p}_ms": round(float(np.percentile(seconds, p)) * 1e3, 3) for p in (50, 95, 99)}
     return {**found, **marks, "most_ms": round(max(seconds) * 1e3, 3)}
 

@@ -53,6 +53,7 @@ def make(server: Server, options: FrontOptions) -> FastAPI:
         public = path.startswith("/v2/health")
         app.add_api_route(path, _guarded(handler, options, public=public), methods=[method], response_model=None)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _our_error)
     return app
 
 
@@ -88,6 +89,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # what it was registered for
     told = {404: f"there is no {request.url.path[:200]}", 405: f"{request.method} is no method of it"}
     return JSONResponse({"error": told.get(error.status_code, error.detail)}, error.status_code, error.headers)
+
+
+async def _our_error(request: Request, error: Exception) -> Response:
+    """What nobody expected; its traceback is in the log."""
+    return JSONResponse({"error": f"an error of the server: {type(error).__name__}"}, 500)
 
 
 class _Rest:

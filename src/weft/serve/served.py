@@ -189,12 +189,12 @@ class Served:
 
     def failed(self, job: Job, error: WeftError) -> None:
         """See `Keeper`: several queries are run again each by itself, as one of them may be why."""
-        self._left(job)
         if len(job.queries) > 1:
             for query in job.queries:
                 query.alone = True
-            self._again(job.queries)
+            self._left(job, again=job.queries)
             return
+        self._left(job)
         (query,) = job.queries
         if isinstance(error, UserError):  # an index outside of its bounds, which the plan checks
             query.refuse(error)
@@ -203,15 +203,11 @@ class Served:
 
     def lost(self, job: Job, *, began: bool) -> None:
         """See `Keeper`: what ran is replayed once, alone; what waited behind it is no worse for it."""
-        self._left(job)
-        again: list[Query] = []
-        for query in job.queries:
-            error = query.lost() if began else None
+        errors = [(q, q.lost() if began else None) for q in job.queries]
+        self._left(job, again=[q for q, error in errors if error is None and not q.future.done()])
+        for query, error in errors:
             if error is not None:
                 query.refuse(error)
-            elif not query.future.done():
-                again.append(query)
-        self._again(again)
 
     def changed(self) -> None:
         """See `Keeper`."""
@@ -223,21 +219,18 @@ class Served:
     def _gone(self) -> str:
         return f"model {self.name!r} cannot be started: {self._backend.problem}"
 
-    def _left(self, job: Job) -> None:
+    def _left(self, job: Job, again: Sequence[Query] = ()) -> None:
+        """The queries of a job run no longer; some wait again. In one step: nobody finds them in neither place."""
         with self._lock:
             for query in job.queries:
                 self._running.pop(query.number, None)
-            self._changed.notify_all()
-
-    def _again(self, queries: Sequence[Query]) -> None:
-        with self._lock:
             ended = self._state == "UNLOADED"
             if not ended:
-                self._batcher.again(queries)
-                self._changed.notify_all()
+                self._batcher.again(again)
+            self._changed.notify_all()
         if ended:
-            _refuse_all(queries, UnavailableError(problem=f"model {self.name!r} was unloaded"))
-        elif replayed := sum(q.losses > 0 for q in queries):
+            _refuse_all(again, UnavailableError(problem=f"model {self.name!r} was unloaded"))
+        elif replayed := sum(q.losses > 0 for q in again):
             self.statistics.replayed(replayed)
 
     def watch(self) -> None:

@@ -68,7 +68,7 @@ class Server:
         self._models: dict[str, dict[str, Served]] = {}
         self._failed: dict[tuple[str, str], str] = {}
         self._leaving: list[threading.Thread] = []
-        self._draining = False
+        self._draining = self._loaded = False
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="weft-serve-watch", daemon=True)
         self._watcher.start()
@@ -83,6 +83,7 @@ class Server:
         """Every model that there is."""
         for name in dict.fromkeys([*(s.name for s in self._known()), *self._objects]):
             self.load(name)
+        self._loaded = True
 
     def submit(
         self, inputs: Array | Sequence[Array] | Mapping[str, Array], *, model: str = "", version: str = "",
@@ -145,8 +146,8 @@ class Server:
 
     @property
     def ready(self) -> bool:
-        """Whether every model that is loaded answers."""
-        return not self._draining and all(s.state == "READY" for s in self.models())
+        """Whether all models were loaded, and every one that is loaded answers."""
+        return self._loaded and not self._draining and all(s.state == "READY" for s in self.models())
 
     @property
     def draining(self) -> bool:
@@ -169,7 +170,7 @@ class Server:
             if served is not None:
                 found.append(Listed(name, version, served.state, served.problem))
             else:
-                found.append(Listed(name, version, "UNAVAILABLE", failed.get((name, version), "unloaded")))
+                found.append(Listed(name, version, "UNAVAILABLE", failed.get((name, version), "not loaded")))
         return found
 
     def _known(self) -> list[Source]:
