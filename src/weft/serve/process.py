@@ -439,14 +439,14 @@ class _Started:
 
 
 def started(end: socket.socket, module: str = "weft.serve.worker", program: Sequence[str] = ()) -> Process:
-    """Start a worker at this end of a socket; its output goes where ours goes."""
+    """Start a worker at this end of a socket; what it prints goes to standard error: the supervisor reads our output."""
     root = str(Path(weft.__file__ or ".").resolve().parent.parent)
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH", "")])])
     command = [*(program or (sys.executable, "-m", module)), str(end.fileno())]
     environ = {k: v for k, v in os.environ.items() if k != "WEFT_SERVE_TOKEN"}
     environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin between batches take the core of the front end
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, pass_fds=[end.fileno()], process_group=0,
+        command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[end.fileno()], process_group=0,
         env={**environ, "PYTHONPATH": path},
     )  # fmt: skip
     return _Started(process)

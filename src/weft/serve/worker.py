@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -120,9 +121,17 @@ def load_plans(settings: Mapping[str, object], fds: Sequence[int]) -> tuple[Mode
     return Plans(models), digests.hexdigest()
 
 
+def _end_with(parent: int) -> None:
+    """End when the front end is gone, at whatever batch this is, which may never end."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
 def main() -> None:
     """Run until the front end closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the front end drains, and then ends this
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     with socket.socket(fileno=int(sys.argv[1])) as end:
         try:
             serve(Channel(end), load_plans)
