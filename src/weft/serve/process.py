@@ -439,7 +439,7 @@ class _Started:
 
 
 def started(end: socket.socket, module: str = "weft.serve.worker", program: Sequence[str] = ()) -> Process:
-    """Start a worker at this end of a socket; what it prints goes to standard error: the supervisor reads our output."""
+    """Start a worker at this end of a socket; what it prints goes to standard error, as our output is read."""
     root = str(Path(weft.__file__ or ".").resolve().parent.parent)
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH", "")])])
     command = [*(program or (sys.executable, "-m", module)), str(end.fileno())]
