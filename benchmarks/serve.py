@@ -37,6 +37,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Protocol
 
+# before torch, and as workers have it: threads that spin while they wait take the cores from whom they wait for
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import numpy as np
 import torch
 from torch import nn
