@@ -82,4 +82,4 @@ gpu-sanitize:
 	$(GPU_PY) -m tools.sanitize_pairs
 
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-client build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

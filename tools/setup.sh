@@ -26,7 +26,14 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
   pip install "torch==2.13.0"
 fi
 echo "setup: installing Weft and its extras"
-pip install -e ".[bench,cuda,dev,fuse]"
+pip install -e ".[bench,cuda,dev,fuse,serve]"
 command -v g++ >/dev/null || command -v clang++ >/dev/null ||
   echo "setup: no C++ compiler found; Weft will use library kernels only (on Debian: apt install g++)" >&2
+# Triton's client wants older packages than Weft has: it has an environment of its own, and its test runs it there
+if [ ! -x .venv-client/bin/python ] || ! .venv-client/bin/python -c 'import tritonclient.grpc, tritonclient.http' 2>/dev/null; then
+  echo "setup: installing tritonclient for the tests of weft serve"
+  "$python" -m venv .venv-client &&
+    .venv-client/bin/python -m pip --disable-pip-version-check --quiet install "tritonclient[http,grpc]==2.73.0" ||
+    echo "setup: tritonclient could not be installed; its test will be skipped" >&2
+fi
 touch .venv/ready

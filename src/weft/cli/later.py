@@ -22,6 +22,11 @@ LATER: dict[str, tuple[str, str, str]] = {
         "fuse_command",
         "Fuse a latency-critical kernel with a best-effort job; only --search needs a GPU.",
     ),
+    "serve": (
+        "weft.cli.serve",
+        "serve_command",
+        "Serve saved plans over HTTP and gRPC (Open Inference Protocol).",
+    ),
     "colocate": (
         "weft.cli.colocate",
         "app",

@@ -1,0 +1,143 @@
+"""The process that has a model's plans: `python -m weft.serve.worker FD` on a socket to the front end.
+
+It runs one batch after the other until that socket is closed, and knows no query, no protocol and no queue.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+from weft.errors import ArtifactError, UserError, WeftError
+from weft.ir.types import Array
+from weft.serve.channel import DONE, FAILED, RUN, Channel, Kind, Message
+from weft.serve.ring import Ring
+from weft.serve.signature import Signature
+
+
+class Model(Protocol):
+    """What a worker runs."""
+
+    signature: Signature
+
+    def bind(self, plan: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
+        """What runs one of the plans from these arrays to those."""
+        ...
+
+    def warm_up(self) -> None:
+        """Run each plan once."""
+        ...
+
+
+Load = Callable[[Mapping[str, object], Sequence[int]], tuple[Model, str]]
+"""Of settings and files: the model, and a digest of what it was loaded from."""
+
+
+def serve(channel: Channel, load: Load) -> None:
+    """Load, tell, and run batches until the other end is gone."""
+    hello = channel.receive()
+    if hello is None:
+        return
+    try:
+        model, digest = load(hello.json(), hello.fds)
+        model.warm_up()
+    except WeftError as error:
+        channel.send(Kind.REFUSED, str(error).encode()[:4000])
+        return
+    except Exception as error:  # out of memory, a missing library: the front end says it, and lives
+        channel.send(Kind.REFUSED, f"{type(error).__name__}: {error}".encode()[:4000])
+        return
+    finally:
+        for fd in hello.fds:
+            os.close(fd)
+    channel.send_json(Kind.SIGNATURE, {"signature": model.signature.to_json(), "digest": digest})
+    memory = channel.receive()
+    if memory is None:
+        return
+    (fd,) = memory.fds
+    ring = Ring(model.signature, cast("int", memory.json()["slots"]), fd)
+    os.close(fd)
+    bound = [
+        [model.bind(p, ring.inputs(slot, p), ring.outputs(slot, p)) for p in range(len(model.signature.sizes))]
+        for slot in range(ring.slots)
+    ]
+    channel.send(Kind.READY)
+    gc.collect()
+    gc.freeze()
+    while (message := channel.receive()) is not None:
+        _answer(channel, ring, bound, message)
+
+
+def _answer(channel: Channel, ring: Ring, bound: Sequence[Sequence[Callable[[], None]]], message: Message) -> None:
+    number, plan = RUN.unpack(message.body)
+    began = time.perf_counter()
+    try:
+        bound[number % ring.slots][plan]()
+    except WeftError as error:
+        ours = isinstance(error, UserError)
+        text = str(error.details.get("problem", str(error).splitlines()[0].removesuffix(f" [{error.code}]")))
+        channel.send(Kind.FAILED, FAILED.pack(number, ours) + text.encode()[:2000])
+        return
+    ring.mark(number)
+    channel.send(Kind.DONE, DONE.pack(number, time.perf_counter() - began))
+
+
+def load_plans(settings: Mapping[str, object], fds: Sequence[int]) -> tuple[Model, str]:
+    """The saved plans in these files.
+
+    Raises:
+        ArtifactError: one cannot be loaded, or they are not of one model [W401].
+    """
+    import torch
+
+    from weft.options import Options
+    from weft.serve.plans import Plans, loaded
+
+    threads = cast("int", settings["threads"])
+    if threads:
+        torch.set_num_threads(threads)
+    cache = cast("str", settings["cache"])
+    options = Options(cache_dir=Path(cache) if cache else None, threads=threads)
+    models, digests = [], hashlib.sha256()
+    for fd, name in zip(fds, cast("list[str]", settings["names"]), strict=True):
+        path = Path(f"/dev/fd/{fd}")
+        try:
+            models.append(loaded(path, cast("list[str]", settings["trust"]), options))
+            with zipfile.ZipFile(path) as archive:
+                digests.update(archive.read("manifest.json"))
+        except ArtifactError as error:
+            problem, remedy = (str(error.details.get(k, "")) for k in ("problem", "remedy"))
+            raise ArtifactError(where=name, problem=problem, remedy=remedy) from None
+    return Plans(models), digests.hexdigest()
+
+
+def _end_with(parent: int) -> None:
+    """End when the front end is gone, at whatever batch this is, which may never end."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def main() -> None:
+    """Run until the front end closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the front end drains, and then ends this
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    with socket.socket(fileno=int(sys.argv[1])) as end:
+        try:
+            serve(Channel(end), load_plans)
+        except BrokenPipeError:
+            return  # the front end is gone
+
+
+if __name__ == "__main__":
+    main()
