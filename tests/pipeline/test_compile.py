@@ -217,8 +217,7 @@ def test_the_least_recently_used_plan_is_dropped(cache: Path, bound: int) -> Non
     x = {n: torch.randn(n, 4) for n in (1, 2, 3)}
     compiled = weft.compile(module, x[1], options=weft.Options(budget_s=0, cache_dir=cache, max_plans=bound))
     again, built = compiled._again, []
-    assert again is not None
-    compiled._again = noting(lambda inputs: built.append(len(inputs[0])), again)
+    compiled._again = noting(lambda inputs, layout: built.append(len(inputs[0])), again)
     for n in (2, 1, 3, 1, 2):
         close(compiled(x[n]), module(x[n]))
         assert len(compiled._plans) <= max(bound, 1)
@@ -229,7 +228,7 @@ def test_the_least_recently_used_plan_is_dropped(cache: Path, bound: int) -> Non
 def test_a_new_shape_that_fails_leaves_the_plans_as_they_were(cache: Path) -> None:
     module, x = nn.Linear(4, 3).eval(), torch.randn(2, 4)
     compiled = weft.compile(module, x, options=weft.Options(budget_s=0, cache_dir=cache))
-    with pytest.raises(Exception, match="same reduction dim"):
+    with pytest.raises(InputError, match="cannot be multiplied"):
         compiled(torch.randn(2, 5))
     close(compiled(x), module(x))
     assert len(compiled._plans) == 1
@@ -328,8 +327,8 @@ def test_arguments_that_cannot_be_taken(model: nn.Module, x: torch.Tensor, tmp_p
         weft.compile(model, x, device="tpu", options=options)
     with pytest.raises(OptionError, match="needs them"):
         weft.compile(model, options=options)
-    with pytest.raises(OptionError, match="no tensor"):
-        weft.compile(model, [1.0], options=options)  # type: ignore[list-item]
+    with pytest.raises(weft.UserError, match=r"the model itself raises TypeError .* \[W116\]"):
+        weft.compile(model, [1.0], options=options)
     with pytest.raises(OptionError, match="'example_inputs': a int is no tensor"):
         weft.compile(model, 5, options=options)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="'options': a dict"):
@@ -424,8 +423,8 @@ def test_a_file_without_any_plan_is_an_error(tmp_path: Path, monkeypatch: pytest
 
 def test_what_is_no_tensor_is_an_input_error(compiled: Compiled, x: torch.Tensor) -> None:
     for wrong in ("x", x.numpy(), None):
-        with pytest.raises(InputError, match=r"input 0: a \w+ is no tensor \[W011\]"):
-            compiled(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"input 0: .*\[W011\]"):
+            compiled(wrong)
         with pytest.raises(InputError, match="is no tensor"):
             compiled.executable(wrong)  # type: ignore[arg-type]
 
