@@ -532,7 +532,7 @@ def test_without_a_gpu_the_process_says_so(tmp_path: Path) -> None:
 
 def test_the_drain_has_several_ctas_of_each_multiprocessor(sides: tuple[Side, ...]) -> None:
     rest = drain_of(sides, H200)
-    assert not hasattr(rest, "reason") and rest.grid == (8 * H200.sms, 1, 1)  # type: ignore[union-attr]
+    assert not hasattr(rest, "reason") and rest.grid == (8 * H200.sms, 1, 1)
 
 
 class InProcess:

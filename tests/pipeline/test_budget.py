@@ -280,10 +280,12 @@ def test_nothing_is_selected_after_the_budget(tmp_path: Path, monkeypatch: pytes
 
 
 def test_where_the_framework_must_not_answer_an_export_is_waited_for(x: torch.Tensor, tmp_path: Path) -> None:
+    net = Net().eval()
+    form = api._Form(net, "net")
     for options in (Options(memory_limit_bytes=1 << 30), Options(check_indices=True), Options(budget_s=0)):
-        source = api._TorchModel(None, Net().eval(), True, options, "net", silent, None, None)
+        source = api._TorchModel(None, net, True, options, "net", silent, None, None, form, None)
         assert source._check(Deadline(-1e9, options.budget_s)) is None
-    source = api._TorchModel(None, Net().eval(), True, Options(), "net", silent, None, None)
+    source = api._TorchModel(None, net, True, Options(), "net", silent, None, None, form, None)
     clock = Deadline(0.0, 20.0, lambda: 17.0)
     for reserved_s, is_over in ((0.0, False), (2.5, False), (3.5, True)):
         check = source._check(clock, reserved_s)

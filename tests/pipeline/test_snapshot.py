@@ -14,6 +14,7 @@ from torch import nn
 
 import weft
 from weft import api
+from weft.frontends.torch.structure import OfTensors
 from weft.options import Options
 
 
@@ -83,7 +84,7 @@ def test_a_module_that_cannot_be_copied_has_a_plan_of_its_own_weights(
 @pytest.mark.parametrize("owned", [False, True])
 def test_the_frameworks_model_settles_once(owned: bool) -> None:
     model = model_of()
-    eager = api._Eager(model, "cpu", owned=owned)
+    eager = api._Eager(OfTensors(model), "cpu", owned=owned)
     eager.settle()
     settled = eager._module
     assert settled is not model
@@ -131,7 +132,7 @@ def test_results_may_be_written_whoever_has_won(cache: Path) -> None:
     model, x = Given().eval(), torch.randn(4, 4)
     want, kept = [t.detach().clone() for t in model(x)], x.clone()
     compiled = weft.compile(model, x, options=Options(budget_s=0.0, cache_dir=cache))
-    own = api._Eager(api._copied(model)[0], "cpu", owned=True)
+    own = api._Eager(OfTensors(api._copied(model)[0]), "cpu", owned=True)
     own.settle()
     for run in (compiled, compiled.executable, own):
         for _ in range(2):

@@ -248,7 +248,7 @@ def test_zero_sized_dimensions_are_tuned(shape: tuple[int, int], shared_cache: P
     options = weft.Options(device="cuda", budget_s=30.0, cache_dir=shared_cache)
     exe = weft.compile(Sums(), (x, w), options=options)
     check_sums(exe.executable, x, w)
-    check_sums(exe, x, w)  # type: ignore[arg-type]
+    check_sums(exe, x, w)
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty", "ignore:Initializing zero-element tensors")

@@ -37,7 +37,7 @@ def test_the_second_gpu(named: str, shared_cache: Path, tmp_path: Path) -> None:
         compiled = weft.compile(module, there, options=options)
     exe = compiled.executable
     assert isinstance(exe, CudaExecutable) and exe.device == second and torch.cuda.current_device() == 0
-    near(compiled(*there).to("cuda:0"), want)  # type: ignore[union-attr]
+    near(compiled(*there).to("cuda:0"), want)
     side = torch.cuda.Stream(second)
     with torch.cuda.stream(side):
         (y,) = exe(*there)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
-from google.protobuf.internal.containers import RepeatedCompositeFieldContainer  # type: ignore[import-untyped]
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+from google.protobuf.message import DecodeError
 
 from weft.errors import LimitError
 from weft.frontends.onnx.errors import (
