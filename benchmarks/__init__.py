@@ -1,7 +1,7 @@
 """Benchmarks: every module here is a suite, `python -m benchmarks.NAME`; most keep a record in `benchmarks/results/`.
 
 Whole networks: `demo`, `networks`, `gpu_networks` (its slow peer: `gpu_autotune`), `library_plan`, `budget`,
-`call_overhead`. Kernels by themselves, each against the library: `gpu_gemm_lt`, `gpu_gemm_cold`, `gpu_conv`,
+`call_overhead`; saved plans for many callers: `serve`. Kernels by themselves, each against the library: `gpu_gemm_lt`, `gpu_gemm_cold`, `gpu_conv`,
 `gpu_attention`, `gpu_memory`, `gpu_mlp`, `gpu_mlp_training`; several problems in one kernel against one each:
 `gpu_pooled`, `gpu_grouped`. Co-location: the jobs of `benchmarks/best_effort` by themselves: `gpu_best_effort`, in the
 CTAs of products: `gpu_pairs`, as a matrix: `pairs_matrix`, when the roles ran: `pair_timeline`; in co-runners beside

@@ -10,8 +10,8 @@ each with its next query when it has its answer, so that is the rate it keeps up
 so that whoever is late is late for all behind it; how late the sender was stands beside. All results are compared with
 the network's.
 
-`malformed` sends that many requests that are wrong (`benchmarks/serve_requests.py`): the kinds in turn, then bytes
-changed at random. `kills` ends the worker with SIGKILL under load, and the front end, that often. Only 127.0.0.1 is
+`malformed` sends that many requests that are wrong (`benchmarks/cases/serve_requests.py`): the kinds in turn, then
+bytes changed at random. `kills` ends the worker with SIGKILL under load, and the front end, that often. Only 127.0.0.1 is
 called.
 """
 
@@ -45,8 +45,8 @@ import torch
 from torch import nn
 
 import weft
+from benchmarks.cases.serve_requests import HEADER, OVER, Request, changed, good, malformed, send
 from benchmarks.harness.record import Record, Row
-from benchmarks.serve_requests import HEADER, OVER, Request, changed, good, malformed, send
 from weft.serve import ServeOptions, Server
 from weft.serve.process import ProcessBackend
 

@@ -24,6 +24,7 @@ FEW = {
     "activation.py:_patterns": "entries of the table of activations, and types",
     "written.py:_reach": "files of templates",
     "written.py:_imported": "files of the package",
+    "written.py:files_of": "generators",
     "keys.py:source_hash": "folders of the package",
     "kinds.py:part": "fields of kinds of devices",
 }

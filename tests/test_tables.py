@@ -19,6 +19,7 @@ NO_MEASUREMENTS = (
     "| term | of | constant", "| command | what it does |", "| module | what it does |", "| trap | what to do",
     "| Weft | standard", "| word |", "| change |", "| term |", "| in `cuda/", "| section | measured by |",
     "| construct |", "| layer | file |", "| option | meaning |", "| policy | rule |",
+    "| option | default |", "| HTTP | gRPC |", "| answer | gRPC | when |", "| what | what happens |",
     "| model + job, load | policy |",  # simulated: held by tests/colocate/test_recorded_policies.py
 )  # fmt: skip
 """Heads of tables that describe and measure nothing."""

@@ -243,7 +243,37 @@ def replay() -> str:
     return markdown(["kernels of", "commits", *(_KINDS[k] for k in shown)], rows, (0, 1)) + f"\n\nNVRTC {compilers}"
 
 
+_WAYS = {
+    "loop": "plain loop, one process", "embedded": "`Server`, in this process", "isolated": "`Server`, with its worker",
+    "http": "HTTP, binary tensors", "grpc": "gRPC",
+}  # fmt: skip
+
+
+def serve() -> str:
+    """A server on this machine beside the plan in a plain loop: a closed loop, then arrivals at half of its rate."""
+    lines = records("cpu", "serve")
+    cases = {str(c["case"]): c for c in good(lines)}
+    rows = []
+    for way, told in _WAYS.items():
+        closed, opened = cases.get(f"{way}: closed"), cases.get(f"{way}: open")
+        if closed is None or opened is None:
+            continue
+        times = [" / ".join(f"{c[f'p{q}_ms']:.2f}" for q in (50, 95, 99)) for c in (closed, opened)]
+        rows.append([told, f"{closed['per_second']:.0f}", times[0], f"{opened['rate']:.0f}", times[1],
+                     f"{opened['sent_late_p99_ms']:.1f}", f"{closed['load_average']:.0f}"])  # fmt: skip
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.serve`_"
+    head = ["", "a second, closed loop", "p50 / p95 / p99 ms", "Poisson arrivals a second", "p50 / p95 / p99 ms",
+            "sender late, p99 ms", "load average"]  # fmt: skip
+    env = lines[0]
+    said = (
+        f"{env['device']}, {env['threads']} threads, torch {env['torch']}, commit {env['commit']}; `{env['command']}`"
+    )
+    return markdown(head, rows + failed(lines, len(head))) + f"\n\n{said}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "serve": serve,
     "replay": replay,
     "padded": padded,
     "pooled": pooled,

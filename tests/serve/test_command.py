@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from benchmarks.serve_requests import Answer, Request, good, send
+from benchmarks.cases.serve_requests import Answer, Request, good, send
 from tests.serve.conftest import Saved
 
 ROOT = Path(__file__).parents[2]

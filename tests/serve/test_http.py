@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.serve_requests import HEADER, OVER, Answer, Request, binary, changed, good, malformed, send
+from benchmarks.cases.serve_requests import HEADER, OVER, Answer, Request, binary, changed, good, malformed, send
 from tests.serve.conftest import Saved
 
 pytest.importorskip("fastapi", reason="the extra weft[serve] is not installed")
