@@ -11,8 +11,8 @@ so that whoever is late is late for all behind it; how late the sender was stand
 the network's.
 
 `malformed` sends that many requests that are wrong (`benchmarks/cases/serve_requests.py`): the kinds in turn, then
-bytes changed at random. `kills` ends the worker with SIGKILL under load, and the front end, that often. Only 127.0.0.1 is
-called.
+bytes changed at random. `kills` ends the worker with SIGKILL under load, and the front end, that often. Only 127.0.0.1
+is called.
 """
 
 from __future__ import annotations
