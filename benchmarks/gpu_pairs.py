@@ -26,7 +26,6 @@ import json
 import math
 import os
 import queue
-import random
 import statistics
 import subprocess
 import sys
@@ -48,6 +47,7 @@ from benchmarks.co_runner.rows import clocks
 from benchmarks.harness.modules import Modules
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from benchmarks.pairs_matrix import row_of
+from weft.colocate.pair_machine import forked, interleaved_us
 from weft.device.cuda import streams
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
@@ -331,28 +331,12 @@ class Gpu:
 
     def beside(self, first: Sequence[Prepared], second: Sequence[Prepared], stream: int) -> None:
         """On two streams; `stream` waits for both."""
-        _forked(((self._high, first), (self._low, second)), stream)
+        forked(((self._high, first), (self._low, second)), stream)
 
     def samples_us(self, works: Sequence[Callable[[int], None]], rounds: int) -> list[list[float]]:
         """Graphs in interleaved rounds, two of which do not count: each round has them in a random order of its own."""
         torch.cuda.current_stream().synchronize()
-        found: list[list[float]] = [[] for _ in works]
-        chance = random.Random(len(works))
-        with ExitStack() as held:
-            graphs = [held.enter_context(self._main.graph(work)) for work in works]
-            for number in range(rounds + 2):
-                for k in chance.sample(range(len(works)), len(works)):
-                    us = self._main.time_us(graphs[k])
-                    if number >= 2:
-                        found[k].append(us)
-        return found
-
-
-def _forked(sides: Sequence[tuple[Stream, Sequence[Prepared]]], stream: int) -> None:
-    for side, work in sides:
-        side.fork(many(work), stream)
-    for side, _ in sides:
-        side.join(stream)
+        return interleaved_us(self._main, works, rounds)
 
 
 class Loader:
@@ -690,7 +674,7 @@ class Bench:
 
         def peers(n: int) -> dict[str, Callable[[int], None]]:
             works: dict[str, Callable[[int], None]] = {
-                name: lambda stream, a=first, b=rest: _forked(((a, [self.alone[self.best]] * n), (b, be.alone)), stream)  # type: ignore[misc]
+                name: lambda stream, a=first, b=rest: forked(((a, [self.alone[self.best]] * n), (b, be.alone)), stream)  # type: ignore[misc]
                 for name, first, rest in sides
             }
             if not works:

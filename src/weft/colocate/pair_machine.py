@@ -88,20 +88,11 @@ class PairMachine:
 
     def beside(self, first: Sequence[Prepared], second: Sequence[Prepared], stream: int) -> None:
         """On streams of the highest and the lowest priority; `stream` waits for both."""
-        _forked(((self._high, first), (self._low, second)), stream)
+        forked(((self._high, first), (self._low, second)), stream)
 
     def samples_us(self, works: Sequence[Callable[[int], None]], rounds: int) -> list[list[float]]:
         """Graphs in interleaved rounds, two of which do not count: each round has them in a random order of its own."""
-        found: list[list[float]] = [[] for _ in works]
-        chance = random.Random(len(works))
-        with ExitStack() as held:
-            graphs = [held.enter_context(self._main.graph(work)) for work in works]
-            for number in range(rounds + 2):
-                for k in chance.sample(range(len(works)), len(works)):
-                    us = self._main.time_us(graphs[k])
-                    if number >= 2:
-                        found[k].append(us)
-        return found
+        return interleaved_us(self._main, works, rounds)
 
     def parts(
         self, first: Sequence[Prepared], second: Sequence[Prepared], launches: int
@@ -110,7 +101,7 @@ class PairMachine:
         if self._parts is None:
             self._parts = list(self._divided())
         works: dict[str, Callable[[int], None]] = {
-            name: lambda stream, a=a, b=b: _forked(((a, [*first] * launches), (b, second)), stream)  # type: ignore[misc]
+            name: lambda stream, a=a, b=b: forked(((a, [*first] * launches), (b, second)), stream)  # type: ignore[misc]
             for name, a, b in self._parts
         }
         if not works:
@@ -131,11 +122,26 @@ class PairMachine:
         return found
 
 
-def _forked(sides: Sequence[tuple[Stream, Sequence[Prepared]]], stream: int) -> None:
+def forked(sides: Sequence[tuple[Stream, Sequence[Prepared]]], stream: int) -> None:
+    """Each side on its stream, beside the others; `stream` waits for all."""
     for side, work in sides:
         side.fork(many(work), stream)
     for side, _ in sides:
         side.join(stream)
+
+
+def interleaved_us(main: Stream, works: Sequence[Callable[[int], None]], rounds: int) -> list[list[float]]:
+    """Microseconds of graphs in rounds, two of which do not count: each has them in a random order of its own."""
+    found: list[list[float]] = [[] for _ in works]
+    chance = random.Random(len(works))
+    with ExitStack() as held:
+        graphs = [held.enter_context(main.graph(work)) for work in works]
+        for number in range(rounds + 2):
+            for k in chance.sample(range(len(works)), len(works)):
+                us = main.time_us(graphs[k])
+                if number >= 2:
+                    found[k].append(us)
+    return found
 
 
 def first_difference(got: bytes, want: bytes) -> int:
