@@ -188,12 +188,16 @@ def test_headers_that_can_and_cannot_ask() -> None:
 
 @pytest.fixture(scope="module")
 def mutants(request: pytest.FixtureRequest) -> tuple[dict[str, FusedSource], FusedKernels]:
-    sound = made()[SUMS][2]
-    found = {}
-    for number, (name, change) in enumerate(MUTANTS.items()):
-        entry = f"m{number}"
-        found[name] = replace(sound, text=change(sound.text).replace(f" {sound.entry}(", f" {entry}("), entry=entry)
+    found = mutated(made()[SUMS][2], MUTANTS, "m")
     return found, FusedKernels(asked(request, found))
+
+
+def mutated(sound: FusedSource, changes: dict[str, Callable[[str], str]], entry: str) -> dict[str, FusedSource]:
+    """The kernel with each of the faults, each under an entry of its own."""
+    return {
+        name: replace(sound, text=change(sound.text).replace(f" {sound.entry}(", f" {entry}{k}("), entry=f"{entry}{k}")
+        for k, (name, change) in enumerate(changes.items())
+    }
 
 
 NORM_MUTANTS: dict[str, Callable[[str], str]] = {
@@ -205,11 +209,7 @@ NORM_MUTANTS: dict[str, Callable[[str], str]] = {
 
 @pytest.fixture(scope="module")
 def norm_mutants(request: pytest.FixtureRequest) -> tuple[dict[str, FusedSource], FusedKernels]:
-    sound = made()[NORM][2]
-    changed = {}
-    for number, (name, change) in enumerate(NORM_MUTANTS.items()):
-        entry = f"n{number}"
-        changed[name] = replace(sound, text=change(sound.text).replace(f" {sound.entry}(", f" {entry}("), entry=entry)
+    changed = mutated(made()[NORM][2], NORM_MUTANTS, "n")
     return changed, FusedKernels(asked(request, changed))
 
 
