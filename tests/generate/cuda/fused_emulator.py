@@ -41,6 +41,8 @@ class Counter:
         """`behind`: bytes of what a kernel records."""
         self.buffer = Buffer(BYTES + behind)
         self.buffer.data[BYTES:] = 0
+        self.clock_ns = 0
+        """The GPU's clock after the launches with it: they are in a row, whatever else ran between."""
         self.write(start)
 
     @property
@@ -126,6 +128,7 @@ class FusedKernels:
         library.set_roles((ctypes.c_int * max(1, len(flat)))(*flat), len(zones))
         library.set_order(order, ctypes.c_ulonglong(seed), registers)
         library.set_rounds(ctypes.c_ulong(rounds))
+        library.set_clock(ctypes.c_ulonglong(counter.clock_ns))
         call_host = ctypes.CFUNCTYPE(None)(host) if host else None
         library.set_host(call_host if call_host else None)
         values, kept = arguments(source.parameters, memory, counter)
@@ -135,6 +138,8 @@ class FusedKernels:
         error = self._call(source.entry, values, every, (*grid_, source.threads, *together), source.shared_bytes, defer)
         assert kept is not None
         library.set_host(None)
+        library.clock_now.restype = ctypes.c_ulonglong
+        counter.clock_ns = library.clock_now()
         return error
 
     def run_alone(self, source: CudaSource, memory: Memory, *, defer: int = 1) -> str:

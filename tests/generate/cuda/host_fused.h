@@ -170,6 +170,8 @@ extern "C" void set_roles(const int* zones, int n) {
   for (int i = 0; i < n; ++i)
     w_zones.push_back({(unsigned)zones[4 * i], (unsigned)zones[4 * i + 1], zones[4 * i + 2], zones[4 * i + 3]});
 }
+extern "C" void set_clock(u64 ns) { w_clock_ns = ns; }
+extern "C" u64 clock_now() { return w_clock_ns; }
 extern "C" void set_rounds(unsigned long most) { w_most_rounds = most; }
 extern "C" void set_host(void (*every)()) {
   if (every) w_every = every; else w_every = nullptr;
