@@ -164,6 +164,7 @@ extern "C" void add_buffer(char* p, long n) { w_buffers.push_back({p, p + n}); }
 extern "C" void clear_buffers() { w_buffers.clear(); }
 extern "C" void set_order(int order, u64 seed, int registers) {
   w_order = order, w_random_state = seed, w_registers_at_launch = registers;
+  w_switches = seed * 0x9E3779B97F4A7C15ull >> 58;  // when the host looks first
 }
 extern "C" void set_roles(const int* zones, int n) {
   w_zones.clear();

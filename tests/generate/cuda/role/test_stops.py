@@ -155,6 +155,18 @@ def test_random_stops_and_refills(name: str, kind: str, seed: int, kernels: Fuse
     assert counter.now.finished == total and stops >= 1 and right(be, memory)
 
 
+@pytest.mark.parametrize(("name", "kind"), [("meets and leaves", "filling")])
+def test_a_launch_takes_its_course_whatever_ran_before(name: str, kind: str, kernels: FusedKernels) -> None:
+    """A test's data are its own: what a host sees, and when it looks, depends on the seed of the launch."""
+    be, source = JOBS[name], made()[name, kind]
+    seen = []
+    for seed in (5, 6, 7, 5):
+        counter = Counter(WorkCounter.start(source.stages, sum(source.stages)))
+        host = launch(kernels, name, kind, [fusing.of(x) for x in be], counter, 2, seed)
+        seen.append((host.at, counter.now, counter.clock_ns))
+    assert seen[0] == seen[3] and len({at for at, _, _ in seen}) > 1
+
+
 @cache
 def drains() -> dict[str, FusedSource]:
     """Each job as a co-runner."""
