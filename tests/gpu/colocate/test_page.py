@@ -1,4 +1,4 @@
-"""The example of docs/colocation.md, whole, on a GPU."""
+"""The examples of docs/colocation.md that need a GPU, on one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "colocation.md"
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path))
-    budgets, beside = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    budgets, beside, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}
     text = budgets.replace('profile("h200")', "gpu_facts(None, calibrate=False)").replace(
         "import profile", "import gpu_facts"
