@@ -69,6 +69,10 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = ()
 """(tool, what a report holds as a regular expression, why it is no fault)."""
 SHOWN = 600
 """Characters of the first report that a row keeps."""
+PRINTED = 1000
+"""Reports of a process: the tool is silent about what comes behind them."""
+_MEETING = re.compile(r"::w_cluster_meet<(\d+)u, \d+u>\([^;]*\);")
+"""Where a role's threads wait for those of the other CTAs of a cluster; how many warps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,28 @@ def digest(made: FusedSource) -> str:
     return hashlib.sha256(made.text.encode()).hexdigest()[:12]
 
 
+def followed(made: FusedSource) -> FusedSource:
+    """A kernel as racecheck can follow it: with one more barrier where a role of a cluster meets that of other CTAs.
+
+    Such roles meet at mbarriers, to which each CTA arrives from outside (`w_cluster_meet`); that orders what the
+    threads of a CTA do before and afterwards, which the tool does not see: it reports what one thread wrote before and
+    another reads afterwards. The barrier of the role's threads in the CTA, right behind the meeting, orders nothing
+    that the meeting does not; whatever else is missing is still reported. Raises ValueError where all sixteen barriers
+    are in use.
+    """
+    if _MEETING.search(made.text) is None:
+        return made
+    used = {number for role in (made.lc, *made.be) for number in role.barriers}
+    free = max(set(range(1, 16)) - used, default=0)
+    if not free:
+        raise ValueError("no barrier is left")
+
+    def both(found: re.Match[str]) -> str:
+        return f"{found[0]} w_barrier<{free}, {32 * int(found[1])}>();"
+
+    return replace(made, text=_MEETING.sub(both, made.text))
+
+
 # ---- in the process that a tool watches
 
 
@@ -226,8 +252,8 @@ class Alone:
 class Watched:
     """What runs under a tool."""
 
-    def __init__(self, loader: Loader, facts: GpuFacts, held: ExitStack) -> None:
-        self.loader, self.facts, self._held = loader, facts, held
+    def __init__(self, tool: str, loader: Loader, facts: GpuFacts, held: ExitStack) -> None:
+        self.tool, self.loader, self.facts, self._held = tool, loader, facts, held
         self._stream = Stream()
         held.callback(self._stream.close)
         self._alone: dict[str, Alone] = {}
@@ -244,6 +270,8 @@ class Watched:
         own = digest(made)
         if own == known:
             return {"known": True}
+        if self.tool == "racecheck":
+            made = followed(made)
         cubin = self.loader.compiled(made.text, made.flags)
         self.told = {"entry": made.entry, "kernel": own, "lc": case.label}
         if isinstance(wrong := judge(made, cubin.of(made.entry), self.facts, 0), Declined):
@@ -292,7 +320,7 @@ def watched(given: Path, report: Path, cache_folder: Path | None) -> None:
     with report.open("a") as file, primary_context(), ExitStack() as held:
         facts = gpu_facts(None, calibrate=False)
         loader = Loader(nvrtc, facts.arch, held, cache_folder)
-        work = Watched(loader, facts, held)
+        work = Watched(told["tool"], loader, facts, held)
 
         def say(row: Row) -> None:
             file.write(json.dumps(row) + "\n")
@@ -346,6 +374,16 @@ def explained(tool: str, reports: Sequence[str]) -> str:
             return ""
         found.append(why)
     return "; ".join(dict.fromkeys(found))
+
+
+def reported(said: Sequence[Row], log: str) -> list[Row]:
+    """What a process told of cases that its tool may have reported on: nothing behind the last report it prints."""
+    entries = {str(x["case"]): [str(x["entry"])] for x in said if "entry" in x}
+    found = sanitize.reports(log, {**entries, sanitize.PLANTED: [sanitize.PLANTED_ENTRY]})
+    if sum(map(len, found.values())) < PRINTED or sanitize.PLANTED in found:
+        return list(said)
+    last = max((k for k, x in enumerate(said) if str(x.get("case")) in found), default=-1)
+    return list(said[: last + 1])
 
 
 def rows_of(tool: str, said: Sequence[Row], log: str, why: str) -> tuple[list[Row], bool]:
@@ -402,10 +440,10 @@ class Watch:
         share.folder = folder / f"{share.tool}-{id(share)}-{share.number}"
         share.folder.mkdir()
         told = [((c.template, c.label, c.binding, c.job), self.known.get(f"{c}/{share.tool}", "")) for c in share.left]
-        (share.folder / "cases.json").write_text(json.dumps({"cases": told, "until": until}))
+        (share.folder / "cases.json").write_text(json.dumps({"tool": share.tool, "cases": told, "until": until}))
         log = str(share.folder / "log.txt")
-        command = [self.program, "--tool", share.tool, "--log-file", log, "--print-limit", "1000", sys.executable,
-                   "-m", "tools.sanitize_pairs", "--watched", str(share.folder)]  # fmt: skip
+        command = [self.program, "--tool", share.tool, "--log-file", log, "--print-limit", str(PRINTED),
+                   sys.executable, "-m", "tools.sanitize_pairs", "--watched", str(share.folder)]  # fmt: skip
         command += ["--cache", str(self.cache)] if self.cache else []
         with (share.folder / "said.txt").open("wb") as file:
             share.process = subprocess.Popen(
@@ -419,6 +457,7 @@ class Watch:
         log = share.folder / "log.txt"
         text = log.read_text(errors="replace") if log.exists() else ""
         told = " ".join((share.folder / "said.txt").read_text(errors="replace").split())[-300:]
+        said = reported(said, text)
         rows, found = rows_of(share.tool, said, text, why or told)
         planted = any(x.get("begun") == sanitize.PLANTED for x in said)
         if planted and not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection
@@ -24,10 +25,12 @@ from tools.sanitize_pairs import (
     cases,
     digest,
     explained,
+    followed,
     hosts,
     kernel_of,
     main,
     ordered,
+    reported,
     rows_of,
     shared_out,
     summary,
@@ -38,6 +41,7 @@ from tools import sanitize_pairs
 from weft.device.cuda.facts import profile
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.generate.cuda.table import NAMED
+from weft.ir.declined import Declined
 from weft.kernels.colocation import FusedSource
 
 FACTS = profile("h200")
@@ -147,6 +151,46 @@ def test_a_case_in_which_a_process_ends_fails() -> None:
         "record": "case", "suite": "colocate-sanitize", "case": "simt/extra/cp", "tool": "memcheck",
         "failed": "no word for 60 s",
     }  # fmt: skip
+
+
+def test_cases_behind_the_last_report_that_is_printed_have_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool prints so many reports and then none: what comes behind them is not clean, but unknown."""
+    said: list[Row] = [*SAID[:2], *SAID[6:], {"begun": PLANTED}]
+    assert reported(said, LOG) == said
+    monkeypatch.setattr(sanitize_pairs, "PRINTED", 1)
+    silent = LOG.partition("========= Invalid")[0]
+    assert reported(said, silent) == said[:2]
+    rows, found = rows_of("racecheck", reported(said, silent), silent, "")
+    assert [(x["case"], x["errors"]) for x in rows] == [("tma/extra/cp", 1)] and not found
+    assert reported(said, LOG) == said, "it found what was planted: nothing was left out"
+    assert reported(said, "") == said
+
+
+@pytest.mark.skipif(isinstance(find_nvrtc(), Declined), reason="no NVRTC")
+def test_racecheck_follows_meetings_of_a_cluster() -> None:
+    """One more barrier behind each, of the role's own threads, with a number that no role has; nothing else changes."""
+    every = [c for c in cases(FACTS) if c.binding == "extra" and c.job == "histo"]
+    made = {c.template: kernel_of(c, job_of(c.job, small=True), FACTS) for c in every}
+    met = 0
+    for template, kernel in made.items():
+        assert isinstance(kernel, FusedSource), kernel
+        changed = followed(kernel)
+        behind = r"(::w_cluster_meet<[^;]*;) w_barrier<(\d+), (\d+)>\(\);"
+        added = re.findall(behind, changed.text)
+        if changed == kernel:
+            assert "::w_cluster_meet<" not in kernel.text
+            continue
+        met += 1
+        assert len(added) == kernel.text.count("::w_cluster_meet<") > 0, template
+        assert {int(n) for *_, n in added} == {kernel.lc.threads}
+        assert not {int(b) for _, b, _ in added} & {b for role in (kernel.lc, *kernel.be) for b in role.barriers}
+        assert re.sub(behind, r"\1", changed.text) == kernel.text
+    assert met >= 3
+    nvrtc = find_nvrtc()
+    assert isinstance(nvrtc, Nvrtc)
+    cluster = made["loops, cluster"]
+    assert isinstance(cluster, FusedSource)
+    nvrtc.compile(followed(cluster).text, arch="sm_90a", flags=cluster.flags)
 
 
 def test_only_reports_that_are_known_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
