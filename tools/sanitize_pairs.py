@@ -539,8 +539,9 @@ def summary(rows: Sequence[Row], tools: Sequence[str]) -> str:
 
 
 def known_of(record: Record | None) -> dict[str, str]:
-    """Digests of kernels by case and tool, of rows that did not fail."""
-    rows = [] if record is None else [x for x in record.cases if "failed" not in x]
+    """Digests of kernels by case and tool, of rows that neither failed nor hold a report that nothing explains."""
+    every = [] if record is None else record.cases
+    rows = [x for x in every if "failed" not in x and (not x.get("errors") or x.get("explained"))]
     return {f"{x['case']}/{x['tool']}": str(x.get("kernel", "")) for x in rows}
 
 
