@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.torch_backend.seen import Seen
 from tests.typed import some
 from torch import nn
 
 from weft.errors import OptionError, UserError
 from weft.options import Options
-from weft.torch_backend import Backend, Region, reference_engine, register, weft_backend, weft_backend_with
+from weft.torch_backend import reference_engine, register, weft_backend, weft_backend_with
 from weft.torch_backend.engine import compiling_engine
 
 
@@ -28,20 +29,6 @@ def _fresh() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
-
-
-class Seen:
-    """A backend on the reference engine that remembers its regions."""
-
-    def __init__(self, engine: Any = reference_engine, **options: Any) -> None:
-        self.regions: list[Region] = []
-        self.backend = Backend(Options(**options), engine, self.regions.append)
-
-    def compile(self, model: Callable[..., Any], **kwargs: Any) -> Any:
-        return torch.compile(model, backend=self.backend, **kwargs)
-
-    def fallbacks(self) -> Any:
-        return [r.fallback for r in self.regions if r.fallback]
 
 
 class Block(nn.Module):

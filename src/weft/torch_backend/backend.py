@@ -15,13 +15,15 @@ from typing import Any, final
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import _disable_current_modes
 
-from weft.errors import OptionError
-from weft.frontends.torch import decompositions
+from weft.errors import OptionError, UnsupportedError
+from weft.frontends.torch import calls_of_framework, decompositions
 from weft.options import Options
 from weft.torch_backend.engine import Engine, compiling_engine
-from weft.torch_backend.region import Compiled, Region
+from weft.torch_backend.region import Compiled, Region, boxed, log
 from weft.torch_backend.specialised import Specialised, is_symbolic, scalars_of, with_scalars
+from weft.torch_backend.split import Part, Parts, split
 from weft.torch_backend.weights import given_integers, static_inputs, traced_positions
 
 _serial = itertools.count()
@@ -70,11 +72,26 @@ class Backend:
         def compiler(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
             def compile_region(graph: fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
                 weights = traced_positions(graph, statics) if kind == "inference" else {}
-                region = Region(graph, f"graph {serial} ({kind})", weights, traced_positions(graph, integers))
-                region.compile(inputs, options, self.engine)
-                if self.on_region is not None:
-                    self.on_region(region)
-                return region.boxed()
+                name = f"graph {serial} ({kind})"
+                values = traced_positions(graph, integers)
+                parts = parts_of(graph, inputs, name, options, weights)
+                if parts is None:
+                    return self._region(graph, name, inputs, options, weights, values).boxed()
+
+                def compiled(part: Part) -> Region:
+                    own = [n.meta.get("val") for n in part.graph.graph.nodes if n.op == "placeholder"]
+                    given = enumerate(part.arguments)
+                    places = {k: position for k, position in given if position >= 0}
+                    return self._region(
+                        part.graph,
+                        f"{name}, {part.name.removeprefix('submod_')}",
+                        own,
+                        replace(options, budget_s=options.budget_s * part.share),
+                        {k: weights[p] for k, p in places.items() if p in weights},
+                        {k: values[p] for k, p in places.items() if p in values},
+                    )
+
+                return boxed(parts.with_compiled(compiled))
 
             return compile_region
 
@@ -87,6 +104,47 @@ class Backend:
         )
         found: Callable[..., Any] = compile_graph(gm, list(example_inputs))
         return found
+
+    def _region(
+        self,
+        graph: fx.GraphModule,
+        name: str,
+        inputs: Sequence[object],
+        options: Options,
+        weights: Mapping[int, torch.Tensor],
+        integers: Mapping[int, torch.Tensor],
+    ) -> Region:
+        region = Region(graph, name, weights, integers)
+        region.compile(inputs, options, self.engine)
+        if self.on_region is not None:
+            self.on_region(region)
+        return region
+
+
+def parts_of(
+    graph: fx.GraphModule,
+    inputs: Sequence[object],
+    name: str,
+    options: Options,
+    weights: Mapping[int, torch.Tensor],
+) -> Parts | None:
+    """The parts of a graph that holds calls which no plan does; None: there are none, or nothing is won by parts."""
+    with _disable_current_modes(), torch.no_grad():
+        try:
+            left = calls_of_framework(graph, inputs, device=options.device, constants=weights)
+            parts = split(graph, left) if left else None
+        except UnsupportedError:
+            return None  # an argument, of which the region speaks
+        except Exception:
+            # never the user's problem: the whole graph is one region then, which is compiled or left to eager
+            log.debug("weft: %s cannot be split", name, exc_info=True)
+            return None
+    if parts is not None:
+        told = str(next(iter(left.values()))).partition("\n")[0]
+        count = len(parts.compiled)
+        text = "weft: %s is compiled in parts (%d), and eager runs what no plan holds (%d calls): %s"
+        log.warning(text, name, count, len(left), told)
+    return parts
 
 
 def _device_of(arguments: Sequence[object], default: str) -> str:

@@ -152,16 +152,31 @@ class Region:
 
     def boxed(self) -> Compiled:
         """The region as a function that dynamo may wrap without losing the mark of the boxed convention."""
-
-        def run(arguments: list[Any]) -> list[Any]:
-            return self(arguments)
-
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return _marked(self)
 
     def _eager(self, given: list[Any]) -> list[Any]:
         found = self._gm(*given)
         return list(found) if isinstance(found, tuple | list) else [found]
+
+
+def _marked(run: Compiled) -> Compiled:
+    def marked(arguments: list[Any]) -> list[Any]:
+        return run(arguments)
+
+    marked._boxed_call = True  # type: ignore[attr-defined]
+    return marked
+
+
+def boxed(function: Callable[..., Any]) -> Compiled:
+    """A function of single arguments in the boxed convention: it is called with a list, which it empties."""
+
+    def run(arguments: list[Any]) -> list[Any]:
+        given = list(arguments)
+        arguments.clear()
+        found = function(*given)
+        return list(found) if isinstance(found, tuple | list) else [found]
+
+    return _marked(run)
 
 
 def _nothing(_: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ from weft.frontends.torch.decompose import decompositions
 from weft.frontends.torch.importer import (
     Program,
     Result,
+    calls_of_framework,
     import_exported,
     import_exported_program,
     import_fx,
@@ -15,6 +16,7 @@ from weft.frontends.torch.importer import (
 __all__ = [
     "Program",
     "Result",
+    "calls_of_framework",
     "decompositions",
     "import_exported",
     "import_exported_program",

@@ -42,6 +42,7 @@ _READS_MEMORY = frozenset(
     {"aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default"}
 )
 _NONE: Mapping[int, torch.Tensor] = MappingProxyType({})
+_OF_FRAMEWORK = "it depends on what the framework runs"
 _FILE_LINE = re.compile(r'File "([^"]*)", line (\d+)')
 
 
@@ -72,6 +73,11 @@ class Program:
 
 
 @final
+class _Left:
+    """What a call gives that the framework runs, where it is no tensor that a graph could take as an input."""
+
+
+@final
 class _Importer:
     """Walks one FX graph."""
 
@@ -91,6 +97,8 @@ class _Importer:
         self._read: dict[int, tuple[Array, DType, str]] = {}
         """Data and digests of tensors, by identity; see `read`."""
         self._inplace = inplace or {}
+        self.left: dict[fx.Node, UnsupportedError] | None = None
+        """Calls that no graph holds, where these are to be found and not refused: their results count as inputs."""
 
     # values
 
@@ -136,7 +144,10 @@ class _Importer:
     def resolve(self, value: object) -> object:
         """An argument of an FX node with nodes replaced by what they stand for."""
         if isinstance(value, fx.Node):
-            return self.env[value]
+            found = self.env[value]
+            if isinstance(found, _Left):
+                raise UnsupportedError(op=str(value), reason=_OF_FRAMEWORK)
+            return found
         if isinstance(value, list | tuple):
             return [self.resolve(v) for v in value]
         return _static(value)
@@ -164,7 +175,7 @@ class _Importer:
         target = node.target
         value = node.meta.get("val")
         if target is operator.getitem:
-            whole, index = self.env[node.args[0]], node.args[1]  # type: ignore[index]
+            whole, index = self.resolve(node.args[0]), node.args[1]
             self.env[node] = whole[index]  # type: ignore[index]
             return
         name = str(target)
@@ -330,12 +341,33 @@ class _Importer:
         for node in graph.nodes:
             if node.op in ("placeholder", "output") or node in skip or node not in live:
                 continue
-            if node.op == "get_attr":
-                self.attribute(node)
-            elif node.op == "call_function":
-                self.call(node)
-            else:
-                raise UnsupportedError(op=f"{node.op} {node.target}", reason="not a functional ATen graph")
+            try:
+                self._walked(node)
+            except UnsupportedError as error:
+                if self.left is None:
+                    raise
+                self.left[node] = error
+                self.env[node] = self._given(node.meta.get("val"), node.name)
+
+    def _walked(self, node: fx.Node) -> None:
+        if node.op == "get_attr":
+            self.attribute(node)
+        elif node.op == "call_function":
+            self.call(node)
+        else:
+            raise UnsupportedError(op=f"{node.op} {node.target}", reason="not a functional ATen graph")
+
+    def _given(self, value: object, name: str) -> object:
+        """What stands for the result of a call that the framework runs."""
+        if isinstance(value, list | tuple):
+            return [self._given(v, name) for v in value]
+        if isinstance(value, torch.Tensor):
+            try:
+                self._check_device(value, name)
+                return Ref(self.b.input(type_of(value, name), name))
+            except UnsupportedError:
+                return _Left()
+        return None if value is None else _Left()
 
     def finish(self, outputs: Sequence[NodeId], names: Sequence[str], notes: tuple[str, ...]) -> Imported:
         """The import as a value."""
@@ -449,6 +481,50 @@ def _results(
     return outputs, results
 
 
+def _arguments_of(
+    importer: _Importer, gm: fx.GraphModule, example_inputs: Sequence[object], constants: Mapping[int, torch.Tensor]
+) -> tuple[dict[fx.Node, int], list[int]]:
+    """The positions of all arguments, and of those that are inputs of the imported graph, which knows them now."""
+    arguments: dict[fx.Node, int] = {}
+    positions: list[int] = []
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    for position, node in enumerate(placeholders):
+        arguments[node] = position
+        value = node.meta.get("val", example_inputs[position] if position < len(example_inputs) else None)
+        if position in constants:
+            importer.env[node] = importer.constant(constants[position], str(node.target))
+        elif isinstance(value, torch.Tensor):
+            node.meta.setdefault("val", value)
+            importer.input(node, str(node.target))
+            positions.append(position)
+        elif value is None or isinstance(value, bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
+            importer.env[node] = _static(value)
+        else:
+            raise UnsupportedError(op=f"input {node.target}", reason=f"is a {type(value).__name__}")
+    return arguments, positions
+
+
+def calls_of_framework(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[object],
+    *,
+    device: str = "cpu",
+    constants: Mapping[int, torch.Tensor] = _NONE,
+) -> Mapping[fx.Node, UnsupportedError]:
+    """The calls of a graph that no graph of primitives holds, each with the reason; the others can be imported.
+
+    The graph is functional ATen with types, as `aot_autograd` makes them; `copy_` into arguments is no such call.
+
+    Raises:
+        UnsupportedError: an argument that is no dense tensor of static shape, or a number [W201].
+    """
+    importer = _Importer(device, lambda name: _attribute_of(gm, name))
+    importer.left = {}
+    arguments, _ = _arguments_of(importer, gm, example_inputs, constants)
+    importer.walk(gm.graph, frozenset(_epilogue(gm.graph, arguments)))
+    return importer.left
+
+
 def import_fx_program(
     gm: fx.GraphModule,
     example_inputs: Sequence[object],
@@ -468,22 +544,7 @@ def import_fx_program(
     if not _is_traced(gm):
         gm = _traced(gm, example_inputs)
     importer = _Importer(device, lambda name: _attribute_of(gm, name))
-    arguments: dict[fx.Node, int] = {}
-    positions: list[int] = []
-    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    for position, node in enumerate(placeholders):
-        arguments[node] = position
-        value = node.meta.get("val", example_inputs[position] if position < len(example_inputs) else None)
-        if position in constants:
-            importer.env[node] = importer.constant(constants[position], str(node.target))
-        elif isinstance(value, torch.Tensor):
-            node.meta.setdefault("val", value)
-            importer.input(node, str(node.target))
-            positions.append(position)
-        elif value is None or isinstance(value, bool | int | float | torch.SymInt | torch.SymFloat | torch.SymBool):
-            importer.env[node] = _static(value)
-        else:
-            raise UnsupportedError(op=f"input {node.target}", reason=f"is a {type(value).__name__}")
+    arguments, positions = _arguments_of(importer, gm, example_inputs, constants)
     copies = _epilogue(gm.graph, arguments)
     importer.walk(gm.graph, frozenset(copies))
     for copy in copies:

@@ -72,7 +72,7 @@ REFUSED: Mapping[str, str] = {
     "aten.resize_.default": _MEMORY,
     "aten.sym_storage_offset.default": _MEMORY,
 }
-"""Core overloads that no graph of primitives holds: the graph around them is run by the framework."""
+"""Core overloads that no graph of primitives holds: the framework runs them."""
 
 STATIC = frozenset(
     {
