@@ -48,6 +48,30 @@ def test_rows_of_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert ran == [1, 2, 3, 2, 1], "no run begins when the time is over"
 
 
+def test_rows_stay_outside_of_the_tree_until_all_have_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The tests that run compare the documents' tables with the records: a row would be a difference."""
+    (tmp_path / "cpu").mkdir()
+    kept = tmp_path / "cpu" / f"{random_orders.SUITE}.jsonl"
+    kept.write_text('{"record": "environment"}\n')
+    seen: list[str] = []
+
+    def stand_in(seed: int, workers: int, where: Sequence[str], compiled: Path, limit_s: float) -> dict[str, object]:
+        seen.append(kept.read_text())
+        if seed == 3:
+            raise KeyboardInterrupt
+        return {"seed": seed, "green": True, "passed": 5}
+
+    monkeypatch.setattr(random_orders, "run", stand_in)
+    monkeypatch.setattr(random_orders, "RESULTS", tmp_path)
+    monkeypatch.setattr(random_orders, "HELD", tmp_path / "build" / "rows.jsonl")
+    monkeypatch.setenv("WEFT_COMMIT", "abc")
+    with pytest.raises(KeyboardInterrupt):
+        main(["--seeds", "1-4"])
+    assert main(["--seeds", "1,2,4"]) == 0
+    assert seen == 4 * ['{"record": "environment"}\n'] and not random_orders.HELD.exists()
+    assert [json.loads(x).get("seed") for x in kept.read_text().splitlines()][1:4] == [1, 2, 4]
+
+
 @pytest.mark.slow
 def test_a_real_run(tmp_path: Path) -> None:
     row = run(3, 1, ["tests/ir/test_text.py"], tmp_path / "kept", 300.0)
