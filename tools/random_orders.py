@@ -2,7 +2,8 @@
 
 Each seed is one run of all tests that need no GPU, in the order that the seed gives (`--shuffle`), by more processes
 than the machine has cores; whatever else the machine does meanwhile is load, too, and the row has the mean of the load.
-A run that was green at this commit is not made again, nor begun anew where the tool was ended between two; a test that fails is named in the row, and the exit code is 1.
+A run that was green at this commit is not made again; a test that fails is named in the row, and the exit code is 1.
+Rows are kept outside of the tree until all have run (`HELD`), and are still there where the tool was ended before.
 What compilers make of a text is kept from run to run (`tests/compiled.py`).
 """
 

@@ -86,6 +86,8 @@ LINES = 60
 _NUMBER = re.compile(r"\b[a-z]?[0-9a-f]{16}|[0-9]+")
 """Names that hold a hash, too."""
 _TEMPLATE = re.compile(r"\btemplate=\w+")
+RENAMED = {" blocks": " max_ctas"}
+"""Fields of a value inside of a field that had other names in an earlier commit."""
 OPTIONS = ("arch", "flags", "registers")
 """What a kernel for a GPU is compiled with."""
 LIBRARIES = ("torch", "numpy", "scipy", "cuda-bindings", "nvidia-cuda-nvrtc")
@@ -238,9 +240,18 @@ def same_launches(old: Item, new: Item) -> bool:
         return False
     both = old["rest"].keys() & new["rest"].keys()
     known = (
-        all(old["rest"][k] == new["rest"][k] for k in both if not is_entry(k)) if both else old["rest"] == new["rest"]
+        all(today(old["rest"][k]) == today(new["rest"][k]) for k in both if not is_entry(k))
+        if both
+        else old["rest"] == new["rest"]
     )
     return known and all(old.get(k) == new.get(k) for k in OPTIONS)
+
+
+def today(value: str) -> str:
+    """What a field holds, with the fields inside by the names that they have now."""
+    for before, now in RENAMED.items():
+        value = value.replace(f"{before}=", f"{now}=")
+    return value
 
 
 def is_entry(field: str) -> bool:

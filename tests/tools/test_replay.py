@@ -33,6 +33,14 @@ def item(text: str = "", **rest: str) -> Mapping[str, Any]:
     return {**kernel, "rest": entry | rest}
 
 
+def test_fields_inside_of_a_value_have_the_names_of_today() -> None:
+    joins = "{(0,): Entry(name='k_join0', threads=256, %s=864, shared_bytes=0)}"
+    old = {"rest": {"joins": joins % "blocks", "pack.blocks": "12"}}
+    new = {"rest": {"joins": joins % "max_ctas", "pack.max_ctas": "12"}}
+    other = {"rest": {"joins": (joins % "max_ctas").replace("864", "432"), "pack.max_ctas": "12"}}
+    assert replay.same_launches(old, new) and not replay.same_launches(old, other)
+
+
 def test_kinds() -> None:
     called = {"launches[0].entry": "'other'"}
     twice = {"launches[1].entry": "'k'"}
