@@ -54,6 +54,7 @@ from weft.frontends.torch.structure import (
     is_plain,
     program_results,
     signature_of,
+    state_of,
     taken_arguments,
     with_names,
 )
@@ -68,6 +69,7 @@ from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.finish import as_array
 from weft.pipeline.framework import captured
 from weft.pipeline.job import Compilation
+from weft.pipeline.parts import joined
 from weft.pipeline.setting import survey
 from weft.pipeline.stages import Say, Stages, silent
 from weft.platform.table import platform_of
@@ -98,6 +100,8 @@ class Made(NamedTuple):
     """Where the plan's inputs stand in the arguments of a call; None: they are the arguments."""
     results: Results | None = None
     """Where its outputs stand in what the model gives; None: one is a tensor, several are a tuple."""
+    whole: Callable[..., Any] | None = None
+    """Of a model in parts: what it gives for these tensors, in its own form, which may be another one in each call."""
 
 
 SETTLE_COPIES, SETTLE_SHARE = 2.0, 0.1
@@ -186,6 +190,8 @@ class Compiled:
                 where the model cannot be compiled again [W011].
         """
         made, tensors = self._plan_for(inputs, named)
+        if made.whole is not None:
+            return made.whole(*tensors)
         outputs = made.compilation.run(*tensors)
         layout = made.results.layout if made.results is not None else None
         if layout is None:
@@ -302,6 +308,11 @@ class Compiled:
         return self._first.compilation.run
 
     @property
+    def parts(self) -> tuple[Compilation, ...]:
+        """Of a module that no plan holds whole: what each part came to, in the order in which they run first."""
+        return self._first.compilation.parts
+
+    @property
     def graph(self) -> Graph:
         """What is computed of inputs like the example inputs."""
         return self._first.compilation.graph
@@ -408,6 +419,8 @@ def _refitted(old: Made, source: Source, options: Options, *, recompile: bool) -
 
     before, imported = old.compilation, old.imported
     inputs = example_inputs(before.graph, options.seed, imported.integers)
+    if before.parts:
+        return source.build(inputs)
     for guard in imported.guards:
         held = inputs[guard.input_index]
         inputs[guard.input_index] = torch.tensor(guard.value).to(held.dtype).reshape(held.shape)
@@ -1003,10 +1016,15 @@ class _TorchModel:
             program = run.stages.run("export", self._exported, examples, self._check(clock, reserved_s))
         except OutOfTime:
             imported, clock = _inputs_alone(examples), Deadline(-math.inf, self._options.budget_s)
+        except NotTracedError as error:
+            return self._in_parts(examples, run, error)
         else:
             if self._options.budget_s <= 0:  # it cannot be taken off anything
                 clock = clock.later(time.monotonic() - began)
-            imported = run.stages.run("import", self._taken_in, program)
+            try:
+                imported = run.stages.run("import", self._taken_in, program)
+            except UnsupportedError as error:
+                return self._in_parts(examples, run, error)
         with without_autocast(self._kind):
             made = compile_imported(
                 imported, self._options, example_inputs=examples, eager=self.eager, settle=self.eager.settle,
@@ -1015,6 +1033,50 @@ class _TorchModel:
         if self._watch is not None and not self._owned:
             self._watch.renew()  # who times a module in training mode changes its buffers
         return Made(made, imported, self._layout, self._results())
+
+    def _in_parts(self, examples: Sequence[torch.Tensor], run: Run, error: UserError) -> Made:
+        """The model cut at what no plan holds, for the reason that `error` gives.
+
+        Raises:
+            UserError: `error`, where that is not asked for, nothing is left to be compiled, or it cannot be run so.
+        """
+        options = self._options
+        bounded = options.bounds_plans or options.check_indices
+        if not options.in_parts or bounded or self._program is not None or self._module.training:
+            raise error
+        from weft.torch_backend.parts import InParts
+
+        module = self._module if self._automatic is None else _Autocast(self._module, self._kind, self._automatic)
+        parts = InParts(module, options)
+        inputs = [x.to(options.device).detach() for x in examples]
+        layout, before = self._layout, state_of(self._module)
+
+        def whole(*tensors: torch.Tensor) -> Any:
+            with torch.no_grad(), without_autocast(self._kind):
+                args, kwargs = (tensors, {}) if layout is None else cast("Any", layout.made(tensors))
+                return parts.module(*args, **kwargs)
+
+        try:
+            compiled = run.stages.run("parts", parts.compile, lambda: whole(*inputs), lambda: run.clock.left_s)
+        except Exception as failed:  # whatever torch raises
+            raise error from failed
+        if not compiled or state_of(self._module) != before:  # what a call changes would depend on how it was compiled
+            raise error
+        told = str(error).splitlines()[0]
+        text = f"Weft compiles {self._label} in parts ({compiled} plans), and torch runs what no plan holds: {told}"
+        warnings.warn(f"{text}; there is no one plan to be saved, see `Compiled.parts`", stacklevel=2)
+        integers = {k: as_array(x) for k, x in enumerate(inputs) if not x.is_floating_point()}
+        imported = replace(_inputs_alone(examples), integers=integers)
+        own = self.eager
+        found = joined(
+            imported, options, parts.compilations, lambda *xs: flat(whole(*xs)), own, inputs,
+            model=self._label, note=text, stages=run.stages, clock=run.clock,
+        )  # fmt: skip
+        beaten = found.eager is own
+        if beaten:
+            own.settle()
+            return Made(found, imported, layout, self._results())
+        return Made(found, imported, layout, whole=whole)
 
     def _results(self) -> Results:
         """Where outputs stand in what the model gives."""

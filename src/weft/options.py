@@ -74,6 +74,8 @@ class Options:
     compile_timeout_s: float = 60.0
     max_plans: int = 8
     """Compiled shapes kept per dynamic model."""
+    in_parts: bool = True
+    """`weft.compile` of a module that no plan holds whole compiles what can be in plans; without, it refuses it."""
     freeze_weights: bool = True
     """`torch.compile` without gradients: weights are constants, compiled again when they change."""
     allow_library: bool = True

@@ -19,7 +19,7 @@ from torch.utils import _pytree
 import weft
 from weft.errors import ArtifactError, InputError, NotTracedError, OptionError
 
-NOW = weft.Options(budget_s=0.0)
+NOW = weft.Options(budget_s=0.0, in_parts=False)
 X, Y = torch.arange(8.0).reshape(2, 4), torch.full((2, 4), 3.0)
 
 

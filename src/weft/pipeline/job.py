@@ -42,6 +42,8 @@ class Compilation:
     record: CompileRecord
     eager: Callable[..., Tensors] | None = None
     """The framework's own execution, where that is the answer; on a GPU recorded into a CUDA graph where possible."""
+    parts: tuple[Compilation, ...] = ()
+    """Of a model that no plan holds whole: what its parts came to, which `eager` runs with what is between them."""
 
     @property
     def run(self) -> Callable[..., Tensors]:
@@ -55,6 +57,11 @@ class Compilation:
         Raises:
             ArtifactError: there is none [W401].
         """
+        if self.parts:
+            problem = (
+                f"there is no one plan: it is compiled in parts ({len(self.parts)}), and torch runs what no plan holds"
+            )
+            raise ArtifactError(problem=problem, remedy="`Compiled.parts` has what each part came to")
         if self.plan is None:
             problem = "no plan of this model is left: the framework's own execution answers its calls"
             remedy = "compile it again with a larger budget, without other load on the machine"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -14,6 +14,9 @@ from weft.ir import reference
 from weft.ir.attrs import OpaqueAttrs
 from weft.ir.types import Array, DType
 from weft.options import Options
+
+if TYPE_CHECKING:
+    from weft.pipeline.job import Compilation
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """Inputs of a graph → its outputs, new tensors."""
@@ -58,7 +61,11 @@ def compiling_engine(imported: Imported, options: Options, eager: Run) -> Run:
     # the compiler is loaded when the first graph is compiled: registering a backend must stay cheap
     from weft.pipeline.compile import compile_imported
 
-    compilation = compile_imported(imported, options, eager=lambda *tensors: eager(tensors))
+    return run_of(compile_imported(imported, options, eager=lambda *tensors: eager(tensors)), eager)
+
+
+def run_of(compilation: Compilation, eager: Run) -> Run:
+    """What a compilation came to: its plan, or `eager` where that beats every plan."""
     if compilation.eager is not None:
         return eager
     run = compilation.run

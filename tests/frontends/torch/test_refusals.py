@@ -16,7 +16,7 @@ from weft.api import flat
 from weft.errors import ModelRaisesError, NotTracedError, WeftError
 from weft.frontends.torch.refusal import BACKEND, place, refused
 
-NOW = weft.Options(budget_s=0.0)
+NOW = weft.Options(budget_s=0.0, in_parts=False)
 Model = tuple[nn.Module, tuple[Any, ...]]
 HERE = "test_refusals.py:"
 

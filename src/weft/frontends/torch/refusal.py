@@ -11,6 +11,7 @@ import copy
 import inspect
 import re
 import sysconfig
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,7 +228,8 @@ def _raised(module: torch.nn.Module, args: Sequence[object], kwargs: Mapping[str
     except Exception:  # whatever a type of the user's raises
         return None
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it was run before
             module(*given[0], **given[1])
     except Exception as error:  # whatever a model raises
         return error

@@ -305,6 +305,14 @@ def _attributes(module: torch.nn.Module) -> dict[tuple[str, bool], object]:
     return found
 
 
+def state_of(module: torch.nn.Module) -> dict[object, object]:
+    """What tells whether a call changed the module: attributes, and in what state its parameters and buffers are."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    found: dict[object, object] = dict(_attributes(module))
+    found.update({name: (id(t), t._version) for name, t in tensors})
+    return found
+
+
 def _changes(before: Mapping[tuple[str, bool], object], after: Mapping[tuple[str, bool], object]) -> tuple[str, ...]:
     """Names of attributes that are others.
 
