@@ -1060,7 +1060,7 @@ class _TorchModel:
             compiled = run.stages.run("parts", parts.compile, lambda: whole(*inputs), lambda: run.clock.left_s)
         except Exception as failed:  # whatever torch raises
             raise error from failed
-        if not compiled or state_of(self._module) != before:  # what a call changes would depend on how it was compiled
+        if not parts.compilations or state_of(self._module) != before:  # it would depend on how often it was called
             raise error
         told = str(error).splitlines()[0]
         text = f"Weft compiles {self._label} in parts ({compiled} plans), and torch runs what no plan holds: {told}"

@@ -214,6 +214,36 @@ def test_results_in_a_form_of_their_own_in_each_call(tmp_path: Path) -> None:
         same(got, [y.detach() for y in want])
 
 
+def test_a_loop_over_what_depends_on_values_leaves_the_network_before_it_to_plans(tmp_path: Path) -> None:
+    """A detector: a network, and of each image as many boxes as are found."""
+
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1))
+            self.box, self.score = nn.Conv2d(16, 4, 1), nn.Conv2d(16, 3, 1)
+
+        def forward(self, x: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+            y = self.body(x)
+            boxes, scores = self.box(y).flatten(2).transpose(1, 2), self.score(y).sigmoid().flatten(2).transpose(1, 2)
+            found = []
+            for k in range(x.shape[0]):
+                best, label = scores[k].max(-1)
+                kept = torch.nonzero(best > 0.5)[:, 0]
+                found.append({"boxes": boxes[k][kept], "scores": best[kept], "labels": label[kept]})
+            return found
+
+    torch.manual_seed(0)
+    model = Detector().eval()
+    with pytest.warns(UserWarning, match="in parts"):
+        exe = weft.compile(model, given(2, 3, 16, 16), options=weft.Options(budget_s=0.0, cache_dir=tmp_path))
+    assert exe.record.operators >= 8, "the network, in one part"
+    for seed in range(3):
+        x = given(2, 3, 16, 16, seed=seed)
+        with torch.no_grad():
+            same(exe(x), model(x))
+
+
 def test_callers_at_once(tmp_path: Path) -> None:
     exe, model, x = compiled("custom", tmp_path)
     with torch.no_grad():

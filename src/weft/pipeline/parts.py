@@ -15,7 +15,7 @@ from weft.kernels.record import CompileRecord, PlanRecord, Tuning
 from weft.options import Options
 from weft.pipeline import summary
 from weft.pipeline.deadline import Deadline
-from weft.pipeline.finish import LEAST_ROUNDS, ROUNDS, interleave, wins
+from weft.pipeline.finish import LEAST_ROUNDS, ROUNDS, interleave
 from weft.pipeline.job import Compilation, Decision, Framework, Job, Searched
 from weft.pipeline.setting import survey
 from weft.pipeline.stages import Stages
@@ -63,7 +63,8 @@ def joined(
                 sample=setting.platform.sample_us, left_s=lambda: clock.last - clock.clock(),
             )  # fmt: skip
     mine, theirs = samples.get(NAME, []), samples.get("eager", [])
-    beaten = min(len(mine), len(theirs)) >= LEAST_ROUNDS and wins(theirs, mine)
+    measured = min(len(mine), len(theirs)) >= LEAST_ROUNDS
+    beaten = job.tunes and not (measured and _median(mine) <= _median(theirs))
     verified = all(p.plan is not None for p in parts)
     plans = (
         PlanRecord(NAME, len(parts), 0.0, (), _median(mine), verified=verified, worst_error=math.inf, note="in parts"),
