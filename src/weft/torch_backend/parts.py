@@ -71,7 +71,7 @@ class InParts:
         How many parts are in plans: eager may be the faster one for some, or for all of them.
         """
         with self._lock:
-            # what depends on values is in graphs, too, and these are cut: a break in a loop would leave it all to Python
+            # what depends on values is in graphs, too, which are cut: a break in a loop would leave all to Python
             with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
                 call()
             self._cut = True
