@@ -548,6 +548,25 @@ def write_aliases(old: Mapping[str, Item], new: Mapping[str, Item], kinds: Mappi
     return f"{file.relative_to(ROOT)}: {counts[0]} earlier texts, {counts[1]} before"
 
 
+def plain(text: str) -> str:
+    """As it is compiled (`tools/replay_corpus.py`)."""
+    from tools.replay_corpus import plain as without_hashes
+
+    return without_hashes(text)
+
+
+def differing(
+    work: Work, sides: Sequence[Items], kinds: Mapping[str, str], cases: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Kernels of cases with other machine code, each with its case, its texts and the names of what it launches."""
+    for name, kind in kinds.items():
+        case = cases.get(name.split(" | ")[0])
+        if kind == "code" and case is not None and all("arch" in items[name] for items in sides):
+            texts = [plain(work.text(items[name]["text"])) for items in sides]
+            entries = [launched(items[name]) for items in sides]
+            yield {"name": name, "case": case, "arch": sides[1][name]["arch"], "texts": texts, "entries": entries}
+
+
 def _identities(items: Iterable[tuple[str, Item]]) -> dict[str, set[str]]:
     """By architecture, of networks' kernels."""
     found: dict[str, set[str]] = {}
@@ -573,6 +592,12 @@ def main() -> None:
     )
     parser.add_argument(
         "--record", action="store_true", help=f"write the counts of whole groups into {RECORD}, and {SAME}"
+    )
+    parser.add_argument(
+        "--differing",
+        type=Path,
+        metavar="FILE",
+        help="write kernels of cases with other code, for tools/replay_times.py",
     )
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
     parser.add_argument("--cache", type=Path, help="folder of what is kept (default: in the user's cache)")
@@ -658,6 +683,9 @@ def replay(work: Work, base: Path, kept: Kept | None, given: argparse.Namespace)
         print(f"{tree}: {cases_failed} cases fail, {texts_refused} texts are refused by NVRTC")
     if given.aliases:
         print(write_aliases(old, new, kinds))
+    if given.differing:
+        named = {c["name"]: c for c in cases}
+        given.differing.write_text(json.dumps([*differing(work, (old, new), kinds, named)]))
     if given.record:
         found = known | {digest for n, digest in pairs.items() if kinds[n] == "text only"}
         (ROOT / SAME).write_text("".join(f"{x}\n" for x in sorted(found)))
