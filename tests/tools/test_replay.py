@@ -423,8 +423,8 @@ def test_pairs_that_were_found_the_same_are_not_compiled_again(
     monkeypatch.setattr(replay, "record", lambda *_: None)
     monkeypatch.setattr(replay, "_git", lambda *_: "abc")
     given = argparse.Namespace(
-        base="abc", only="cuda", cases="", match="", limit=0, cubins="changed", sample=0, seconds=0.0, aliases=False, differing=None,
-        record=True,
+        base="abc", only="cuda", cases="", match="", limit=0, cubins="changed", sample=0, seconds=0.0, aliases=False,
+        differing=None, record=True,
     )  # fmt: skip
     for turn in range(2):
         work = Work(tmp_path / f"work{turn}", tmp_path / "cache", jobs=1)

@@ -180,7 +180,7 @@ def test_a_size_that_depends_on_data_is_refused_at_its_place(function: Callable[
             return function(x)
 
     with pytest.raises(DataDependentError, match="depends on data") as error:
-        weft.compile(Model().eval(), torch.ones(4), options=weft.Options(budget_s=0))
+        weft.compile(Model().eval(), torch.ones(4), options=weft.Options(budget_s=0, in_parts=False))
     assert error.value.details["op"] == op and error.value.code == "W201"
     assert "test_importer.py:" in error.value.where
     assert "torch.where" in str(error.value) and str(error.value).count("\n") == 1
