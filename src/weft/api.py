@@ -1056,8 +1056,12 @@ class _TorchModel:
                 args, kwargs = (tensors, {}) if layout is None else cast("Any", layout.made(tensors))
                 return parts.module(*args, **kwargs)
 
+        def cut() -> None:
+            with _TRACING:
+                whole(*inputs)
+
         try:
-            compiled = run.stages.run("parts", parts.compile, lambda: whole(*inputs), lambda: run.clock.left_s)
+            compiled = run.stages.run("parts", parts.compile, cut, lambda: run.clock.left_s)
         except Exception as failed:  # whatever torch raises
             raise error from failed
         if not parts.compilations or state_of(self._module) != before:  # it would depend on how often it was called

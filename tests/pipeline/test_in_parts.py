@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -242,6 +244,28 @@ def test_a_loop_over_what_depends_on_values_leaves_the_network_before_it_to_plan
         x = given(2, 3, 16, 16, seed=seed)
         with torch.no_grad():
             same(exe(x), model(x))
+
+
+def test_many_models_of_one_class(tmp_path: Path) -> None:
+    """dynamo leaves a function to Python that it compiled eight times, whosever modules these were."""
+    for seed in range(11):
+        torch.manual_seed(seed)
+        model, x = Filtered().eval(), given(3, 16, seed=seed)
+        with pytest.warns(UserWarning, match="in parts"):
+            exe = weft.compile(model, x, options=weft.Options(budget_s=0.0, cache_dir=tmp_path))
+        with torch.no_grad():
+            same(exe(x), model(x))
+        assert len(exe.parts) == 2, seed
+
+
+def test_nothing_is_held_of_a_compiled_model_that_is_gone(tmp_path: Path) -> None:
+    """What dynamo keeps under a class's text stays until the process ends."""
+    exe, model, x = compiled("custom", tmp_path)
+    held = [weakref.ref(p) for p in exe.parts] + [weakref.ref(exe._source)]
+    exe(x)
+    del exe, model, x
+    gc.collect()
+    assert not [ref for ref in held if ref() is not None]
 
 
 def test_callers_at_once(tmp_path: Path) -> None:

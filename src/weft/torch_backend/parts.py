@@ -8,11 +8,14 @@ is compiled with its share of the time that is left.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
+from torch import fx
 
 from weft.errors import WeftError
 from weft.frontends.imported import Imported
@@ -23,6 +26,14 @@ from weft.torch_backend.backend import Backend
 from weft.torch_backend.engine import Run, run_of
 from weft.torch_backend.region import Region
 
+CUTTING: Mapping[str, Any] = MappingProxyType(
+    {
+        "capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True,
+        "recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16,
+    }
+)  # fmt: skip
+"""Of dynamo, while a module is cut. What depends on values is in graphs, too, which are cut there: a break in a loop
+would leave all of it to Python. And what was compiled is counted by a class's text, for all modules and shapes."""
 LEAST_S = 0.25
 """Of a budget, for a part that is met later; less is no time to compile anything, and such a part stays with eager."""
 
@@ -46,6 +57,12 @@ class _Late:
         return 1 + self.imported.operators
 
 
+def _alive(reference: weakref.ref[InParts]) -> InParts:
+    found = reference()
+    assert found is not None, "who calls its module holds it"
+    return found
+
+
 @final
 class InParts:
     """A module as a function, most of it in plans. Thread-safe."""
@@ -56,9 +73,22 @@ class InParts:
         self._cut = False
         self._lock = threading.RLock()
         self.regions: list[Region] = []
-        backend = Backend(options, self._engine, self.regions.append)
+        self._backend = Backend(options, self._engine, self.regions.append)
+        self._functions: list[Callable[..., Any]] = []
+        myself = weakref.ref(self)
+
+        def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            found = _alive(myself)
+            found._functions.append(found._backend(gm, example_inputs))
+            position = len(found._functions) - 1
+
+            def run(*arguments: Any) -> Any:
+                return _alive(myself)._functions[position](*arguments)
+
+            return run
+
         self.module: Any = torch.compile(module, backend=backend, dynamic=False)
-        """Called as the module is."""
+        """Called as the module is. What dynamo keeps of it for good, under the text of its class, holds no weights."""
 
     @property
     def compilations(self) -> list[Compilation]:
@@ -71,8 +101,7 @@ class InParts:
         How many parts are in plans: eager may be the faster one for some, or for all of them.
         """
         with self._lock:
-            # what depends on values is in graphs, too, which are cut: a break in a loop would leave all to Python
-            with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+            with torch._dynamo.config.patch(dict(CUTTING)):
                 call()
             self._cut = True
             sizes = sum(x.size for x in self._late)
