@@ -15,6 +15,7 @@ from torch import nn
 
 import weft
 from weft.errors import ArtifactError, NotTracedError, UnsupportedError, WeftError
+from weft.torch_backend import parts
 
 LIB = "weft_in_parts_tests"
 
@@ -244,6 +245,36 @@ def test_a_loop_over_what_depends_on_values_leaves_the_network_before_it_to_plan
         x = given(2, 3, 16, 16, seed=seed)
         with torch.no_grad():
             same(exe(x), model(x))
+
+
+def test_what_the_first_call_did_not_come_to_is_run_by_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither other paths nor sizes that depend on values make a call wait for a search."""
+
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.body(x)
+            kept = y[y[:, 0] > 0]
+            if len(kept) > 3 and float(kept.sum()) > 0:
+                return torch.softmax(self.head(kept), -1)
+            return torch.sigmoid(self.head(kept)) + 1
+
+    torch.manual_seed(0)
+    model = Branches().eval()
+    with pytest.warns(UserWarning, match="in parts"):
+        exe = weft.compile(model, given(12, 8), options=weft.Options(budget_s=0.0, cache_dir=tmp_path))
+    monkeypatch.setattr(parts, "compile_imported", None)
+    sizes = set()
+    with torch.no_grad():
+        for seed in range(12):
+            x = given(12, 8, seed=seed)
+            want = model(x)
+            same(exe(x), want)
+            sizes.add(len(want))
+    assert len(sizes) > 3
 
 
 def test_many_models_of_one_class(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 dynamo cuts the module where Python decides by the values of tensors or an operator gives as many as these ask for, and
 each of its graphs is cut at the calls that no plan holds (`split.py`). The module runs once to be cut; then every part
-is compiled with its share of the time that is left.
+is compiled with its share of the time that is left. What that run did not come to, eager runs whenever it is met.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from weft.torch_backend.backend import Backend
 from weft.torch_backend.engine import Run, run_of
 from weft.torch_backend.region import Region
 
-CUTTING: Mapping[str, Any] = MappingProxyType(
-    {
-        "capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True,
-        "recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16,
-    }
-)  # fmt: skip
-"""Of dynamo, while a module is cut. What depends on values is in graphs, too, which are cut there: a break in a loop
-would leave all of it to Python. And what was compiled is counted by a class's text, for all modules and shapes."""
+_WITHOUT_LIMIT: Mapping[str, Any] = MappingProxyType(
+    {"recompile_limit": 1 << 16, "accumulated_recompile_limit": 1 << 16}
+)
+WAYS: tuple[Mapping[str, Any], ...] = (
+    {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True},
+    {"capture_dynamic_output_shape_ops": True},
+    {},
+)
+"""Of dynamo, to cut a module; the first that works. What depends on values is in graphs, too, which are cut there: a
+break in a loop would leave all of it to Python."""
 LEAST_S = 0.25
-"""Of a budget, for a part that is met later; less is no time to compile anything, and such a part stays with eager."""
+"""Of a budget, for one part; less is no time to compile anything, and the part stays with eager."""
 
 
 @dataclass
@@ -68,17 +70,23 @@ class InParts:
     """A module as a function, most of it in plans. Thread-safe."""
 
     def __init__(self, module: torch.nn.Module, options: Options) -> None:
-        self._options = options
-        self._late: list[_Late] = []
-        self._cut = False
+        self._module, self._options = module, options
         self._lock = threading.RLock()
+        self._cut = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is cut yet."""
+        self._late: list[_Late] = []
         self.regions: list[Region] = []
-        self._backend = Backend(options, self._engine, self.regions.append)
+        self._backend = Backend(self._options, self._engine, self.regions.append)
         self._functions: list[Callable[..., Any]] = []
         myself = weakref.ref(self)
 
         def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             found = _alive(myself)
+            if found._cut:  # a path not taken before, or a size that depends on values: no call waits for a search
+                return gm.forward
             found._functions.append(found._backend(gm, example_inputs))
             position = len(found._functions) - 1
 
@@ -87,7 +95,7 @@ class InParts:
 
             return run
 
-        self.module: Any = torch.compile(module, backend=backend, dynamic=False)
+        self.module: Any = torch.compile(self._module, backend=backend, dynamic=False)
         """Called as the module is. What dynamo keeps of it for good, under the text of its class, holds no weights."""
 
     @property
@@ -101,8 +109,7 @@ class InParts:
         How many parts are in plans: eager may be the faster one for some, or for all of them.
         """
         with self._lock:
-            with torch._dynamo.config.patch(dict(CUTTING)):
-                call()
+            self._cut_by(call)
             self._cut = True
             sizes = sum(x.size for x in self._late)
             for late in list(self._late):
@@ -112,12 +119,26 @@ class InParts:
                 self._finish(late, budget_s)
         return sum(c.eager is None for c in self.compilations)
 
+    def _cut_by(self, call: Callable[[], object]) -> None:
+        """Run the module so that dynamo makes graphs of it.
+
+        What was compiled is counted by a class's text, for all modules and shapes together: there is no limit here.
+        """
+        for way in WAYS:
+            with torch._dynamo.config.patch({**_WITHOUT_LIMIT, **way}):
+                try:
+                    call()
+                    return
+                except Exception:  # whatever torch raises of what it was asked to keep in graphs
+                    if way is WAYS[-1]:
+                        raise
+                    self._begin()
+
     def _engine(self, imported: Imported, options: Options, eager: Run) -> Run:
         late = _Late(imported, eager, options, eager)
         with self._lock:
-            self._late.append(late)
-            if self._cut:  # other shapes, or a path that was not taken before
-                self._finish(late, options.budget_s / max(1, len(self._late)))
+            if not self._cut:
+                self._late.append(late)
         return late
 
     def _finish(self, late: _Late, budget_s: float) -> None:
