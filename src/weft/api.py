@@ -1048,7 +1048,7 @@ class _TorchModel:
 
         module = self._module if self._automatic is None else _Autocast(self._module, self._kind, self._automatic)
         parts = InParts(module, options)
-        inputs = [x.to(options.device).detach() for x in examples]
+        inputs = [x.detach().to(options.device, copy=True) for x in examples]  # who writes into them, writes into ours
         layout, before = self._layout, state_of(self._module)
 
         def whole(*tensors: torch.Tensor) -> Any:

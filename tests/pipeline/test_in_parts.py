@@ -277,6 +277,28 @@ def test_what_the_first_call_did_not_come_to_is_run_by_eager(tmp_path: Path, mon
     assert len(sizes) > 3
 
 
+def test_example_inputs_stay_as_they_are(tmp_path: Path) -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = median_filter(torch.relu(self.line(x)))
+            x.add_(1)
+            return y + x
+
+    torch.manual_seed(0)
+    model, x = Writes().eval(), given(4, 16)
+    with pytest.warns(UserWarning, match="in parts"):
+        exe = weft.compile(model, x, options=weft.Options(budget_s=0.0, cache_dir=tmp_path))
+    assert torch.equal(x, given(4, 16))
+    mine, theirs = given(4, 16, seed=1), given(4, 16, seed=1)
+    with torch.no_grad():
+        same(exe(mine), model(theirs))
+    assert torch.equal(mine, theirs), "as the model does"
+
+
 def test_many_models_of_one_class(tmp_path: Path) -> None:
     """dynamo leaves a function to Python that it compiled eight times, whosever modules these were."""
     for seed in range(11):
