@@ -548,13 +548,6 @@ def write_aliases(old: Mapping[str, Item], new: Mapping[str, Item], kinds: Mappi
     return f"{file.relative_to(ROOT)}: {counts[0]} earlier texts, {counts[1]} before"
 
 
-def plain(text: str) -> str:
-    """As it is compiled (`tools/replay_corpus.py`)."""
-    from tools.replay_corpus import plain as without_hashes
-
-    return without_hashes(text)
-
-
 def differing(
     work: Work, sides: Sequence[Items], kinds: Mapping[str, str], cases: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
@@ -562,7 +555,7 @@ def differing(
     for name, kind in kinds.items():
         case = cases.get(name.split(" | ")[0])
         if kind == "code" and case is not None and all("arch" in items[name] for items in sides):
-            texts = [plain(work.text(items[name]["text"])) for items in sides]
+            texts = [work.text(items[name]["text"]) for items in sides]
             entries = [launched(items[name]) for items in sides]
             yield {"name": name, "case": case, "arch": sides[1][name]["arch"], "texts": texts, "entries": entries}
 

@@ -63,7 +63,7 @@ def source_of(row: Mapping[str, Any]) -> tuple[Problem, CudaSource]:
     every = [*few, *(schedule_from_json(s) for s in case["schedules"])]
     schedule = next((s for s in every if replay_corpus.named(s) == told), None)
     made = maker.emit(problem, schedule) if schedule is not None else None
-    if not isinstance(made, CudaSource) or replay_corpus.plain(made.text) != row["texts"][1]:
+    if not isinstance(made, CudaSource) or replay_corpus.plain(made.text) != replay_corpus.plain(row["texts"][1]):
         raise ValueError("this tree makes another kernel")
     return problem, made
 
@@ -116,8 +116,8 @@ def row_of(row: Mapping[str, Any], loader: Loader, rounds: int) -> Row:
     found: Row = {"record": "case", "suite": SUITE, "case": row["name"]}
     try:
         problem, source = source_of(row)
-        new = with_text(source, row["texts"][1], row["entries"][1])
-        old = with_text(source, row["texts"][0], row["entries"][0])
+        texts = [replay_corpus.plain(text) for text in row["texts"]]
+        old, new = (with_text(source, *told) for told in zip(texts, row["entries"], strict=True))
         with ExitStack() as held:
             samples, same = timed(problem, (old, new, new), loader, PairMachine(held), rounds)
     except (ValueError, ToolchainError) as error:

@@ -74,7 +74,7 @@ class Backend:
                 weights = traced_positions(graph, statics) if kind == "inference" else {}
                 name = f"graph {serial} ({kind})"
                 values = traced_positions(graph, integers)
-                parts = parts_of(graph, inputs, name, options, weights)
+                parts = parts_of(graph, inputs, name, options.device)
                 if parts is None:
                     return self._region(graph, name, inputs, options, weights, values).boxed()
 
@@ -121,17 +121,11 @@ class Backend:
         return region
 
 
-def parts_of(
-    graph: fx.GraphModule,
-    inputs: Sequence[object],
-    name: str,
-    options: Options,
-    weights: Mapping[int, torch.Tensor],
-) -> Parts | None:
+def parts_of(graph: fx.GraphModule, inputs: Sequence[object], name: str, device: str) -> Parts | None:
     """The parts of a graph that holds calls which no plan does; None: there are none, or nothing is won by parts."""
     with _disable_current_modes(), torch.no_grad():
         try:
-            left = calls_of_framework(graph, inputs, device=options.device, constants=weights)
+            left = calls_of_framework(graph, inputs, device=device)
             parts = split(graph, left) if left else None
         except UnsupportedError:
             return None  # an argument, of which the region speaks

@@ -505,22 +505,19 @@ def _arguments_of(
 
 
 def calls_of_framework(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[object],
-    *,
-    device: str = "cpu",
-    constants: Mapping[int, torch.Tensor] = _NONE,
+    gm: fx.GraphModule, example_inputs: Sequence[object], *, device: str = "cpu"
 ) -> Mapping[fx.Node, UnsupportedError]:
     """The calls of a graph that no graph of primitives holds, each with the reason; the others can be imported.
 
-    The graph is functional ATen with types, as `aot_autograd` makes them; `copy_` into arguments is no such call.
+    The graph is functional ATen with types, as `aot_autograd` makes them; `copy_` into arguments is no such call. No
+    weight is read: all arguments count as inputs.
 
     Raises:
         UnsupportedError: an argument that is no dense tensor of static shape, or a number [W201].
     """
     importer = _Importer(device, lambda name: _attribute_of(gm, name))
     importer.left = {}
-    arguments, _ = _arguments_of(importer, gm, example_inputs, constants)
+    arguments, _ = _arguments_of(importer, gm, example_inputs, _NONE)
     importer.walk(gm.graph, frozenset(_epilogue(gm.graph, arguments)))
     return importer.left
 
