@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.generate.cuda.products import product
 from tools.replay_corpus import named, plain
-from tools.replay_times import is_slower, source_of, with_text
+from tools.replay_times import compared, is_slower, source_of, with_text
 
 from weft.device.cuda.facts import profile
 from weft.generate.cuda import CudaGenerator
@@ -56,3 +56,10 @@ def test_another_kernel_is_not_timed() -> None:
 def test_what_is_slower() -> None:
     assert not is_slower({"ratio": 1.019, "noise": 1.0}) and is_slower({"ratio": 1.03, "noise": 1.0})
     assert not is_slower({"ratio": 1.05, "noise": 0.98}) and not is_slower({"ratio": 0.9, "noise": 1.0})
+
+
+def test_a_kernel_is_held_against_itself() -> None:
+    found = compared([[10.0, 10.0], [11.0, 11.0], [10.2, 10.2], [10.5, 10.5]])
+    assert found["old_us"] == 10.1 and found["new_us"] == 10.75 and found["ratio"] == 1.0644
+    assert found["noise"] == 0.9545  # the new one, farther from 1 than the old one's 1.02
+    assert not is_slower(found)

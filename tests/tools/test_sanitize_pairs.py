@@ -200,6 +200,22 @@ def test_only_reports_that_are_known_are_explained(monkeypatch: pytest.MonkeyPat
     assert explained("memcheck", ["x [240 hazards]"]) == "" and explained("racecheck", []) == ""
 
 
+EXITED = """========= Potential invalid __shared__ read of size 4 bytes at {}+0x4290 by thread (0,0,0) in block (0,0,0)
+=========     Address 0x1000410 is located in a block that might have already exited
+"""
+
+
+def test_an_exit_of_a_cluster_is_explained_where_the_role_alone_is_clean() -> None:
+    """The tool does not follow mbarriers; alone, its CTAs meet by barrier.cluster at the same places."""
+    said: list[Row] = [{"begun": "x"}, {**SAID[1], "alone": ["k_alone"]}]
+    rows, _ = rows_of("racecheck", said, EXITED.format("pair_one"), "")
+    assert rows[0]["errors"] == 1 and "mbarriers" in str(rows[0]["explained"])
+    rows, _ = rows_of("racecheck", said, EXITED.format("pair_one") + EXITED.format("k_alone"), "")
+    assert (rows[0]["errors"], rows[0]["explained"]) == (2, "")
+    rows, _ = rows_of("memcheck", said, EXITED.format("pair_one"), "")
+    assert (rows[0]["errors"], rows[0]["explained"]) == (1, "")
+
+
 def test_processes_begin_at_the_front() -> None:
     every = [Case("t", "t", "extra", str(k)) for k in range(10)]
     shares = shared_out(every, ["memcheck", "racecheck"], 6)
