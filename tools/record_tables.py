@@ -243,6 +243,38 @@ def replay() -> str:
     return markdown(["kernels of", "commits", *(_KINDS[k] for k in shown)], rows, (0, 1)) + f"\n\nNVRTC {compilers}"
 
 
+def is_slower(row: Mapping[str, Any]) -> bool:
+    """Whether a kernel of `tools.replay_times` is: by over 2 %, and by over three times what it differs from itself."""
+    ratio, noise = float(str(row["ratio"])), abs(float(str(row["noise"])) - 1.0)
+    return ratio - 1.0 > max(0.02, 3.0 * noise)
+
+
+def replay_times() -> str:
+    """Kernels with other machine code than at an earlier commit beside the old ones, by the test that has them."""
+    lines = records("nvidia-h200", "replay-times")
+    cases = good(lines)
+    if not cases:
+        return "_not measured yet: `python -m tools.replay_times build/differing.json --out -`_"
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for c in cases:
+        groups.setdefault(str(c["case"]).split()[0], []).append(c)
+    rows = []
+    for name, own in [*sorted(groups.items()), ("in all", cases)]:
+        timed = [c for c in own if "ratio" in c]
+        ratios = [float(c["ratio"]) for c in timed]
+        noise = max((abs(float(c["noise"]) - 1.0) for c in timed), default=0.0)
+        shown = (
+            [f"{geometric_mean(ratios):.3f}", f"{min(ratios):.3f}", f"{max(ratios):.3f}"] if ratios else ["", "", ""]
+        )
+        slower = [c for c in timed if is_slower(c)]
+        most = f"{1e3 * max(float(c['new_us']) - float(c['old_us']) for c in slower):.0f}" if slower else ""
+        rows.append([name, str(len(timed)), *shown, f"{noise:.3f}", str(len(slower)), most,
+                     str(sum(not c["same_bits"] for c in timed)), str(len(own) - len(timed))])  # fmt: skip
+    head = ["kernels of", "timed", "new over old", "least", "most", "a kernel over itself: farthest from 1", "slower",
+            "by ns at most", "other bits", "left out"]  # fmt: skip
+    return markdown(head, rows) + note(lines, cases)
+
+
 _WAYS = {
     "loop": "plain loop, one process", "embedded": "`Server`, in this process", "isolated": "`Server`, with its worker",
     "http": "HTTP, binary tensors", "grpc": "gRPC",
@@ -275,6 +307,7 @@ def serve() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "serve": serve,
     "replay": replay,
+    "replay-times": replay_times,
     "padded": padded,
     "pooled": pooled,
     "grouped": grouped,

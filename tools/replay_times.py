@@ -29,6 +29,7 @@ from benchmarks.gpu_pairs import Loader
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 
 from tools import replay_corpus, sanitize
+from tools.record_tables import is_slower
 from weft.colocate.pair_machine import PairMachine
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import gpu_facts, profile
@@ -142,7 +143,7 @@ def compared(samples: Sequence[Sequence[float]]) -> Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rows and one line; 1 where results differ, or a kernel is slower (`is_slower`)."""
+    """Rows and one line; 1 where results differ, or a kernel is slower (`record_tables.is_slower`)."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("differing", type=Path)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
@@ -174,12 +175,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     mean = statistics.geometric_mean(measured) if measured else 1.0
     print(f"{len(measured)} kernels, new over old {mean:.3f}, {len(slower)} slower, {len(wrong)} with other results")
     return int(bool(slower or wrong))
-
-
-def is_slower(row: Row) -> bool:
-    """By more than 2 %, and by more than three times what the kernel differs from itself."""
-    ratio, noise = float(str(row["ratio"])), abs(float(str(row["noise"])) - 1.0)
-    return ratio - 1.0 > max(0.02, 3.0 * noise)
 
 
 if __name__ == "__main__":

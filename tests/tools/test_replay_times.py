@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from tests.generate.cuda.products import product
+from tools.record_tables import is_slower
 from tools.replay_corpus import named, plain
-from tools.replay_times import compared, is_slower, source_of, with_text
+from tools.replay_times import compared, source_of, with_text
 
 from weft.device.cuda.facts import profile
 from weft.generate.cuda import CudaGenerator
