@@ -12,9 +12,10 @@ by events, on the same buffers in every way. A round takes all ways of a model a
 between two of the model beside nothing (A/A) and one of the plan without a budget; there are `--rounds` of them.
 
 Ways (`--ways`): a co-runner of one CTA on each SM (`128`: its threads; `-duty96`: in 96 of 256 parts of its time;
-`-sms66`: on half of the SMs), and its peers by the same plan: `short` blocks on the stream of lowest priority,
-`green36` (best-effort work on 36 SMs by a green context), `serial50` (a launch of half the query's time behind each),
-`slices2` (2 ms in turn). `-plain` behind a peer: by the plan without a budget.
+`-duty96-sync`: all CTAs in the same part of it; `-sms66`: on half of the SMs); sizes over the limit once more with the
+duty that keeps it. Peers by the same plan: `short` blocks on the stream of lowest priority, `green36` (best-effort work
+on 36 SMs by a green context), `serial50` (a launch of half the query's time behind each), `slices2` (2 ms in turn).
+`-plain` behind a peer: by the plan without a budget.
 
 Work: multiply-adds, exponentials, reads of memory, a histogram (`benchmarks/co_runner/units.cu`), counted exactly. `be`
 is its rate over that of the same work alone on the whole GPU, at its best; `added` is the model's rate over its own
@@ -41,11 +42,13 @@ from benchmarks.co_runner.first import STEPS, trial
 from benchmarks.co_runner.machine import Gpu
 from benchmarks.co_runner.plans import BUDGET, LANES, Posed, compiled, fits, posed, recorded
 from benchmarks.co_runner.rows import (
+    LIMITS,
     WAYS,
     Sample,
     Way,
     beside,
     clocks,
+    fitted,
     groups,
     marked,
     over,
@@ -73,6 +76,8 @@ STEPS_SUITE = "colocate-steps"
 QUERIES_MS, LEAST_QUERIES, MOST_QUERIES = 40.0, 200, 600
 LEAST_OF_A_BATCH = 100
 """Queries of a round above batch 1, which is judged by its median."""
+PERIODS = 4
+"""Of a query, in each of which a co-runner whose CTAs work at the same time does its share."""
 SHORT_GRID = 64
 """Short blocks of a launch, for each SM."""
 GREEN_CTAS = 8
@@ -174,6 +179,51 @@ def whole(facts: GpuFacts) -> SmBudget:
     return SmBudget(facts.registers_per_sm, facts.shared_per_sm, facts.threads_per_sm, facts.blocks_per_sm)
 
 
+@final
+class Tried:
+    """Samples of a model beside one kind of work in every way, and beside nothing before and behind each round."""
+
+    def __init__(self, model: Model, kind: str, count: int, query_us: float) -> None:
+        self._model, self._kind, self._count, self._query_us = model, kind, count, query_us
+        self.first, self.second, self.bare = Sample(), Sample(), Sample()
+        self.found: dict[Way, Sample] = {}
+        self.why: dict[Way, tuple[str, str]] = {}
+        """Ways without samples: what is said in the row, and the reason."""
+        self.done: dict[Way, int] = {}
+        """Rounds that each way was in."""
+
+    def rounds(self, ways: Sequence[Way], rounds: int, end: float) -> None:
+        """So many rounds of further ways; none but the first begins behind `end`."""
+        self.found |= {w: Sample() for w in ways}
+        self.done |= dict.fromkeys(ways, 0)
+        gpu, served = self._model.gpu, self._model.served
+        for number in range(rounds if ways else 0):
+            if number and time.perf_counter() > end:
+                break
+            order = list(ways)
+            random.Random(number).shuffle(order)
+            self.first.add(quietly(lambda: alone(served[False], self._count), gpu))
+            for way in order:
+                if way not in self.why:
+                    self._one(way)
+                self.done[way] += 1
+            self.bare.add(quietly(lambda: alone(served[True], self._count), gpu))
+            self.second.add(quietly(lambda: alone(served[False], self._count), gpu))
+
+    def _one(self, way: Way) -> None:
+        try:
+            made = measured(self._model, self._kind, way, self._count, self._query_us)
+        except CudaError:
+            raise  # nothing that follows could be trusted
+        except (TimeoutError, ValueError) as error:
+            self.why[way] = "failed", str(error)
+            return
+        if isinstance(made, Declined):
+            self.why[way] = "declined", made.reason
+        else:
+            self.found[way].add(made)
+
+
 def group_rows(model: Model, kind: str, ways: Sequence[Way], rounds: int, end: float) -> Iterator[Row]:
     """Rows of a model beside one kind of work; a way that fails has a row that says why."""
     gpu, batch = model.gpu, model.model.batch
@@ -182,41 +232,23 @@ def group_rows(model: Model, kind: str, ways: Sequence[Way], rounds: int, end: f
     query_us = quantile(warm.us, 0.5)
     count = int(min(MOST_QUERIES, max(LEAST_QUERIES if batch == 1 else LEAST_OF_A_BATCH, QUERIES_MS * 1e3 / query_us)))
     full = gpu.full(kind, batch)
+    gpu.period_ns = round(query_us * 1e3 / PERIODS)
+    tried = Tried(model, kind, count, query_us)
+    tried.rounds(ways, rounds, end)
+    name_of, _ = LIMITS[batch]
+    ratios = {w: over(s, tried.first)[name_of] for w, s in tried.found.items() if s.us}
+    ways = [*ways, *(w for w in fitted(ratios, batch) if w not in ways)]
+    tried.rounds([w for w in ways if w not in tried.found], rounds, end)
+    first, second, bare, found, why = tried.first, tried.second, tried.bare, tried.found, tried.why
     own = {
         w: gpu.rate(gpu.co_runner(unit_of(kind, w.number, batch), gpu.facts.sms), 4.0, w)
         for w in ways
         if w.kind == "co-runner"
     }
-    first, second, bare = Sample(), Sample(), Sample()
-    found = {w: Sample() for w in ways}
-    why: dict[Way, tuple[str, str]] = {}
-    done = 0
-    for number in range(rounds):
-        if number and time.perf_counter() > end:
-            break
-        order = list(ways)
-        random.Random(number).shuffle(order)
-        first.add(quietly(lambda: alone(model.served[False], count), gpu))
-        for way in order:
-            if way in why:
-                continue
-            try:
-                made = measured(model, kind, way, count, query_us)
-            except CudaError:
-                raise  # nothing that follows could be trusted
-            except (TimeoutError, ValueError) as error:
-                why[way] = "failed", str(error)
-                continue
-            if isinstance(made, Declined):
-                why[way] = "declined", made.reason
-            else:
-                found[way].add(made)
-        bare.add(quietly(lambda: alone(model.served[True], count), gpu))
-        second.add(quietly(lambda: alone(model.served[False], count), gpu))
-        done += 1
     both = Sample()
     for sample in (first, second):
         both.add(sample)
+    done = max(tried.done.values(), default=0)
     yield {
         "record": "case", "suite": SUITE, "case": f"{name}/nothing", "way": "nothing", "rounds": done,
         "sm_budget": str(model.budget), "lc_us": spread(both), "again": over(second, first), "plain_us": spread(bare),
@@ -224,7 +256,7 @@ def group_rows(model: Model, kind: str, ways: Sequence[Way], rounds: int, end: f
         "steps": len(model.found[False].plan.steps), "plain_steps": len(model.found[True].plan.steps), **clocks(both),
     }  # fmt: skip
     for way in ways:
-        base: Row = {"record": "case", "suite": SUITE, "case": f"{name}/{kind}/{way}", "rounds": done}
+        base: Row = {"record": "case", "suite": SUITE, "case": f"{name}/{kind}/{way}", "rounds": tried.done[way]}
         if way in why:
             reason, said = why[way]
             yield {**base, "way": way.kind, reason: said[:300]}

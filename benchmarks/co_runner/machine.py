@@ -135,6 +135,8 @@ class Gpu:
         self._co_runners: dict[tuple[Unit, int], CoRunner] = {}
         self._plain: dict[Unit, tuple[CudaSource, Path]] = {}
         self._full: dict[tuple[str, int], float] = {}
+        self.period_ns = 100_000
+        """Of co-runners whose CTAs work at the same time."""
         self.meter = Meter(str(torch.cuda.get_device_properties(0).uuid))
 
     def stream(self, priority: int) -> torch.cuda.Stream:
@@ -183,7 +185,8 @@ class Gpu:
         """Launch a co-runner on the idle GPU and give it time to be on all SMs; its end."""
         torch.cuda.synchronize()
         duty, sms = (way.duty, way.sms) if way is not None and way.kind == "co-runner" else (WHOLE, 0)
-        start = replace(WorkCounter.start([GRID], MOST_BLOCKS), duty=duty, sms=sms)
+        period = self.period_ns if way is not None and way.sync else 0
+        start = replace(WorkCounter.start([GRID], MOST_BLOCKS), duty=duty, sms=sms, period=period)
         streams.write(self.counter.data_ptr(), start.pack())
         self.ran.zero_()
         torch.cuda.synchronize()

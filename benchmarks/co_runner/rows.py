@@ -20,7 +20,7 @@ LIMITS: Mapping[int, tuple[str, float]] = {1: ("lc_p99", 1.08), 16: ("lc_p50", 1
 """Batch -> what of the model may become how much longer beside the chosen co-runner."""
 Kind = Literal["co-runner", "short", "serial", "slices", "green"]
 PEER_KINDS: tuple[Kind, ...] = ("short", "serial", "slices", "green")
-_WAY = re.compile(r"(?P<threads>[0-9]+)(?:-duty(?P<duty>[0-9]+))?(?:-sms(?P<sms>[0-9]+))?")
+_WAY = re.compile(r"(?P<threads>[0-9]+)(?:-duty(?P<duty>[0-9]+)(?P<sync>-sync)?)?(?:-sms(?P<sms>[0-9]+))?")
 _PEER = re.compile(r"(?P<kind>short|serial|slices|green)(?P<number>[0-9]*)(?P<plain>-plain)?")
 
 
@@ -38,10 +38,12 @@ class Way:
     """Multiprocessors with numbers below it on which a co-runner works; 0: all."""
     plain: bool = False
     """The model runs by the plan without a budget; never beside a co-runner."""
+    sync: bool = False
+    """The CTAs of a co-runner work and rest all at the same time."""
 
     def __str__(self) -> str:
         if self.kind == "co-runner":
-            duty = f"-duty{self.duty}" if self.duty != WHOLE else ""
+            duty = f"-duty{self.duty}{'-sync' if self.sync else ''}" if self.duty != WHOLE else ""
             return f"{self.number}{duty}{f'-sms{self.sms}' if self.sms else ''}"
         return f"{self.kind}{self.number or ''}{'-plain' if self.plain else ''}"
 
@@ -54,18 +56,25 @@ class Way:
         """
         if found := _WAY.fullmatch(text):
             threads, duty, sms = (int(found[k] or d) for k, d in (("threads", 0), ("duty", WHOLE), ("sms", 0)))
-            if threads % 32 or not 32 <= threads <= MOST_THREADS or not 0 < duty <= WHOLE:
+            if (
+                threads % 32
+                or not 32 <= threads <= MOST_THREADS
+                or not 0 < duty <= WHOLE
+                or (found["sync"] and duty == WHOLE)
+            ):
                 raise ValueError(f"{text}: whole warps up to {MOST_THREADS} threads, and a duty of 1 to {WHOLE}")
-            return Way("co-runner", threads, duty, sms)
+            return Way("co-runner", threads, duty, sms, sync=bool(found["sync"]))
         if (found := _PEER.fullmatch(text)) and (found["kind"] == "short") == (not found["number"]):
             if found["number"] and not int(found["number"]):
                 raise ValueError(f"{text}: a number above 0 is needed")
             kind = next(k for k in PEER_KINDS if k == found["kind"])
             return Way(kind, int(found["number"] or 0), plain=bool(found["plain"]))
-        raise ValueError(f"{text!r}: neither like 128, 128-duty96, 128-sms66 nor short, serial50, slices2, green36")
+        known = "128, 128-duty96, 128-duty96-sync, 128-sms66"
+        raise ValueError(f"{text!r}: neither like {known} nor short, serial50, slices2, green36")
 
 
-CO_RUNNERS = tuple(Way.of(f"{n}{more}") for n in (64, 128, 256) for more in ("", "-duty96", "-sms66"))
+CO_RUNNERS = tuple(map(Way.of, ("64", "128", "192", "256", "128-duty96", "128-sms66")))
+"""Those at their limit are found while measuring (`fitted`)."""
 PEERS = tuple(map(Way.of, ("short", "serial50", "slices2", "green12", "green20", "green36", "green68")))
 WAYS = (*CO_RUNNERS, *PEERS)
 
@@ -158,6 +167,27 @@ def chosen(rows: Iterable[Mapping[str, Any]], batch: int) -> str:
     ]
     best = max(kept, key=lambda x: (x["added"], -x["be"], str(x["case"])), default=None)
     return "" if best is None else str(best["case"])
+
+
+PRESENCE = 0.02
+"""By which share queries are longer beside a co-runner that only naps (`--steps`)."""
+
+
+def fitted(found: Mapping[Way, float], batch: int) -> list[Way]:
+    """Ways to try beside those that were measured: of each size over the batch's limit the common duty that keeps it.
+
+    `found`: what the limit is on, over alone. What a co-runner costs beside its presence is taken to be in proportion
+    to the time in which it works; a duty of four fifths of that is tried as well, since blocks end behind their time.
+    """
+    _, limit = LIMITS[batch]
+    ways: list[Way] = []
+    for way, ratio in found.items():
+        if way.kind != "co-runner" or (way.duty, way.sms) != (WHOLE, 0) or not ratio > limit:
+            continue
+        share = (limit - 1 - PRESENCE) / (ratio - 1 - PRESENCE)
+        duties = (round(WHOLE * share * x) for x in (1.0, 0.8))
+        ways += [Way("co-runner", way.number, d, sync=True) for d in duties if 0 < d < WHOLE]
+    return list(dict.fromkeys(ways))
 
 
 def marked(rows: Sequence[Mapping[str, Any]], batch: int) -> list[dict[str, Any]]:

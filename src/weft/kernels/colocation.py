@@ -157,7 +157,7 @@ class WorkCounter:
     stop: int = 0
     """Not 0: no further block is drawn."""
     duty: int = 256
-    """Throttle of persistent kernels: 256ths of its time in which a CTA works."""
+    """Throttle of persistent kernels: 256ths of the time in which a CTA begins blocks."""
     sms: int = 0
     """The same: CTAs work on multiprocessors with numbers below it (%smid); 0: on all."""
     ctas: int = 0
@@ -172,6 +172,9 @@ class WorkCounter:
     kernels that draw in time."""
     be_clocks: int = 0
     """The same of a block of a BE role, of the longer ones."""
+    period: int = 0
+    """Throttle of persistent kernels: nanoseconds of the GPU's own time of which all CTAs work in the same `duty`
+    256ths, the first ones; 0: each CTA rests behind each of its blocks, by its own clock."""
 
     @staticmethod
     def start(stages: Sequence[int], limit: int) -> WorkCounter:
@@ -206,8 +209,8 @@ class WorkCounter:
 
 
 _ORDER = "<"
-_FORMATS = "IIIIIIIIIIQIII"
+_FORMATS = "IIIIIIIIIIQIIII"
 """Of each word, in order."""
-_LAYOUT = f"{_ORDER}{_FORMATS}4x"
+_LAYOUT = _ORDER + _FORMATS
 BYTES = struct.calcsize(_LAYOUT)
 """Of a work counter in device memory."""

@@ -205,10 +205,28 @@ def test_a_throttle_slows_and_loses_nothing(field: str, value: int, kernels: Fus
     assert counter.now.finished == 131
 
 
-def test_a_job_at_rest_can_be_stopped(kernels: FusedKernels) -> None:
+def test_all_work_in_the_same_part_of_a_period(kernels: FusedKernels) -> None:
+    """Of every 4096 ns the first 64; a CTA looks again each 512 ns, and the clock of the emulation is that of all."""
+    be, (source, _) = JOBS["131 of arithmetic"], forms()["131 of arithmetic"]
+    looked: dict[int, int] = {}
+    for duty in (256, 4):
+        counter, memory = Counter(WorkCounter.start(source.stages, 131)), fusing.of(be)
+        counter.set("period", 4096)
+        counter.set("duty", duty)
+        naps: list[int] = []
+        assert kernels.run(source, {1: memory}, counter, gang=CTAS, seed=4, host=lambda n=naps: n.append(1)) == ""
+        np.testing.assert_array_equal(fusing.result(memory), fusing.fma_alone(be))
+        assert counter.now.finished == 131
+        looked[duty] = len(naps)
+    assert looked[4] > 131 + looked[256], looked
+
+
+@pytest.mark.parametrize("period", [0, 4096])
+def test_a_job_at_rest_can_be_stopped(period: int, kernels: FusedKernels) -> None:
     be, (source, _) = JOBS["131 of arithmetic"], forms()["131 of arithmetic"]
     counter, memory = Counter(WorkCounter.start(source.stages, 131)), fusing.of(be)
     counter.set("duty", 0)
+    counter.set("period", period)
     calls = []
 
     def host() -> None:

@@ -9,6 +9,8 @@ how much of its time a CTA works, and on which multiprocessors, while they run.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.occupancy import register_need
@@ -38,6 +40,13 @@ from weft.ir.declined import Declined
 from weft.kernels.colocation import FusedParameter, FusedRole, FusedSource
 from weft.kernels.source import MOST_PARAMETER_BYTES
 from weft.sm_budget import SmBudget
+
+
+@cache
+def persistent_header() -> str:
+    """Text of weft_cuda_persistent.h, which stands behind that of fused kernels."""
+    return Path(__file__).with_name("weft_cuda_persistent.h").read_text(encoding="utf-8")
+
 
 _SHARED_UNIT = 128
 """Bytes in which shared memory is given to CTAs."""
@@ -94,7 +103,7 @@ def persistent(
     texts += [loop_text(0, place, stages, draw=draw, hand="w_paced_hand"), kernel]
     registers = launch_registers(threads, min_ctas_per_sm, facts)
     return FusedSource(
-        text="".join([*headers, fused_header(), *texts]),
+        text="".join([*headers, fused_header(), persistent_header(), *texts]),
         entry=entry,
         grid=(ctas, 1, 1),
         threads=threads,

@@ -90,6 +90,11 @@ W_FN unsigned w_sm() {
   return x;
 }
 W_FN unsigned long long w_now() { return (unsigned long long)clock64(); }
+W_FN unsigned long long w_timer() {  // nanoseconds of the whole GPU, in coarse steps
+  unsigned long long x;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x));
+  return x;
+}
 #if __CUDA_ARCH__ >= 900
 // LC's threads of a cluster meet at barriers in shared memory, two in each CTA, since barrier.cluster waits for all threads
 // of the cluster. They are used in turn: a warp that is ahead may arrive for the next meeting before others' arrivals for
@@ -241,7 +246,7 @@ struct w_work {
   unsigned long long granted;
   unsigned limit, open, stage, finished, stop, duty, sms, ctas;
   unsigned long long begun;  // of kernels that fill their grid: BE roles so far, and CTAs whose LC role has ended
-  unsigned lc_ended, lc_clocks, be_clocks, unused;
+  unsigned lc_ended, lc_clocks, be_clocks, period;
 };
 struct w_drawn { unsigned stage, block; };
 enum : unsigned { W_NONE = 0xffffffffu, W_AGAIN = 0xfffffffeu };  // no block; none yet: to be drawn once more
@@ -386,33 +391,3 @@ template <class JOB, unsigned WARPS, class END> struct w_ahead {
     return w_taken<JOB>(work, h, end, ticket);
   }
 };
-// ---- a best-effort role as a kernel of its own
-// What the thread that draws knows of its own time.
-struct w_paced_hand : w_hand {
-  unsigned long long began = 0;
-  bool worked = false;
-};
-// Whether all that the limit allows is drawn.
-W_FN bool w_used_up(w_work* work) {
-  const unsigned long long word = w_peek(&work->granted);
-  return (int)((unsigned)word - (unsigned)(word >> 32)) <= 0 && (int)(w_peek(&work->limit) - (unsigned)word) <= 0;
-}
-// Draws as w_draw does, under the throttle: a CTA works `duty` 256ths of its time, and only if its multiprocessor and
-// its own number are among those that may. It looks at the throttle and at `stop` between two naps.
-template <class JOB, bool STAYS> W_FN w_drawn w_draw_paced(w_work* work, w_paced_hand& h) {
-  const unsigned long long ended = w_now(), spent = h.worked ? ended - h.began : 0;
-  for (;;) {
-    const unsigned stop = w_peek(&work->stop), duty = w_peek(&work->duty), sms = w_peek(&work->sms);
-    const unsigned ctas = w_peek(&work->ctas);
-    const bool may = (sms == 0 || w_sm() < sms) && (ctas == 0 || blockIdx.x < ctas);
-    const bool rested = duty >= 256u || (duty != 0 && (w_now() - ended) * duty >= spent * (256u - duty));
-    if (may && rested && stop == 0) break;
-    w_count_ended<JOB>(work, h);
-    if (stop != 0 || (!STAYS && w_used_up(work))) return {W_NONE, 0u};
-    w_pause(512);
-  }
-  const w_drawn d = w_draw<JOB, 0u, STAYS>(work, h, nullptr);
-  h.worked = d.stage != W_NONE;
-  h.began = w_now();
-  return d;
-}

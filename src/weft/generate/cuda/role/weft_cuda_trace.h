@@ -1,12 +1,5 @@
 // When roles of a fused kernel ran, and on which multiprocessor: spans behind the work counter (kernels/sm_timeline.py).
 // Stands behind weft_cuda_fused.h in the form of a fused kernel that records; no other kernel has it.
-#ifdef __CUDA_ARCH__
-W_FN unsigned long long w_timer() {  // nanoseconds of the whole GPU, in coarse steps
-  unsigned long long x;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x));
-  return x;
-}
-#endif
 struct w_span {
   unsigned sm, cta, role, stage, block, unused;
   unsigned long long begin, end, ns;  // clocks of this multiprocessor, and the GPU's time at the end
