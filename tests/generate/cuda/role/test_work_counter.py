@@ -113,7 +113,7 @@ int main() {
 
 def program(stages: tuple[int, ...], passes: int, begin: int = 0) -> str:
     header = fused_header()
-    counter = header[header.index("// ---- which block next") : header.index("// ---- a best-effort role as a kernel")]
+    counter = header[header.index("// ---- which block next") :]
     first = next(i for i, n in enumerate(stages) if n)
     text = PROGRAM.replace("HEADER", counter).replace("STAGES", ", ".join(str(n) for n in stages))
     return text.replace("PASSES", str(passes)).replace("FIRST", str(first)).replace("BEGIN", f"{begin}u")

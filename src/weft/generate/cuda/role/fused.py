@@ -64,13 +64,23 @@ _BEST_EFFORT_REGISTERS = (40, 56, 80, 104, 128, 152)
 @cache
 def fused_header() -> str:
     """Text of weft_cuda_fused.h, which stands behind the role's."""
-    return Path(__file__).with_name("weft_cuda_fused.h").read_text(encoding="utf-8")
+    return _text("fused")
+
+
+def _text(name: str) -> str:
+    return Path(__file__).with_name(f"weft_cuda_{name}.h").read_text(encoding="utf-8")
 
 
 @cache
 def trace_header() -> str:
-    """Text of weft_cuda_trace.h, which stands behind that one in kernels that record when their roles ran."""
-    return Path(__file__).with_name("weft_cuda_trace.h").read_text(encoding="utf-8")
+    """What stands behind that one in kernels that record when their roles ran."""
+    return _text("timer") + _text("trace")
+
+
+@cache
+def persistent_header() -> str:
+    """What stands behind that one in a co-runner."""
+    return _text("timer") + _text("persistent")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ how much of its time a CTA works, and on which multiprocessors, while they run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.occupancy import register_need
@@ -31,6 +29,7 @@ from weft.generate.cuda.role.fused import (
     merged,
     named_parameters,
     parameter_bytes,
+    persistent_header,
     shared_of,
     stage_text,
     stages_of,
@@ -40,13 +39,6 @@ from weft.ir.declined import Declined
 from weft.kernels.colocation import FusedParameter, FusedRole, FusedSource
 from weft.kernels.source import MOST_PARAMETER_BYTES
 from weft.sm_budget import SmBudget
-
-
-@cache
-def persistent_header() -> str:
-    """Text of weft_cuda_persistent.h, which stands behind that of fused kernels."""
-    return Path(__file__).with_name("weft_cuda_persistent.h").read_text(encoding="utf-8")
-
 
 _SHARED_UNIT = 128
 """Bytes in which shared memory is given to CTAs."""

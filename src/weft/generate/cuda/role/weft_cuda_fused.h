@@ -90,11 +90,6 @@ W_FN unsigned w_sm() {
   return x;
 }
 W_FN unsigned long long w_now() { return (unsigned long long)clock64(); }
-W_FN unsigned long long w_timer() {  // nanoseconds of the whole GPU, in coarse steps
-  unsigned long long x;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(x));
-  return x;
-}
 #if __CUDA_ARCH__ >= 900
 // LC's threads of a cluster meet at barriers in shared memory, two in each CTA, since barrier.cluster waits for all threads
 // of the cluster. They are used in turn: a warp that is ahead may arrive for the next meeting before others' arrivals for
