@@ -18,10 +18,11 @@ from tests.colocate.recorded import constant, samples, spread
 from weft.colocate import compare as c
 from weft.colocate.arrivals import Arrivals, poisson
 from weft.colocate.operating import prepare
+from weft.colocate.outcome import Outcome
 from weft.colocate.policies import NAMES, make
 from weft.colocate.policy import PolicyError, drive
 from weft.colocate.queueing import batch_mean, lindley, md1_mean_wait
-from weft.colocate.simulate import Outcome, SimulatedBackend, drawn_ns
+from weft.colocate.simulate import SimulatedBackend, drawn_ns
 from weft.errors import ArtifactError
 from weft.kernels.samples import SampleRecord, Spread, read, write
 from weft.kernels.scheduling import Decision, Situation

@@ -12,10 +12,11 @@ import numpy as np
 from weft.colocate.arrivals import Arrivals, ArrivalsError, Spike, gamma, poisson, rate_of_load, spikes
 from weft.colocate.latency import Latencies, be_throughput, over_exclusive, system_throughput
 from weft.colocate.operating import Prepared, model_of, prepare
+from weft.colocate.outcome import Outcome
 from weft.colocate.policies import make, note_of
 from weft.colocate.policy import PolicyError, drive
 from weft.colocate.queueing import TargetError, peak_load
-from weft.colocate.simulate import Outcome, SimulatedBackend, drawn_ns
+from weft.colocate.simulate import SimulatedBackend, drawn_ns
 from weft.kernels.policy_run import Chosen, Comparison, PolicyRun, Refused, VariantShare
 from weft.kernels.samples import ModelSamples, SampleRecord
 

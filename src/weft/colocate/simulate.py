@@ -22,51 +22,14 @@ import numpy as np
 
 from weft.colocate.arrivals import Arrivals
 from weft.colocate.operating import Prepared
+from weft.colocate.outcome import Outcome, Piece, Window, queries_of
 from weft.colocate.policy import MOST_IN_FLIGHT, Policy
 from weft.kernels.samples import Spread
 from weft.kernels.scheduling import NEVER, OFF, Cursor, Decision, Finished, Query, Recent, Running, Situation
 
-WINDOW_NS = 100_000_000
-"""Of what controllers see."""
-_WINDOWS = 5
 _TABLE = 4096
 """Draws of latencies that do not belong to a query; then they begin again."""
 _ARRIVAL, _DONE, _WAKE = 1, 0, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """BE work: whence, when, and which blocks of the job."""
-
-    origin: str
-    """`idle`, `kernels` or `beside`."""
-    begin_ns: int
-    end_ns: int
-    first: int
-    last: int
-    """Behind the last block."""
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What a simulated run came to; lists are by the number of the query, in order of arrival."""
-
-    queries: list[Query]
-    begin_ns: list[int]
-    done_ns: list[int]
-    variants: list[int]
-    caps: list[int]
-    """What the policy allowed when the query was launched."""
-    work_us: float = 0.0
-    """BE work, in its time alone."""
-    blocks: int = 0
-    span_ns: int = 0
-    """From the begin of the run to the end of its last query."""
-    busy_ns: int = 0
-    """In which queries ran."""
-    decisions: int = 0
-    pieces: list[Piece] = field(default_factory=list)
-    """With `trace`."""
 
 
 @dataclass(slots=True)
@@ -117,19 +80,9 @@ class SimulatedBackend:
         Raises:
             ValueError: no model, or one of them twice.
         """
-        names = [p.model.name for p, _ in given]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"models {names}: at least one, each once")
-        at = np.concatenate([a.times_ns for _, a in given])
-        whose = np.concatenate([np.full(len(a), i) for i, (_, a) in enumerate(given)])
-        order = np.argsort(at, kind="stable")
+        self._queries = queries_of(given)
         rng = np.random.default_rng(seed)
-        draws = rng.random(len(at)).tolist()
-        targets = [p.target_ns for p, _ in given]
-        self._queries = [
-            Query(names[m], number, t, t + targets[m])
-            for number, (t, m) in enumerate(zip(at[order].tolist(), whose[order].tolist(), strict=True))
-        ]
+        draws = rng.random(len(self._queries)).tolist()
         self._models: Mapping[str, _Model] = {p.model.name: _Model(p, draws) for p, _ in given}
         first = given[0][0]
         self._launch = drawn_ns(first.launch, rng.random(_TABLE).tolist()) if first.launch.at(1.0) > 0 else [0]
@@ -154,7 +107,7 @@ class SimulatedBackend:
         self._carry = 0.0
         self._cursor = Cursor(OFF, 0, 0, False)
         self._recent = Recent()
-        self._window = _Window()
+        self._window = Window()
 
     def advance(self) -> bool:
         """The next thing that happens; False once all queries have ended."""
@@ -326,43 +279,3 @@ class SimulatedBackend:
         if self._form != OFF:
             self._idle(self._now)
         self.outcome.span_ns = self._now
-
-
-class _Window:
-    """What was seen in the last windows of time."""
-
-    def __init__(self) -> None:
-        self.until = WINDOW_NS
-        self.violations = 0
-        self._before = -1
-        self._gaps = self._squares = 0.0
-        self._count = 0
-        self._latencies: list[int] = []
-        self._kept: deque[tuple[int, float, float, list[int]]] = deque(maxlen=_WINDOWS)
-
-    def arrived(self, at: int) -> None:
-        if self._before >= 0:
-            gap = float(at - self._before)
-            self._gaps += gap
-            self._squares += gap * gap
-        self._before = at
-        self._count += 1
-
-    def ended(self, latency: int, *, late: bool) -> None:
-        self._latencies.append(latency)
-        self.violations += late
-
-    def turn(self, now: int) -> Recent:
-        """End of a window."""
-        self._kept.append((self._count, self._gaps, self._squares, self._latencies))
-        self._count, self._gaps, self._squares, self._latencies = 0, 0.0, 0.0, []
-        self.until += WINDOW_NS * max(1, (now - self.until) // WINDOW_NS + 1)
-        arrivals = sum(k[0] for k in self._kept)
-        gaps, squares = sum(k[1] for k in self._kept), sum(k[2] for k in self._kept)
-        ended = sorted(x for k in self._kept for x in k[3])
-        p99 = ended[max(0, math.ceil(0.99 * len(ended)) - 1)] if ended else 0
-        variation = max(0.0, squares * arrivals / gaps**2 - 1) if gaps and arrivals > 1 else 1.0
-        return Recent(now, arrivals, max(1, round(gaps)), variation, p99, self.violations)
-
-    def with_violations(self, recent: Recent) -> Recent:
-        return Recent(recent.at_ns, recent.arrivals, recent.length_ns, recent.variation, recent.p99_ns, self.violations)

@@ -1,0 +1,117 @@
+"""What a run under a policy came to, and what is seen of it while it lasts: of a GPU and of its simulation alike."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+
+from weft.colocate.arrivals import Arrivals
+from weft.colocate.operating import Prepared
+from weft.kernels.scheduling import Query, Recent
+
+WINDOW_NS = 100_000_000
+"""Of what controllers see."""
+_WINDOWS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """BE work: whence, when, and which blocks of the job."""
+
+    origin: str
+    """`idle`, `kernels` or `beside`."""
+    begin_ns: int
+    end_ns: int
+    first: int
+    last: int
+    """Behind the last block."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run came to, measured or simulated; lists are by the number of the query, in order of arrival."""
+
+    queries: list[Query]
+    begin_ns: list[int]
+    done_ns: list[int]
+    variants: list[int]
+    caps: list[int]
+    """What the policy allowed when the query was launched."""
+    work_us: float = 0.0
+    """BE work, in its time alone."""
+    blocks: int = 0
+    span_ns: int = 0
+    """From the begin of the run to the end of its last query."""
+    busy_ns: int = 0
+    """In which queries ran."""
+    decisions: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+    """With `trace`."""
+
+
+def queries_of(given: Sequence[tuple[Prepared, Arrivals]]) -> list[Query]:
+    """All queries of models with their arrivals, in the order in which they come.
+
+    Raises:
+        ValueError: no model, or one of them twice.
+    """
+    names = [p.model.name for p, _ in given]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"models {names}: at least one, each once")
+    at = np.concatenate([a.times_ns for _, a in given])
+    whose = np.concatenate([np.full(len(a), i) for i, (_, a) in enumerate(given)])
+    order = np.argsort(at, kind="stable")
+    targets = [p.target_ns for p, _ in given]
+    return [
+        Query(names[m], number, t, t + targets[m])
+        for number, (t, m) in enumerate(zip(at[order].tolist(), whose[order].tolist(), strict=True))
+    ]
+
+
+@final
+class Window:
+    """What was seen in the last windows of time."""
+
+    def __init__(self) -> None:
+        self.until = WINDOW_NS
+        self.violations = 0
+        self._before = -1
+        self._gaps = self._squares = 0.0
+        self._count = 0
+        self._latencies: list[int] = []
+        self._kept: deque[tuple[int, float, float, list[int]]] = deque(maxlen=_WINDOWS)
+
+    def arrived(self, at: int) -> None:
+        """A query came at this instant."""
+        if self._before >= 0:
+            gap = float(at - self._before)
+            self._gaps += gap
+            self._squares += gap * gap
+        self._before = at
+        self._count += 1
+
+    def ended(self, latency: int, *, late: bool) -> None:
+        """A query has ended, so long after its arrival."""
+        self._latencies.append(latency)
+        self.violations += late
+
+    def turn(self, now: int) -> Recent:
+        """End of a window."""
+        self._kept.append((self._count, self._gaps, self._squares, self._latencies))
+        self._count, self._gaps, self._squares, self._latencies = 0, 0.0, 0.0, []
+        self.until += WINDOW_NS * max(1, (now - self.until) // WINDOW_NS + 1)
+        arrivals = sum(k[0] for k in self._kept)
+        gaps, squares = sum(k[1] for k in self._kept), sum(k[2] for k in self._kept)
+        ended = sorted(x for k in self._kept for x in k[3])
+        p99 = ended[max(0, math.ceil(0.99 * len(ended)) - 1)] if ended else 0
+        variation = max(0.0, squares * arrivals / gaps**2 - 1) if gaps and arrivals > 1 else 1.0
+        return Recent(now, arrivals, max(1, round(gaps)), variation, p99, self.violations)
+
+    def with_violations(self, recent: Recent) -> Recent:
+        """The same with the violations until now."""
+        return Recent(recent.at_ns, recent.arrivals, recent.length_ns, recent.variation, recent.p99_ns, self.violations)
