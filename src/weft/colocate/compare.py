@@ -1,4 +1,4 @@
-"""Policies on the same arrivals, simulated: cells of load and target, and what each policy came to."""
+"""Policies on the same arrivals: cells of load and target, and what each policy came to, simulated or measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from weft.colocate.arrivals import Arrivals, ArrivalsError, Spike, gamma, poisson, rate_of_load, spikes
 from weft.colocate.latency import Latencies, be_throughput, over_exclusive, system_throughput
 from weft.colocate.operating import Prepared, model_of, prepare
-from weft.colocate.outcome import Outcome
+from weft.colocate.outcome import Outcome, off_lindley_us
 from weft.colocate.policies import make, note_of
 from weft.colocate.policy import PolicyError, drive
 from weft.colocate.queueing import TargetError, peak_load
@@ -159,13 +159,14 @@ def summed_up(prepared: Prepared, cell: Cell, out: Outcome, exclusive: PolicyRun
     """The figures of a run."""
     n = len(out.queries)
     scheduled = np.array([q.scheduled_ns for q in out.queries], dtype=np.int64)
-    found = Latencies(scheduled, np.array(out.done_ns, dtype=np.int64), warm_up=n // _WARM_UP)
+    sent = np.array(out.sent_ns, dtype=np.int64) if out.sent_ns else None
+    found = Latencies(scheduled, np.array(out.done_ns, dtype=np.int64), sent, warm_up=n // _WARM_UP)
     span_s = out.span_ns / 1e9
     solo_s = prepared.model.solo.at(0.5) / 1e6
     counts = np.bincount(np.array(out.variants, dtype=np.int64), minlength=len(prepared.points))
     made = PolicyRun(
         policy=prepared.policy, note=note_of(prepared.policy), model=cell.model,
-        job=prepared.job.name if prepared.job else "", simulated=True, load=cell.load, load_of=cell.load_of,
+        job=prepared.job.name if prepared.job else "", simulated=sent is None, load=cell.load, load_of=cell.load_of,
         rate_hz=cell.arrivals.rate_hz, arrivals=cell.arrivals.process, arrivals_digest=cell.arrivals.digest,
         seed=cell.seed, target_us=cell.target_ns / 1e3,
         latency=found.summary(cell.target_ns, seed=cell.seed, resamples=_RESAMPLES),
@@ -174,6 +175,8 @@ def summed_up(prepared: Prepared, cell: Cell, out: Outcome, exclusive: PolicyRun
         variants=tuple(VariantShare(p.variant.number, p.variant.name, int(c))
                        for p, c in zip(prepared.points, counts, strict=True)),
         cdf=_thinned(found.histogram.cdf()), chosen=_chosen(out),
+        decision_us=float(np.quantile(out.decision_ns, 0.99)) / 1e3 if out.decision_ns else None,
+        off_lindley_us=off_lindley_us(out) if sent is not None and prepared.policy == "exclusive" else None,
     )  # fmt: skip
     against = exclusive or (made if prepared.policy == "exclusive" else None)
     if against is None:

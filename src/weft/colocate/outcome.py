@@ -12,6 +12,7 @@ import numpy as np
 
 from weft.colocate.arrivals import Arrivals
 from weft.colocate.operating import Prepared
+from weft.colocate.queueing import lindley
 from weft.kernels.scheduling import Query, Recent
 
 WINDOW_NS = 100_000_000
@@ -52,6 +53,10 @@ class Outcome:
     decisions: int = 0
     pieces: list[Piece] = field(default_factory=list)
     """With `trace`."""
+    sent_ns: list[int] = field(default_factory=list)
+    """When each query was seen to have come; empty: simulated, at its instant."""
+    decision_ns: list[int] = field(default_factory=list)
+    """What each decision took; empty: simulated."""
 
 
 def queries_of(given: Sequence[tuple[Prepared, Arrivals]]) -> list[Query]:
@@ -71,6 +76,19 @@ def queries_of(given: Sequence[tuple[Prepared, Arrivals]]) -> list[Query]:
         Query(names[m], number, t, t + targets[m])
         for number, (t, m) in enumerate(zip(at[order].tolist(), whose[order].tolist(), strict=True))
     ]
+
+
+def off_lindley_us(out: Outcome) -> float:
+    """p99 of how far latencies are from those of a single queue with the service times that the machine told.
+
+    Of a run of the model alone; what is between the two is launches and the harness. 0 of no query.
+    """
+    if not out.queries:
+        return 0.0
+    scheduled = np.array([q.scheduled_ns for q in out.queries], dtype=np.int64)
+    begin, done = (np.array(x, dtype=np.int64) for x in (out.begin_ns, out.done_ns))
+    apart = np.abs(done - lindley(scheduled, done - begin))
+    return float(np.quantile(apart, 0.99)) / 1e3
 
 
 @final

@@ -86,6 +86,10 @@ class PolicyRun:
     cdf: tuple[tuple[float, float], ...] = ()
     """Microseconds and share of the queries."""
     chosen: tuple[Chosen, ...] = ()
+    decision_us: float | None = None
+    """What a decision took, p99; None: simulated."""
+    off_lindley_us: float | None = None
+    """Of `exclusive`: p99 of the difference to a single queue with the same service times; None: simulated."""
 
     @property
     def p99_us(self) -> float:

@@ -1,0 +1,272 @@
+"""Policies on a machine that runs by itself: an open loop of queries, and a job beside them, by one thread.
+
+Queries come at instants fixed before the run, and latency counts from these: what keeps the thread from looking counts
+against all queries behind it. It looks at the clock and at the machine in turn, and sleeps only where nothing is due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, final
+
+from weft.colocate.arrivals import Arrivals
+from weft.colocate.operating import Prepared
+from weft.colocate.outcome import Outcome, Window, queries_of
+from weft.colocate.policy import MOST_IN_FLIGHT, Policy, drive
+from weft.errors import DeviceError
+from weft.kernels.scheduling import NEVER, OFF, Cursor, Decision, Finished, Query, Recent, Running, Situation
+
+LEAD_NS = 5_000_000
+"""From the begin of a run to the instant from which arrivals count."""
+SILENT_NS = 30_000_000_000
+"""Queries are under way or wait, and nothing has happened for so long: the run has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A query that has ended, by the machine's clock."""
+
+    begin_ns: int
+    """When the machine began with it."""
+    done_ns: int
+    clock_mhz: int
+    """Of the SMs; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobWork:
+    """What the job has done since the run began."""
+
+    blocks: int
+    """That have ended."""
+    work_us: float
+    """In its time alone on the whole GPU."""
+
+
+class Machine(Protocol):
+    """What queries and one job are launched on. One thread calls it; nothing but `pause` and `close_job` waits."""
+
+    def now_ns(self) -> int:
+        """A clock that does not go back."""
+        ...
+
+    def launch(self, query: Query, variant: int) -> None:
+        """Put a query behind all that was launched for queries before, by a plan variant."""
+        ...
+
+    def ended(self) -> Sequence[Ended]:
+        """Queries that have ended since it was asked last, in the order of their launches."""
+        ...
+
+    def set_form(self, form: int) -> None:
+        """The job in the form of a variant (0: on the whole GPU), or `OFF`: it stops, before what is launched later."""
+        ...
+
+    def kernels(self, us: float) -> None:
+        """Kernels of the job, of so much time alone, in front of whatever is launched later; nothing stops them."""
+        ...
+
+    def kernels_run(self) -> bool:
+        """Whether such kernels are under way."""
+        ...
+
+    def job_is_done(self) -> bool:
+        """Whether the job's last block was drawn."""
+        ...
+
+    def pause(self, until_ns: int) -> None:
+        """Until then, or a while less."""
+        ...
+
+    def close_job(self) -> JobWork:
+        """Stop the job, wait for its end, and say what it has done."""
+        ...
+
+
+@final
+class LiveBackend:
+    """A run of given arrivals on a machine: carries a policy's decisions out, and keeps what came of them."""
+
+    def __init__(
+        self, machine: Machine, given: Sequence[tuple[Prepared, Arrivals]], *, policy: Policy | None = None
+    ) -> None:
+        """Models with their arrivals; every model has the same job. `policy`: whose cap is noted beside each launch.
+
+        Raises:
+            ValueError: no model, or one of them twice.
+        """
+        self._machine, self._policy = machine, policy
+        self._queries = queries_of(given)
+        self._variants = {p.model.name: [x.variant for x in p.points] for p, _ in given}
+        n = len(self._queries)
+        self.outcome = Outcome(self._queries, [-1] * n, [-1] * n, [-1] * n, [-1] * n, sent_ns=[-1] * n)
+        self._waiting: deque[Query] = deque()
+        self._running: list[Running] = []
+        self._finished: list[Finished] = []
+        self._begin = -1
+        """By the machine's clock; -1: the run has not begun."""
+        self._now = self._asked = self._last_done = self._happened = 0
+        self._next = self._left = 0
+        self._form = OFF
+        self._wake = NEVER
+        self._kernels_end = 0
+        """When kernels that nothing stops are expected to have ended; 0: none runs."""
+        self._recent, self._window = Recent(), Window()
+        self._cursor = Cursor(OFF, 0, 0, False)
+
+    def advance(self) -> bool:
+        """Wait for the next arrival, end or wake-up; False once all queries have ended.
+
+        Raises:
+            DeviceError: nothing has happened for half a minute, though queries are under way or wait [W301].
+        """
+        if self._begin < 0:
+            self._begin = self._machine.now_ns() + LEAD_NS
+        self._finished.clear()
+        if self._left == len(self._queries):
+            self._end()
+            return False
+        while True:
+            self._now = self._machine.now_ns() - self._begin
+            if self._look():
+                break
+            if self._now - self._happened > SILENT_NS and (self._running or self._waiting):
+                raise DeviceError(
+                    problem=f"{len(self._running)} queries were launched and {len(self._waiting)} wait, and nothing has"
+                    f" happened for {SILENT_NS // 1_000_000_000} s"
+                )
+            self._machine.pause(self._begin + min(self._due(), self._now + SILENT_NS))
+        self._happened = self._now
+        if self._now >= self._window.until:
+            self._recent = self._window.turn(self._now)
+        elif self._recent.violations != self._window.violations:
+            self._recent = self._window.with_violations(self._recent)
+        return True
+
+    def situation(self) -> Situation:
+        """As of now."""
+        self._asked = self._machine.now_ns()
+        return Situation(
+            self._now, self._running, self._waiting, self._cursor, self._recent, self._last_done, self._finished
+        )
+
+    def apply(self, decision: Decision) -> None:
+        """As `Backend` says.
+
+        Raises:
+            ValueError: a query that does not wait or is not its model's first, or more in flight than may be.
+        """
+        out, machine = self.outcome, self._machine
+        out.decision_ns.append(machine.now_ns() - self._asked)
+        out.decisions += 1
+        if decision.co_runner != "keep":
+            self._set(decision.form if decision.co_runner == "on" else OFF)
+        if decision.kernels_us > 0:
+            self._set(OFF)
+            machine.kernels(decision.kernels_us)
+            self._kernels_end = max(self._now, self._kernels_end) + round(decision.kernels_us * 1e3)
+        for query, variant in decision.launch:
+            self._start(query, variant)
+        if self._now < decision.wake_ns < self._wake:
+            self._wake = decision.wake_ns
+        self._note()
+
+    def _look(self) -> bool:
+        """Take what has happened until now; False: nothing has."""
+        happened = False
+        while self._next < len(self._queries) and self._queries[self._next].scheduled_ns <= self._now:
+            query = self._queries[self._next]
+            self._waiting.append(query)
+            self._window.arrived(query.scheduled_ns)
+            self.outcome.sent_ns[query.number] = self._now
+            self._next += 1
+            happened = True
+        for found in self._machine.ended() if self._running else ():
+            self._done(found)
+            happened = True
+        if self._kernels_end and not self._machine.kernels_run():
+            self._kernels_end = 0
+            happened = True
+        if self._wake <= self._now:
+            self._wake = NEVER
+            happened = True
+        if happened or self._cursor.busy_until_ns:
+            self._note()
+        return happened
+
+    def _due(self) -> int:
+        """The next instant that is known of now."""
+        arrival = self._queries[self._next].scheduled_ns if self._next < len(self._queries) else NEVER
+        return min(arrival, self._wake)
+
+    def _done(self, found: Ended) -> None:
+        first = self._running.pop(0)
+        q, out = first.query, self.outcome
+        begin, done = found.begin_ns - self._begin, found.done_ns - self._begin
+        out.begin_ns[q.number], out.done_ns[q.number] = begin, done
+        out.busy_ns += done - begin
+        self._left += 1
+        self._finished.append(Finished(q, first.variant, begin, done, found.clock_mhz))
+        self._last_done = done
+        self._window.ended(done - q.scheduled_ns, late=done > q.deadline_ns)
+
+    def _start(self, query: Query, variant: int) -> None:
+        if len(self._running) >= MOST_IN_FLIGHT:
+            raise ValueError(f"query {query.number} is one more than {MOST_IN_FLIGHT} in flight")
+        if self._form != OFF and not (self._variants[query.model][variant].resident and self._form == variant):
+            self._set(OFF)
+        first = next((q for q in self._waiting if q.model == query.model), None)
+        if first is not query:
+            raise ValueError(f"query {query.number} does not wait, or another of {query.model} came before")
+        self._waiting.remove(query)
+        self._machine.launch(query, variant)
+        self.outcome.variants[query.number] = variant
+        if self._policy is not None:
+            self.outcome.caps[query.number] = self._policy.cap
+        self._running.append(Running(query, variant, self._now))
+
+    def _set(self, form: int) -> None:
+        if form != self._form:
+            self._machine.set_form(form)
+            self._form = form
+
+    def _note(self) -> None:
+        busy = max(self._kernels_end, self._now + 1) if self._kernels_end else 0
+        self._cursor = Cursor(self._form, busy, 0, self._machine.job_is_done())
+
+    def _end(self) -> None:
+        self.outcome.span_ns = self._now
+        if self._form != OFF:
+            self._set(OFF)
+        work = self._machine.close_job()
+        self.outcome.blocks, self.outcome.work_us = work.blocks, work.work_us
+
+
+def run(policy: Policy, backend: LiveBackend) -> Outcome:
+    """A whole run, without garbage collection in it.
+
+    Raises:
+        DeviceError: the machine stands still, or what was launched fails [W301, W302].
+    """
+    with quietly():
+        drive(policy, backend)
+    return backend.outcome
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Nothing is collected meanwhile, nor looked through later of what there is now."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
