@@ -1,0 +1,180 @@
+"""The GPU as what policies run on: what is put on which stream, in what order, and what is said of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from tests.colocate.fake_device import FakeDevice, FakeJob, query
+from tests.colocate.recorded import constant, samples
+
+from weft.colocate.arrivals import Arrivals, poisson
+from weft.colocate.gpu_machine import AHEAD, Form, GpuMachine, Lane
+from weft.colocate.live import LiveBackend, run
+from weft.colocate.operating import Prepared, prepare
+from weft.colocate.outcome import Outcome, off_lindley_us
+from weft.colocate.policies import NAMES, make
+from weft.errors import DeviceError
+from weft.kernels.scheduling import OFF, Query
+
+US = 1000
+HIGH, LOW, COPIES, PART, REST = 1, 2, 3, 4, 5
+STEADY = samples(constant(100.0), launch_us=5.0, stop_us=10.0)
+ALL = [n for n in NAMES if n not in ("mps", "tacker", "aker")] + ["green:16"]
+"""Those whose variants need no fused kernel."""
+
+
+def machine_of(device: FakeDevice, policy: str, target_us: float = 500.0) -> tuple[GpuMachine, Prepared]:
+    """A machine with the variants that the policy is made for."""
+    p = prepare(STEADY, policy, "net", "" if policy == "exclusive" else "work", round(target_us * US))
+    lanes = []
+    for point in p.points:
+        kind, us = point.variant.sharing, point.lc.at(0.5)
+        if kind == "partition":
+            lanes.append(Lane(PART, query(device, PART, us), Form(REST, device.persistent)))
+        elif kind in ("priority", "streams"):
+            lanes.append(Lane(HIGH, query(device, HIGH, us), Form(LOW, None)))
+        elif kind == "co-runner":
+            lanes.append(Lane(HIGH, query(device, HIGH, us), Form(LOW, device.persistent, 96, 40_000)))
+        else:
+            lanes.append(Lane(HIGH, query(device, HIGH, us)))
+    if p.job is None:
+        return GpuMachine(device, {"net": lanes}, copies=COPIES), p
+    return GpuMachine(device, {"net": lanes}, copies=COPIES, job=FakeJob(device), idle=Form(LOW, device.persistent)), p
+
+
+def lived(policy: str, arrivals: Arrivals) -> tuple[Outcome, FakeDevice]:
+    device = FakeDevice()
+    machine, p = machine_of(device, policy)
+    made = make(policy, p.setting)
+    return run(made, LiveBackend(machine, [(p, arrivals)], policy=made)), device
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_every_policy_runs(policy: str) -> None:
+    out, device = lived(policy, poisson(4000.0, 300, seed=2))
+    assert all(d > 0 for d in out.done_ns) and device.resident == 0
+    assert (np.diff(out.begin_ns) >= 0).all()
+    running = {"query": 0, "persistent": 0, "plain": 0}
+    for _, what, value in device.log:
+        if what in running:
+            running[what] += 1 if value == "begin" else -1
+            assert running["query"] <= 1 and running["persistent"] <= 1, "one query, and the job once, at a time"
+    assert running == {"query": 0, "persistent": 0, "plain": 0}
+    if policy != "exclusive":
+        assert out.work_us > 0
+        plain = sum(what == "plain" and value == "end" for _, what, value in device.log)
+        assert out.work_us == pytest.approx(out.blocks + 300.0 * plain, abs=1.0)
+
+
+@pytest.mark.parametrize("policy", ["tally", "orion", "weft"])
+def test_no_query_runs_beside_what_it_did_not_choose(policy: str) -> None:
+    """The job on the whole GPU has ended when a query begins, unless the variant of the query has it beside."""
+    out, device = lived(policy, poisson(4000.0, 200, seed=3))
+    queries = iter(out.variants)
+    resident = 0
+    for _, what, value in device.log:
+        if what == "persistent":
+            resident += 1 if value == "begin" else -1
+        if (what, value) == ("query", "begin"):
+            assert next(queries) > 0 or resident == 0
+
+
+def test_exclusive_is_a_single_queue() -> None:
+    out, _ = lived("exclusive", poisson(6000.0, 500, seed=4))
+    assert off_lindley_us(out) < 10.0
+    service = np.array(out.done_ns) - np.array(out.begin_ns)
+    assert np.median(service) == pytest.approx(100 * US, abs=2 * US)
+
+
+def queries(n: int) -> list[Query]:
+    return [Query("net", i, 0, 500 * US) for i in range(n)]
+
+
+def test_a_job_beside_a_query_begins_and_ends_with_it() -> None:
+    device = FakeDevice()
+    form = Form(LOW, device.persistent, 96, 40_000)
+    machine = GpuMachine(
+        device, {"net": [Lane(HIGH, query(device, HIGH, 100.0)), Lane(HIGH, query(device, HIGH, 110.0), form)]},
+        copies=COPIES, job=FakeJob(device), idle=Form(LOW, device.persistent),
+    )  # fmt: skip
+    first, second = queries(2)
+    machine.launch(first, 1)
+    machine.launch(second, 0)
+    while len(device.log) < 8:
+        machine.ended()
+    kinds = [(what, value) for _, what, value in device.log]
+    assert kinds[0] == ("arm", (96, 40_000))
+    assert set(kinds[1:3]) == {("persistent", "begin"), ("query", "begin")}
+    assert kinds[3:5] == [("query", "end"), ("stop", None)]
+    assert kinds[5] == ("persistent", "end") and kinds[6] == ("query", "begin"), "the next waits for the job's end"
+    assert machine.close_job().blocks == round(device.blocks) > 0
+
+
+def test_a_stop_is_not_lost_behind_a_late_begin() -> None:
+    """On, off and on again at once: each stop is told behind what it is for."""
+    device = FakeDevice()
+    machine, _ = machine_of(device, "tally")
+    for form in (0, OFF, 0, OFF, 0, OFF):
+        machine.set_form(form)
+    device.sleep(1_000_000)
+    marks = [what for _, what, value in device.log if what in ("arm", "stop") or value == "begin"]
+    assert marks == ["arm", "persistent", "stop"] * 3 and device.resident == 0
+    assert machine.close_job().blocks == round(device.blocks)
+
+
+def test_plain_kernels_come_before_what_is_launched_later() -> None:
+    device = FakeDevice()
+    machine, _ = machine_of(device, "serial")
+    machine.kernels(1000.0)
+    assert machine.kernels_run()
+    machine.launch(queries(1)[0], 0)
+    while not machine.ended():
+        pass
+    kinds = [what for _, what, value in device.log if value == "begin"]
+    assert kinds == ["plain", "plain", "plain", "query"], "of 300 us each"
+    assert not machine.kernels_run() and machine.close_job().work_us == 900.0
+
+
+def test_kernels_are_fed_while_the_thread_sleeps() -> None:
+    device = FakeDevice()
+    machine, _ = machine_of(device, "priority")
+    machine.set_form(1)
+    end = device.now + 30_000_000
+    while device.now < end:
+        machine.pause(end + 1_000_000)
+    busy = sum(300 * US for _, what, value in device.log if (what, value) == ("plain", "end"))
+    assert busy > 0.95 * 30_000_000 and len(device.queues[LOW]) <= 2 * AHEAD
+    assert machine.close_job().work_us >= busy / 1e3
+
+
+def test_events_are_used_again() -> None:
+    device = FakeDevice()
+    machine, _ = machine_of(device, "exclusive")
+    for q in queries(200):
+        machine.launch(q, 0)
+        while not machine.ended():
+            machine.pause(device.now + 1_000_000)
+    assert device.events < 10
+
+
+def test_what_does_not_end_is_told() -> None:
+    device = FakeDevice(stop_ns=1 << 50)
+    machine, _ = machine_of(device, "tally")
+    machine.set_form(0)
+    device.sleep(100_000)
+    with pytest.raises(DeviceError, match="runs on after 10 s"):
+        machine.close_job()
+
+
+@pytest.mark.parametrize(("job", "idle", "form"), list(itertools.product([False, True], repeat=3)))
+def test_a_job_and_its_forms_belong_together(job: bool, idle: bool, form: bool) -> None:
+    device = FakeDevice()
+    lanes = {"net": [Lane(HIGH, query(device, HIGH, 1.0), Form(LOW, None) if form else None)]}
+    given = {"job": FakeJob(device) if job else None, "idle": Form(LOW, device.persistent) if idle else None}
+    if (job and idle) or not (job or idle or form):
+        assert GpuMachine(device, lanes, copies=COPIES, **given).close_job().blocks == 0  # type: ignore[arg-type]
+        return
+    with pytest.raises(ValueError, match="a form where no query runs"):
+        GpuMachine(device, lanes, copies=COPIES, **given)  # type: ignore[arg-type]
