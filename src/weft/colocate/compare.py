@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -145,14 +145,25 @@ def simulated(prepared: Prepared, cell: Cell, *, trace: bool = False, most_block
     return backend.outcome
 
 
-def run(record: SampleRecord, policy: str, cell: Cell, *, exclusive: PolicyRun | None = None) -> PolicyRun:
-    """One policy, simulated, and what it came to.
+CarryOut = Callable[[Prepared, Cell], Outcome]
+"""Runs a policy on the arrivals of a cell: a simulation, or a GPU."""
+
+
+def run(
+    record: SampleRecord,
+    policy: str,
+    cell: Cell,
+    *,
+    exclusive: PolicyRun | None = None,
+    carry_out: CarryOut = simulated,
+) -> PolicyRun:
+    """One policy, and what it came to.
 
     Raises:
         PolicyError: it cannot run with this model and job [W206].
     """
     prepared = prepare(record, policy, cell.model, "" if policy == "exclusive" else cell.job, cell.target_ns)
-    return summed_up(prepared, cell, simulated(prepared, cell), exclusive)
+    return summed_up(prepared, cell, carry_out(prepared, cell), exclusive)
 
 
 def summed_up(prepared: Prepared, cell: Cell, out: Outcome, exclusive: PolicyRun | None = None) -> PolicyRun:
@@ -185,7 +196,14 @@ def summed_up(prepared: Prepared, cell: Cell, out: Outcome, exclusive: PolicyRun
     return replace(made, over_exclusive=ratio)
 
 
-def compare(record: SampleRecord, policies: Sequence[str], cell: Cell, others: Sequence[Cell] = ()) -> Comparison:
+def compare(
+    record: SampleRecord,
+    policies: Sequence[str],
+    cell: Cell,
+    others: Sequence[Cell] = (),
+    *,
+    carry_out: CarryOut = simulated,
+) -> Comparison:
     """Policies on the same arrivals, `exclusive` always among them; those that cannot run are told, with the reason.
 
     Args:
@@ -193,25 +211,28 @@ def compare(record: SampleRecord, policies: Sequence[str], cell: Cell, others: S
         policies: by name.
         cell: of the comparison.
         others: the same at other loads.
+        carry_out: what runs a policy.
 
     Raises:
         PolicyError: no such policy, model or job [W206].
     """
     names = list(dict.fromkeys(["exclusive", *policies]))
-    found, refused = _cell(record, names, cell)
+    found, refused = _cell(record, names, cell, carry_out)
     ran = [r.policy for r in found]
-    over_load = [r for other in others for r in _cell(record, ran, other)[0]]
+    over_load = [r for other in others for r in _cell(record, ran, other, carry_out)[0]]
     return Comparison(record.gpu, record.digest, tuple(found), tuple(refused), tuple(over_load))
 
 
-def _cell(record: SampleRecord, names: Sequence[str], cell: Cell) -> tuple[list[PolicyRun], list[Refused]]:
-    alone = run(record, "exclusive", cell)
+def _cell(
+    record: SampleRecord, names: Sequence[str], cell: Cell, carry_out: CarryOut
+) -> tuple[list[PolicyRun], list[Refused]]:
+    alone = run(record, "exclusive", cell, carry_out=carry_out)
     found, refused = [alone], []
     for name in names:
         if name == "exclusive":
             continue
         try:
-            found.append(run(record, name, cell, exclusive=alone))
+            found.append(run(record, name, cell, exclusive=alone, carry_out=carry_out))
         except PolicyError as error:
             if error.details["policy"] != name or error.details["reason"] == "there is none of this name":
                 raise

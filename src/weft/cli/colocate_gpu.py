@@ -1,0 +1,235 @@
+"""`weft colocate run` and `prepare`: a model's file and a job on this GPU, under scheduling policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.inputs import Dims, dims_of
+from weft.cli.policy_runs import (
+    Form,
+    Given,
+    Json,
+    Load,
+    Of,
+    Qos,
+    Queries,
+    Report,
+    Seed,
+    cells_of,
+    comparison_data,
+    data_of,
+    print_comparison,
+    samples_of,
+    told,
+    write_report,
+)
+from weft.cli.show import Screen, plain, print_pairs, visible
+from weft.errors import ArtifactError, DeviceError, OptionError, UnsupportedError
+
+if TYPE_CHECKING:
+    from weft.api import Compiled
+    from weft.colocate.gpu import GpuSession
+    from weft.kernels.samples import SampleRecord
+    from weft.options import Options
+
+File = Annotated[Path, typer.Option("-m", "--model", help="latency-critical model, an ONNX file")]
+Job = Annotated[Path | None, typer.Option("--be", help="best-effort job, a job.toml")]
+Modes = Annotated[
+    str, typer.Option(help="ways of sharing to measure, comma separated, e.g. 'co-runner 128,green36' [default: all]")
+]
+Budget = Annotated[float, typer.Option(help="seconds of tuning for each of the model's plans")]
+
+
+def run_command(
+    model: File,
+    policies: Annotated[
+        str, typer.Option("-s", "--scheduler", help="scheduling policies, comma separated; exclusive is among them")
+    ] = "weft",
+    be: Job = None,
+    qos: Qos = None,
+    load: Load = None,
+    of: Of = "peak",
+    arrivals: Given = "poisson",
+    record: Annotated[
+        Path | None, typer.Option("--record", help="samples of `weft colocate prepare` [default: measured now]")
+    ] = None,
+    queries: Queries = 3_300,
+    seed: Seed = 0,
+    modes: Modes = "",
+    budget: Budget = 60.0,
+    dim: Dims = [],  # noqa: B006
+    report: Report = None,
+    format: Form = "text",
+    as_json: Json = False,
+) -> None:
+    """A model beside a best-effort job on this GPU: latencies against the target, and what the job gets.
+
+    Example: weft colocate run -s weft -m resnet50.onnx --be mriq/job.toml --qos 2 --load 0.8.
+    """
+    from weft.colocate.compare import compare
+    from weft.colocate.policies import NEEDS_NO_JOB, checked
+    from weft.colocate.policy import PolicyError
+
+    screen = Screen("json" if as_json else format)
+    names = [checked(n.strip()) for n in policies.split(",") if n.strip()]
+    if not names:
+        raise OptionError(option="--scheduler", problem="no policy is named")
+    if be is None and set(names) - NEEDS_NO_JOB:
+        raise PolicyError(
+            policy=names[0], reason="it shares the GPU with a job, and there is none", remedy="give --be JOB"
+        )
+    given = samples_of(record) if record is not None else None
+    with _session(screen, model, be, budget, dim) as session:
+        samples = given or _measured(screen, session, modes)[0]
+        job = samples.jobs[0].name if samples.jobs else ""
+        (cell,) = cells_of(
+            samples, session.name, job, qos=qos, loads=[load], of=of, arrivals=arrivals, queries=queries, seed=seed
+        )
+        screen.progress("run", f"{len(names)} policies, {len(cell.arrivals)} queries each")
+        found = compare(samples, names, cell, carry_out=lambda p, c: session.run(p, c.arrivals))
+        screen.done()
+    write_report(report, found)
+    if len(found.runs) > 2 or found.refused:
+        if screen.json:
+            screen.data(comparison_data(found))
+        else:
+            print_comparison(screen, found)
+        return
+    run = found.runs[-1]
+    if screen.json:
+        screen.data(data_of(run))
+    else:
+        print_pairs(screen, told(run, found))
+
+
+def prepare_command(
+    model: File,
+    output: Annotated[Path, typer.Option("-o", "--output", help="where the samples are written, a JSON file")],
+    be: Job = None,
+    modes: Modes = "",
+    queries: Annotated[int, typer.Option(help="queries of each way")] = 400,
+    seed: Seed = 0,
+    budget: Budget = 60.0,
+    dim: Dims = [],  # noqa: B006
+    format: Form = "text",
+) -> None:
+    """Measure a model and a job on this GPU in every way in which they can share it: samples for `run` and `simulate`.
+
+    Example: weft colocate prepare -m resnet50.onnx --be mriq/job.toml -o samples.json.
+    """
+    from weft.kernels.samples import write
+
+    screen = Screen(format)
+    if not 20 <= queries <= 100_000:
+        raise OptionError(option="--queries", problem=f"{queries}: a number from 20 to 100000 is taken")
+    with _session(screen, model, be, budget, dim) as session:
+        samples, refused = _measured(screen, session, modes, queries=queries, seed=seed)
+    try:
+        output.write_text(write(samples), encoding="utf-8")
+    except OSError as error:
+        raise ArtifactError(
+            where=visible(output.name), problem=f"it cannot be written: {error.strerror}", remedy="choose another place"
+        ) from None
+    if screen.json:
+        screen.data({
+            "record": samples.digest, "gpu": samples.gpu, "solo_us": samples.models[0].solo.at(0.5), "refused": refused,
+            "modes": {m.name: {"lc_us": m.lc.at(0.5), "be_rate": m.be_rate} for m in samples.modes},
+        })  # fmt: skip
+        return
+    _show(screen, samples, refused)
+
+
+def _show(screen: Screen, samples: SampleRecord, refused: dict[str, str]) -> None:
+    alone = samples.models[0].solo
+    rows = [["alone", f"{alone.at(0.5):.1f}", f"{alone.at(0.99):.1f}", "", "", ""]]
+    for m in samples.modes:
+        slower = m.lc.at(0.5) / alone.at(0.5)
+        rows.append([m.name, f"{m.lc.at(0.5):.1f}", f"{m.lc.at(0.99):.1f}", f"{slower:.3f}", f"{m.be_rate:.3f}",
+                     f"{1 / slower + m.be_rate:.2f}"])  # fmt: skip
+    title = f"{plain(samples.models[0].name)} on {plain(samples.gpu)}, record {samples.digest}"
+    screen.table(title, ["way", "p50 us", "p99 us", "× alone", "BE rate", "added work"], rows)
+    for name, reason in refused.items():
+        screen.out.print(f"{plain(name)}: not here: {plain(reason, 200)}")
+
+
+def _measured(
+    screen: Screen, session: GpuSession, modes: str, *, queries: int = 400, seed: int = 0
+) -> tuple[SampleRecord, dict[str, str]]:
+    import weft
+    from weft.colocate.gpu import MODES
+
+    names = [n.strip() for n in modes.split(",") if n.strip()] or list(MODES)
+    screen.progress("measure", f"{session.name}, {len(names)} ways of sharing")
+    made_by = f"weft {weft.__version__}"
+    found = session.record(names, commit=made_by, driver=_driver(), queries=queries, seed=seed)
+    screen.done()
+    return found
+
+
+def _driver() -> str:
+    from weft.device.cuda.facts import gpu_facts
+
+    return gpu_facts(None, calibrate=False).driver
+
+
+@contextmanager
+def _session(screen: Screen, model: Path, be: Path | None, budget: float, dims: Sequence[str]) -> Iterator[GpuSession]:
+    """The model compiled with and without a budget of an SM, and the job on the GPU.
+
+    Raises:
+        OptionError: a job of a kind that does not run here yet, or a budget that is no time [W001].
+        DeviceError: there is no GPU [W301].
+        WeftError: what reading the files and compiling the model raise.
+    """
+    from weft.colocate.job import read_job
+
+    if not budget >= 0:
+        raise OptionError(option="--budget", problem=f"{budget} is no time")
+    spec = None if be is None else read_job(be)
+    if spec is not None and spec.kind != "kernels":
+        problem = f"{visible(spec.name)}: jobs of kernels run here, this is one of a {spec.kind}"
+        raise OptionError(option="--be", problem=problem)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise DeviceError(problem="a model beside a job needs an NVIDIA GPU, and there is none here")
+    from weft.colocate.gpu import BUDGET, GpuSession, Plans
+    from weft.colocate.kernel_job import KernelJob
+    from weft.colocate.network import plan_on_gpu
+    from weft.device.cuda.driver import primary_context
+    from weft.device.cuda.facts import gpu_facts
+    from weft.options import Options
+
+    torch.zeros(1, device="cuda")
+    with primary_context(), ExitStack() as held:
+        plans = []
+        for sm_budget in (None, BUDGET) if spec is not None else (None,):
+            options = replace(Options(), budget_s=budget, device="cuda", sm_budget=sm_budget)
+            try:
+                plans.append(plan_on_gpu(_compiled(screen, model, options, dims), "--model"))
+            except UnsupportedError as error:
+                if sm_budget is None:
+                    raise
+                screen.err.print(f"no co-runner beside this model: {plain(str(error), 200)}")
+        for static in (x for p in plans for x in p.static_inputs):
+            if static.is_floating_point():
+                static.normal_(generator=torch.Generator(device="cuda").manual_seed(0))
+        facts = gpu_facts(None, calibrate=False)
+        session = GpuSession(model.stem, Plans(*plans), facts, held=held)
+        if spec is not None and be is not None:
+            session.add_job(KernelJob(spec, be.parent, facts=facts, held=held))
+        yield session
+
+
+def _compiled(screen: Screen, model: Path, options: Options, dims: Sequence[str]) -> Compiled:
+    import weft
+
+    made = weft.compile(model, options=options, dims=dims_of(dims), name=model.stem, say=screen.progress)
+    screen.done()
+    return made

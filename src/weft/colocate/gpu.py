@@ -1,0 +1,486 @@
+"""A model and a job on one GPU in every way in which they can share it: plans, streams, parts and persistent kernels.
+
+    session = GpuSession("net", plans, facts, held=held)
+    session.add_job(job)
+    record, refused = session.record(MODES, commit=..., driver=...)     # samples, for policies and the simulator
+    out = session.run(prepared, arrivals)                               # one policy
+
+Plans are recorded once more for each way: on streams of the highest priority, under the budget of an SM beside a
+co-runner, and on the streams of each part of the GPU. Inputs are those that the plans' buffers hold.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from weft.colocate.arrivals import Arrivals
+from weft.colocate.gpu_machine import WHOLE, Form, GpuMachine, Lane
+from weft.colocate.kernel_job import KernelJob
+from weft.colocate.live import LiveBackend, run
+from weft.colocate.operating import Prepared
+from weft.colocate.outcome import Outcome
+from weft.colocate.policies import make
+from weft.colocate.policy import PolicyError
+from weft.colocate.recording import QUERIES, Mode, What, back_to_back, recorded
+from weft.device.cuda import streams
+from weft.device.cuda.api import call, cuda_error, driver_api
+from weft.device.cuda.budget import first_over_budget
+from weft.device.cuda.cubin import usage
+from weft.device.cuda.facts import GpuFacts
+from weft.device.cuda.nvml import sm_clock_of
+from weft.device.cuda.partition import Partition, partitioned
+from weft.errors import OptionError
+from weft.ir.declined import Declined
+from weft.kernels.colocation import left_beside
+from weft.kernels.samples import SampleRecord
+from weft.kernels.scheduling import Sharing
+from weft.kernels.source import CudaSource
+from weft.runtime.budgeted import Budgeted
+from weft.runtime.cuda_executable import CudaExecutable
+from weft.runtime.streams import Lease
+from weft.sm_budget import SmBudget
+
+MODES = (
+    "co-runner 64", "co-runner 128", "co-runner 192", "co-runner 256", "green12", "green20", "green36", "green68",
+    "priority", "streams",
+)  # fmt: skip
+"""That are tried where nobody says which; what cannot be here is left out."""
+BUDGET = SmBudget(registers=57344, shared_bytes=220 << 10, threads=1792, ctas=31)
+"""What a plan leaves a co-runner of 256 threads with 32 registers each."""
+LANES = 4
+"""Streams of a priority, or of a part of the GPU, that a plan is recorded on."""
+IDLE_CTAS = (1, 2, 4, 8)
+"""Of an SM, where the job has the whole GPU: as many as run fastest."""
+PERIODS = 4
+"""Of a query, in each of which a throttled co-runner works in the same part."""
+LOOK_NS = 200_000_000
+"""So often a job's counter is looked at."""
+_NO_PASSES = "choose a policy that launches no kernels of the job whole (weft, tally, green:N)"
+_TIMES = 5
+_MODE = re.compile(
+    r"(?P<kind>co-runner |green|priority|streams)(?P<number>[1-9][0-9]{0,3})?(?:-duty(?P<duty>[1-9][0-9]{0,2}))?"
+)
+_CLOCK_S = 0.05
+_NOT_READY = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """A model's plans for this GPU."""
+
+    plain: CudaExecutable
+    budgeted: CudaExecutable | None = None
+    """Under `BUDGET`; None: it cannot run beside a co-runner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of sharing, by its name: `co-runner 128`, `co-runner 256-duty90`, `green36`, `priority`, `streams`."""
+
+    name: str
+    sharing: Sharing
+    number: int = 0
+    """Threads of a co-runner's CTA; multiprocessors of the job."""
+    duty: int = WHOLE
+    """256ths of each quarter of a query in which a co-runner works."""
+
+
+def way_of(name: str) -> Way:
+    """By its name.
+
+    Raises:
+        OptionError: there is none of this name [W001].
+    """
+    found = _MODE.fullmatch(name)
+    kind = found["kind"].strip() if found else ""
+    number, duty = (int(found[k] or 0) for k in ("number", "duty")) if found else (0, 0)
+    if found and kind == "co-runner" and number % 32 == 0 and 32 <= number <= 256 and duty < WHOLE:
+        return Way(name, "co-runner", number, duty or WHOLE)
+    if found and kind == "green" and number and not duty:
+        return Way(name, "partition", number)
+    if found and kind in ("priority", "streams") and not number and not duty:
+        return Way(name, "priority" if kind == "priority" else "streams")
+    raise OptionError(
+        option="modes", problem=f"{name[:40]!r} is neither like 'co-runner 128', 'co-runner 256-duty90' nor green36,"
+        " priority, streams"
+    )  # fmt: skip
+
+
+@final
+class CudaDevice:
+    """Streams and events of the current context (`weft.colocate.gpu_machine.Device`)."""
+
+    def __init__(self, held: ExitStack) -> None:
+        """`held` gives the events back."""
+        self._api = driver_api()
+        self._events: list[Any] = []
+        self._streams: dict[int, Any] = {}
+        held.callback(self._close)
+
+    def now_ns(self) -> int:
+        """See `Device`."""
+        return time.perf_counter_ns()
+
+    def event(self) -> int:
+        """See `Device`."""
+        self._events.append(call(self._api.cuEventCreate, 0))
+        return len(self._events) - 1
+
+    def record(self, event: int, stream: int) -> None:
+        """See `Device`."""
+        call(self._api.cuEventRecord, self._events[event], self._of(stream))
+
+    def happened(self, event: int) -> bool:
+        """See `Device`."""
+        (status,) = self._api.cuEventQuery(self._events[event])
+        if int(status) == 0:
+            return True
+        if int(status) == _NOT_READY:
+            return False
+        raise cuda_error("cuEventQuery", int(status))
+
+    def apart_ns(self, first: int, last: int) -> int:
+        """See `Device`."""
+        return round(float(call(self._api.cuEventElapsedTime, self._events[first], self._events[last])) * 1e6)
+
+    def wait(self, stream: int, event: int) -> None:
+        """See `Device`."""
+        call(self._api.cuStreamWaitEvent, self._of(stream), self._events[event], 0)
+
+    def sleep(self, ns: int) -> None:
+        """See `Device`."""
+        time.sleep(ns / 1e9)
+
+    def finish(self, stream: int) -> None:
+        """Wait for all that is on a stream."""
+        call(self._api.cuStreamSynchronize, self._of(stream))
+
+    def _of(self, stream: int) -> Any:
+        found = self._streams.get(stream)
+        if found is None:
+            found = self._streams[stream] = self._api.CUstream(stream)
+        return found
+
+    def _close(self) -> None:
+        for event in self._events:
+            call(self._api.cuEventDestroy, event)
+        self._events.clear()
+
+
+@final
+class GpuJob:
+    """A job of kernels as a machine knows it (`weft.colocate.gpu_machine.Job`)."""
+
+    def __init__(self, job: KernelJob, kernel_us: float, device: CudaDevice, copies: int) -> None:
+        """`kernel_us`: of all its kernels once, alone. `copies`: a stream on which counters are copied."""
+        self._job, self._device, self._copies = job, device, copies
+        self.kernel_us, self.block_us = kernel_us, kernel_us / job.pass_blocks
+        self._before = self._look = 0
+
+    def arm(self, stream: int, *, duty: int, period_ns: int) -> None:
+        """See `Job`."""
+        self._job.begin(stream, duty=duty, period_ns=period_ns)
+
+    def stop(self, stream: int) -> None:
+        """See `Job`."""
+        self._job.stop(stream)
+
+    def plain(self, stream: int) -> None:
+        """See `Job`.
+
+        Raises:
+            PolicyError: its kernels cannot be launched whole now [W206].
+        """
+        if (declined := self._job.run_pass(stream)) is not None:
+            raise PolicyError(policy="any", reason=f"{self._job.name}: {declined.reason}", remedy=_NO_PASSES)
+
+    def blocks(self) -> int:
+        """See `Job`."""
+        self._job.snapshot(self._copies)
+        self._device.finish(self._copies)
+        self._job.read()
+        return self._job.ended_blocks - self._before
+
+    def is_done(self) -> bool:
+        """See `Job`. Now and then the counter is looked at, and its limit raised."""
+        now = time.perf_counter_ns()
+        if now >= self._look:
+            if self._look:
+                self._job.read()  # what was asked for before
+                self._job.extend(self._copies)
+            self._job.snapshot(self._copies)
+            self._look = now + LOOK_NS
+        return self._job.is_done
+
+    def anew(self) -> GpuJob:
+        """The same job for another run: what is counted begins here."""
+        made = GpuJob(self._job, self.kernel_us, self._device, self._copies)
+        made._before = self._before + self.blocks()
+        return made
+
+
+@final
+class GpuSession:
+    """A model, and a job if there is one, on the GPU of the current context. One thread uses it."""
+
+    def __init__(self, name: str, plans: Plans, facts: GpuFacts, *, held: ExitStack) -> None:
+        """Record the plans on streams of the highest priority.
+
+        Args:
+            name: of the model.
+            plans: whose input buffers hold what queries run on.
+            facts: the GPU.
+            held: gives back all that is taken.
+
+        Raises:
+            DeviceError: a kernel does not fit under the budget, or the GPU refuses something [W301, W302].
+        """
+        self.name, self._plans, self._facts, self._held = name, plans, facts, held
+        least, self._greatest = streams.priorities()
+        self._least = least
+        self._device = CudaDevice(held)
+        self._high = [self._stream(self._greatest) for _ in range(LANES)]
+        self._same = self._stream(self._greatest)
+        self._low, self._copies = self._stream(least), self._stream(self._greatest)
+        self._job: GpuJob | None = None
+        self._kernel_job: KernelJob | None = None
+        self._clock = _Clock(str(torch.cuda.get_device_properties(0).uuid), held)
+        held.callback(torch.cuda.synchronize)
+        self._alone = self._lane(plans.plain, self._high, None)
+        self._beside = None if plans.budgeted is None else self._lane(plans.budgeted, self._high, BUDGET)
+        self._parts: dict[int, tuple[Lane, int, int] | Declined] = {}
+        self._idle: Form | None = None
+        self.query_us = self._query_us()
+
+    def add_job(self, job: KernelJob) -> None:
+        """The best-effort job: its time alone is measured, and how it runs fastest on the whole GPU.
+
+        Raises:
+            DeviceError: the GPU refuses a kernel [W301, W302].
+        """
+        self._kernel_job = job
+        self._job = GpuJob(job, self._pass_us(job), self._device, self._copies.cuda_stream)
+        best, most = None, -1.0
+        for many in IDLE_CTAS:
+            made = job.co_runner(many * self._facts.sms)
+            if isinstance(made, Declined):
+                continue
+            form = Form(self._low.cuda_stream, made.launch)
+            rate = self._rate(form)
+            if rate > most:
+                best, most = form, rate
+        if best is None:
+            raise PolicyError(policy="any", reason=f"{job.name} has no persistent kernel", remedy="give another job")
+        self._idle = best
+
+    def lane_of(self, way: Way) -> Lane | Declined:
+        """How queries run in a way; or why they cannot here."""
+        job = self._kernel_job
+        if job is None:
+            return Declined("there is no job")
+        if way.sharing in ("priority", "streams"):
+            stream = self._low if way.sharing == "priority" else self._same
+            return Lane(self._alone.stream, self._alone.launch, Form(stream.cuda_stream, None))
+        if way.sharing == "partition":
+            found = self._part(way.number)
+            if isinstance(found, Declined):
+                return found
+            lane, rest, sms = found
+            made = job.co_runner(8 * sms)
+            return made if isinstance(made, Declined) else Lane(lane.stream, lane.launch, Form(rest, made.launch))
+        if self._beside is None:
+            return Declined("the model has no plan under a budget of an SM")
+        made = job.co_runner(self._facts.sms, threads=way.number)
+        if isinstance(made, Declined):
+            return made
+        left = left_beside(_whole(self._facts), BUDGET)
+        fit = left if isinstance(left, Declined) else left_beside(left, made.takes)
+        if isinstance(fit, Declined):
+            return fit
+        period = 0 if way.duty == WHOLE else round(self.query_us * 1e3 / PERIODS)
+        form = Form(self._low.cuda_stream, made.launch, way.duty, period)
+        return Lane(self._beside.stream, self._beside.launch, form)
+
+    def machine(self, names: Sequence[str]) -> GpuMachine:
+        """What a policy runs on whose variants behind the first are these ways.
+
+        Raises:
+            PolicyError: one of them cannot be here [W206].
+            OptionError: there is none of this name [W001].
+        """
+        lanes = [self._alone]
+        for name in names:
+            lane = self.lane_of(way_of(name))
+            if isinstance(lane, Declined):
+                raise PolicyError(policy="any", reason=f"{name}: {lane.reason}", remedy="leave this way out")
+            lanes.append(lane)
+        job = None if self._job is None else self._job.anew()
+        return GpuMachine(
+            self._device, {self.name: lanes}, copies=self._copies.cuda_stream, job=job, idle=self._idle,
+            clock_mhz=self._clock.read,
+        )  # fmt: skip
+
+    def record(
+        self, modes: Iterable[str] = (), *, commit: str, driver: str, queries: int = QUERIES, seed: int = 0
+    ) -> tuple[SampleRecord, dict[str, str]]:
+        """Samples of the model alone, of the job alone and of both in these ways; and why others cannot be.
+
+        Raises:
+            DeviceError: something does not end, or a kernel fails [W301, W302].
+            OptionError: no way of this name [W001].
+        """
+        ways, refused = [], {}
+        for way in map(way_of, modes if self._job is not None else ()):
+            lane = self.lane_of(way)
+            if isinstance(lane, Declined):
+                refused[way.name] = lane.reason
+            else:
+                ways.append(way)
+        job = self._job
+        what = What(
+            self._facts.name, driver, commit, self.name, self._plans.plain.kernels,
+            "" if self._kernel_job is None else self._kernel_job.name,
+            0.0 if job is None else job.kernel_us, 0.0 if job is None else job.block_us,
+        )  # fmt: skip
+        machine = self.machine([w.name for w in ways])
+        return recorded(machine, what, [Mode(w.name, w.sharing) for w in ways], queries=queries, seed=seed), refused
+
+    def run(self, prepared: Prepared, arrivals: Arrivals) -> Outcome:
+        """One policy on given arrivals.
+
+        Raises:
+            PolicyError: it needs a way that cannot be here, or fused steps, which no graph of a plan has yet [W206].
+            DeviceError: the machine stands still, or a kernel fails [W301, W302].
+        """
+        names = [p.variant.name for p in prepared.points[1:]]
+        if any(p.variant.sharing == "role" for p in prepared.points):
+            raise PolicyError(
+                policy=prepared.policy, reason="its variants have fused steps, which no graph of a plan has yet",
+                remedy="choose another policy, or simulate it",
+            )  # fmt: skip
+        policy = make(prepared.policy, prepared.setting)
+        backend = LiveBackend(self.machine(names), [(prepared, arrivals)], policy=policy)
+        return run(policy, backend)
+
+    def results(self) -> tuple[torch.Tensor, ...]:
+        """What a query gives now, alone, by the plan without a budget."""
+        self._alone.launch()
+        torch.cuda.synchronize()
+        return tuple(x.clone() for x in self._plans.plain.static_outputs)
+
+    # -- parts
+
+    def _stream(self, priority: int) -> torch.cuda.Stream:
+        own = streams.Stream(priority=priority)
+        self._held.callback(own.close)
+        return torch.cuda.ExternalStream(own.handle)  # type: ignore[no-untyped-call]
+
+    def _lane(self, found: CudaExecutable, lanes: Sequence[torch.cuda.Stream], budget: SmBudget | None) -> Lane:
+        """The plan recorded anew on these streams, with the same inputs."""
+        budgeted = None if budget is None else Budgeted(self._facts.within(budget))
+        made = CudaExecutable(found.linked, device=found.device, lease=Lease(found.device, lanes), budgeted=budgeted)
+        for static, given in zip(made.static_inputs, found.static_inputs, strict=True):
+            static.copy_(given)
+        torch.cuda.synchronize()
+        stream = lanes[0]
+
+        def launch() -> None:
+            with torch.cuda.stream(stream):
+                made.replay()
+
+        launch()
+        torch.cuda.synchronize()
+        return Lane(stream.cuda_stream, launch)
+
+    def _part(self, sms: int) -> tuple[Lane, int, int] | Declined:
+        """The plan on all but so many multiprocessors, the stream of these and their number."""
+        if sms not in self._parts:
+            self._parts[sms] = self._partitioned(self._facts.sms - sms)
+        return self._parts[sms]
+
+    def _partitioned(self, sms: int) -> tuple[Lane, int, int] | Declined:
+        if (why := _fits(self._plans.plain, self._facts, sms)) is not None:
+            return why
+        parts = self._held.enter_context(partitioned(sms))
+        if not isinstance(parts, Partition):
+            return parts
+        handles = [parts.first.stream(priority=self._greatest) for _ in range(LANES)]
+        lanes = [torch.cuda.ExternalStream(x) for x in handles]  # type: ignore[no-untyped-call]
+        return self._lane(self._plans.plain, lanes, None), parts.rest.stream(priority=self._least), parts.rest.sms
+
+    def _query_us(self) -> float:
+        machine = GpuMachine(self._device, {self.name: [self._alone]}, copies=self._copies.cuda_stream)
+        return statistics.median(back_to_back(machine, self.name, 0, 50)[0])
+
+    def _pass_us(self, job: KernelJob) -> float:
+        """All kernels of a job once, alone."""
+        found = []
+        device, stream = self._device, self._low.cuda_stream
+        first, last = device.event(), device.event()
+        for _ in range(_TIMES + 1):
+            device.record(first, stream)
+            for kernel in job.plain():
+                kernel.launch(stream)
+            device.record(last, stream)
+            device.finish(stream)
+            found.append(device.apart_ns(first, last) / 1e3)
+        return statistics.median(found[1:])
+
+    def _rate(self, form: Form) -> float:
+        """Blocks in a second of the job alone in a form."""
+        assert self._job is not None
+        machine = GpuMachine(
+            self._device, {self.name: [self._alone]}, copies=self._copies.cuda_stream, job=self._job.anew(), idle=form
+        )
+        begun = machine.now_ns()
+        machine.set_form(0)
+        time.sleep(0.02)
+        span = machine.now_ns() - begun
+        return machine.close_job().blocks * 1e9 / span
+
+
+@final
+class _Clock:
+    """The clock of the SMs, read now and then by a thread of its own."""
+
+    def __init__(self, uuid: str, held: ExitStack) -> None:
+        self._read, self._over, self._mhz = sm_clock_of(uuid), threading.Event(), 0
+        thread = threading.Thread(target=self._look, daemon=True)
+        thread.start()
+        held.callback(thread.join)
+        held.callback(self._over.set)
+
+    def read(self) -> int:
+        """As it was seen last, in MHz."""
+        return self._mhz
+
+    def _look(self) -> None:
+        while not self._over.wait(_CLOCK_S):
+            self._mhz = self._read()
+
+
+def _whole(facts: GpuFacts) -> SmBudget:
+    return SmBudget(facts.registers_per_sm, facts.shared_per_sm, facts.threads_per_sm, facts.blocks_per_sm)
+
+
+def _fits(found: CudaExecutable, facts: GpuFacts, sms: int) -> Declined | None:
+    """Why a plan cannot run on so many multiprocessors: CTAs that spin on each other may find no room; None: it can."""
+    part = replace(facts.whole.within(SmBudget(registers=facts.whole.registers_per_sm)), sms=sms)
+    for step in found.plan.steps:
+        source = step.kernel
+        if not isinstance(source, CudaSource):
+            return Declined(f"{step.kernel.schedule} is a call, and nobody knows how many multiprocessors it needs")
+        taken = usage(Path(found.linked.objects[source.sha256]).read_bytes())
+        if (why := first_over_budget(source.launches, taken, part)) is not None:
+            return why
+    return None

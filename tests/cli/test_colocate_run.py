@@ -1,0 +1,164 @@
+"""`weft colocate run` and `prepare`, with a device of the host's own in place of the GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tests.colocate.fake_device import FakeDevice, FakeJob, query
+
+from weft.cli import app as cli
+from weft.cli import colocate_gpu
+from weft.colocate.arrivals import Arrivals
+from weft.colocate.gpu_machine import Form, GpuMachine, Lane
+from weft.colocate.live import LiveBackend
+from weft.colocate.live import run as live
+from weft.colocate.operating import Prepared
+from weft.colocate.outcome import Outcome
+from weft.colocate.policies import make
+from weft.colocate.recording import Mode, What, recorded
+from weft.kernels.samples import SampleRecord, read
+
+Run = Callable[..., tuple[int, str, str]]
+HIGH, LOW, COPIES = 1, 2, 3
+JOB = 'name = "work"\nkind = "kernels"\nstages = ["kernel.toml"]\n'
+
+
+class Session:
+    """Stands in for `weft.colocate.gpu.GpuSession`."""
+
+    def __init__(self, job: str) -> None:
+        self.name, self.job, self.device = "net", job, FakeDevice(look_ns=200)
+
+    def machine(self, names: Iterable[str]) -> GpuMachine:
+        device, resident = self.device, Form(LOW, self.device.persistent)
+        lanes = [Lane(HIGH, query(device, HIGH, 100.0))]
+        lanes += [
+            Lane(HIGH, query(device, HIGH, 104.0), resident if "co-runner" in n else Form(LOW, None)) for n in names
+        ]
+        if not self.job:
+            return GpuMachine(device, {"net": lanes}, copies=COPIES)
+        return GpuMachine(device, {"net": lanes}, copies=COPIES, job=FakeJob(device), idle=resident)
+
+    def record(
+        self, modes: Iterable[str], *, commit: str, driver: str, queries: int, seed: int
+    ) -> tuple[SampleRecord, dict[str, str]]:
+        ways = [n for n in modes if not n.startswith("green")] if self.job else []
+        sharing = {"p": "priority", "s": "streams", "c": "co-runner"}
+        what = What("NVIDIA H200", driver, commit, "net", 5, self.job, 300.0, 1.0)
+        made = recorded(self.machine(ways), what, [Mode(n, sharing[n[0]]) for n in ways], queries=30, small=5)  # type: ignore[arg-type]
+        return made, {n: "no part of this GPU" for n in modes if n.startswith("green")}
+
+    def run(self, prepared: Prepared, arrivals: Arrivals) -> Outcome:
+        policy = make(prepared.policy, prepared.setting)
+        return live(
+            policy, LiveBackend(self.machine(p.variant.name for p in prepared.points[1:]), [(prepared, arrivals)])
+        )
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    (tmp_path / "job.toml").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+
+    @contextmanager
+    def session(_screen: object, _model: Path, be: Path | None, *_: object) -> Iterator[Session]:
+        yield Session("work" if be else "")
+
+    monkeypatch.setattr(colocate_gpu, "_session", session)
+    monkeypatch.setattr(colocate_gpu, "_driver", lambda: "580")
+
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["weft", "colocate", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            cli.run()
+        out = capsys.readouterr()
+        return int(ended.value.code or 0), out.out, out.err
+
+    return call
+
+
+def test_a_policy_on_a_gpu(run: Run) -> None:
+    code, out, _ = run("-s", "weft", "-m", "net.onnx", "--be", "job.toml", "--load", 0.5, "--queries", 400)
+    assert code == 0 and "measured" in out and "simulated" not in out
+    assert "on NVIDIA H200" in out and "send delay" in out and "a decision" in out and "of the whole GPU" in out
+
+
+def test_several_policies_for_programs(run: Run) -> None:
+    code, out, _ = run(
+        "run", "-s", "tally,priority,green:36", "-m", "net.onnx", "--be", "job.toml", "--queries", 300, "--json"
+    )
+    data = json.loads(out)
+    assert code == 0 and data["simulated"] is False
+    assert [r["policy"] for r in data["runs"]] == ["exclusive", "tally", "priority"]
+    assert data["refused"] == {"green:36": "no samples of net beside work in such a partition"}
+    assert len({r["arrivals_digest"] for r in data["runs"]}) == 1, "all on the same arrivals"
+    assert data["runs"][0]["off_lindley_us"] < 20 and data["runs"][1]["be_throughput"] > 0
+
+
+def test_the_model_alone_needs_no_job(run: Run) -> None:
+    code, out, _ = run("run", "-s", "exclusive", "-m", "net.onnx", "--load", 0.5, "--of", "service", "--queries", 200)
+    assert code == 0 and "off a single queue" in out and "net, alone" in out
+
+
+def test_samples_are_kept_and_used_again(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("prepare", "-m", "net.onnx", "--be", "job.toml", "-o", "samples.json")
+    assert code == 0 and "added work" in out and "co-runner 128" in out and "green36: not here: no part" in out
+    found = read(json.loads((tmp_path / "samples.json").read_text()))
+    assert found.models[0].name == "net" and {m.name for m in found.modes} >= {"co-runner 64", "priority"}
+    code, out, _ = run("-s", "weft", "-m", "net.onnx", "--be", "job.toml", "--record", "samples.json", "--queries", 200)
+    assert code == 0 and f"samples {found.digest}" in out
+    code, out, _ = run(
+        "simulate", "-s", "weft", "-m", "net", "--be", "work", "--record", "samples.json", "--queries", 200
+    )
+    assert code == 0 and "simulated" in out
+    code, out, _ = run(
+        "prepare", "-m", "n.onnx", "--be", "job.toml", "-o", "s.json", "--modes", "priority", "--format", "json"
+    )
+    assert code == 0 and list(json.loads(out)["modes"]) == ["priority"]
+
+
+def test_a_report_is_written(run: Run, tmp_path: Path) -> None:
+    code, _, _ = run("-s", "tally", "-m", "net.onnx", "--be", "job.toml", "--queries", 300, "--report", "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert code == 0 and "tally" in text and "simulated" not in text.lower().split("<style")[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("-s", "weft"), "it shares the GPU with a job"),
+        (("-s", ""), "no policy is named"),
+        (("-s", "best", "--be", "job.toml"), "there is none of this name"),
+        (("-s", "exclusive", "--queries", 0), "a number from 1"),
+        (("-s", "exclusive", "--load", -1), "load"),
+    ],
+)
+def test_what_cannot_be_is_told(run: Run, args: tuple[object, ...], says: str) -> None:
+    code, _, err = run("run", "-m", "net.onnx", *args)
+    assert code != 0 and says in err
+
+
+def test_without_a_gpu_nothing_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (tmp_path / "a.onnx").write_bytes(b"")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "net.toml").write_text('name = "n"\nkind = "network"\nmodel = "a.onnx"\ninputs = "in"\n')
+    for more, says in (
+        (("-s", "exclusive"), "needs an NVIDIA GPU"),
+        (("-s", "weft", "--be", "net.toml"), "jobs of kernels run here, this is one of a network"),
+        (("-s", "exclusive", "--budget", "-1"), "is no time"),
+        (("-s", "weft", "--be", "none.toml"), "none.toml"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["weft", "colocate", "run", "-m", "net.onnx", *more])
+        with pytest.raises(SystemExit) as ended:
+            cli.run()
+        assert ended.value.code and says in capsys.readouterr().err
