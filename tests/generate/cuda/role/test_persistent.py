@@ -208,17 +208,18 @@ def test_a_throttle_slows_and_loses_nothing(field: str, value: int, kernels: Fus
 def test_all_work_in_the_same_part_of_a_period(kernels: FusedKernels) -> None:
     """Of every 4096 ns the first 64; a CTA looks again each 512 ns, and the clock of the emulation is that of all."""
     be, (source, _) = JOBS["131 of arithmetic"], forms()["131 of arithmetic"]
-    looked: dict[int, int] = {}
-    for duty in (256, 4):
+
+    def looks(duty: int) -> int:
         counter, memory = Counter(WorkCounter.start(source.stages, 131)), fusing.of(be)
         counter.set("period", 4096)
         counter.set("duty", duty)
         naps: list[int] = []
-        assert kernels.run(source, {1: memory}, counter, gang=CTAS, seed=4, host=lambda n=naps: n.append(1)) == ""
+        assert kernels.run(source, {1: memory}, counter, gang=CTAS, seed=4, host=lambda: naps.append(1)) == ""
         np.testing.assert_array_equal(fusing.result(memory), fusing.fma_alone(be))
         assert counter.now.finished == 131
-        looked[duty] = len(naps)
-    assert looked[4] > 131 + looked[256], looked
+        return len(naps)
+
+    assert looks(4) > 131 + looks(256)
 
 
 @pytest.mark.parametrize("period", [0, 4096])
