@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.harness import noise
 
-from tools import co_runner_tables, pair_tables, record_tables, sanitize_table
+from tools import co_runner_tables, colocate_tables, pair_tables, record_tables, sanitize_table
 from tools.record_tables import ROOT, failed, failures, geometric_mean, good, markdown, records
 
 
@@ -511,6 +511,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "latency-critical": latency_critical,
     **record_tables.TABLES,
     **co_runner_tables.TABLES,
+    **colocate_tables.TABLES,
     **pair_tables.TABLES,
     **sanitize_table.TABLES,
 }

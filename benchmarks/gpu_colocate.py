@@ -1,0 +1,311 @@
+"""Models with latency targets beside best-effort jobs on a GPU, under every policy, beside the simulation of each run.
+
+    python -m benchmarks.gpu_colocate --prepare DIR [--only resnet50/b1,...] [--budget 20]      compile the plans
+    python -m benchmarks.gpu_colocate --plans DIR --suite policies [--only ...] [--out FILE|-]
+    python -m benchmarks.gpu_colocate --dry                                                     what would be measured
+
+Plans of `benchmarks.co_runner.plans` (f16), jobs of `benchmarks/best_effort`. Of a model and a job the samples are
+taken first, as `weft colocate prepare` does; then each policy runs on the same seeded Poisson arrivals, `exclusive`
+first. A row has p50, p95 and p99 against the target, what the job got over the whole GPU (`be`), the harness's own
+figures (send delay, decision, distance from Lindley's recursion), and under `simulated` what the simulator says with
+the same samples. A run is void where its send delay is over 20 us at p99, and says so.
+
+Suites: `policies` (two models, two jobs, 0.3, 0.5 and 0.8 of the peak load, target 5 solo times, all policies),
+`batch1` (five models, four jobs, 0.3 and 0.5 of the service rate, targets 1.10 and 1.25 times p99 of `exclusive` on the
+same arrivals, `timeslice` and `weft`), `end-to-end` (five models at batch 16, twelve jobs, 0.8 of the peak load, target
+5 solo times, `serial`, `priority`, `timeslice`, `green:36` and `weft`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.best_effort import jobs
+from benchmarks.co_runner.plans import compiled, posed
+from benchmarks.harness.record import Record, Row, folder_of_gpu
+from weft.colocate.compare import CarryOut, Cell, cell_of, run, simulated
+from weft.colocate.gpu import BUDGET, MODES, GpuSession, Plans
+from weft.colocate.kernel_job import KernelJob
+from weft.colocate.policies import NAMES
+from weft.colocate.policy import PolicyError
+from weft.device.cuda.driver import primary_context
+from weft.device.cuda.facts import GpuFacts, gpu_facts
+from weft.errors import KernelDeclinedError
+from weft.kernels.policy_run import PolicyRun
+from weft.kernels.samples import SampleRecord
+from weft.kernels.scheduling import JobSpec
+
+FIVE = ("resnet50", "bert_base", "vit_b16", "inception_v3", "vgg16")
+TWELVE = ("mriq", "mri_fhd", "cp", "cutcp", "fft", "sgemm", "lbm", "tpacf", "stencil", "histo", "sad", "spmv")
+PEERS = ("serial", "priority", "timeslice", "green:36")
+ALL = tuple(n for n in NAMES if n not in ("exclusive", "mps", "tacker", "aker"))
+"""Policies that run on a GPU: the others need other processes, or fused steps in a plan's graph."""
+TARGETS = (1.10, 1.25)
+"""Of `batch1`, over p99 of `exclusive`."""
+QUERIES = 3_300
+FIGURES = ("p50_ms", "p95_ms", "p99_ms", "be")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A model at a batch and a job, with what is measured of them."""
+
+    model: str
+    batch: int
+    job: str
+    loads: tuple[float, ...]
+    of_peak: bool
+    policies: tuple[str, ...]
+    relative: bool = False
+    """Targets are `TARGETS` times p99 of `exclusive`; else 5 solo times."""
+
+    def __str__(self) -> str:
+        return f"{self.model}/b{self.batch}/{self.job}"
+
+
+SUITES: dict[str, tuple[Pair, ...]] = {
+    "policies": tuple(
+        Pair(m, b, j, (0.3, 0.5, 0.8), True, (*ALL, "green:36"))
+        for m, b in (("resnet50", 1), ("vit_b16", 16))
+        for j in ("mriq", "stencil")
+    ),
+    "batch1": tuple(
+        Pair(m, 1, j, (0.3, 0.5), False, ("timeslice", "weft"), True)
+        for m in FIVE
+        for j in ("mriq", "cp", "stencil", "histo")
+    ),
+    "end-to-end": tuple(Pair(m, 16, j, (0.8,), True, (*PEERS, "weft")) for m in FIVE for j in TWELVE),
+}
+
+
+def wanted(pair: Pair, only: Sequence[str]) -> bool:
+    """Whether a pair was asked for: whole parts between slashes; none: all."""
+    return not only or any(f"/{x}/" in f"/{pair}/" for x in only)
+
+
+def spec_of(name: str) -> tuple[JobSpec, Path]:
+    """A job of `benchmarks/best_effort`, without end, and its folder."""
+    found = jobs.load(name)
+    return JobSpec(name, "kernels", stages=tuple(s.manifest.path.name for s in found.stages)), jobs.ROOT / name
+
+
+def figures(made: PolicyRun) -> Row:
+    """What a table has of a run."""
+    found = {f"p{q * 100:g}_ms": round(made.latency.quantile_us(q) / 1e3, 4) for q in (0.5, 0.95, 0.99)}
+    return {**found, "be": round(made.be_throughput, 4)}
+
+
+def row_of(suite: str, case: str, made: PolicyRun, sim: PolicyRun) -> Row:
+    """A run, and the simulation of it."""
+    row: Row = {
+        "record": "case", "suite": suite, "case": case, "policy": made.policy, **figures(made),
+        "target_ms": round(made.target_us / 1e3, 4), "kept": made.kept, "over_exclusive": round(made.over_exclusive, 4),
+        "system": round(made.system_throughput, 4), "load": made.load, "rate_hz": round(made.rate_hz, 1),
+        "queries": made.latency.queries, "late": made.latency.violations,
+        "send_delay_us": round(made.latency.send_delay_us, 2), "arrivals": made.arrivals_digest,
+        "variants": {v.name: v.queries for v in made.variants if v.queries}, "simulated": figures(sim),
+    }  # fmt: skip
+    if made.decision_us is not None:
+        row["decision_us"] = round(made.decision_us, 2)
+    if made.off_lindley_us is not None:
+        row["off_lindley_us"] = round(made.off_lindley_us, 2)
+    return {**row, "void": made.latency.void} if made.latency.void else row
+
+
+def cell_rows(
+    suite: str, pair: Pair, record: SampleRecord, load: float, carry_out: CarryOut, *, queries: int, seed: int,
+    known: Callable[[str], bool] = lambda _: False,
+) -> Iterator[Row]:  # fmt: skip
+    """Rows of one load: `exclusive`, then every policy to each target; where one cannot run, why not."""
+    name = record.models[0].name
+    first = cell_of(
+        record, name, pair.job, qos_ms=None, load=load, of_peak=pair.of_peak, process="poisson", trace=None,
+        queries=queries, seed=seed,
+    )  # fmt: skip
+    alone = run(record, "exclusive", first, carry_out=carry_out)
+    yield row_of(suite, f"{pair}/{load:g}/exclusive", alone, run(record, "exclusive", first))
+    cells: list[tuple[str, Cell]] = [("", first)]
+    if pair.relative:
+        cells = [(f"{x:g}/", replace(first, target_ns=round(x * alone.p99_us * 1e3))) for x in TARGETS]
+    for text, cell in cells:
+        for policy in pair.policies:
+            case = f"{pair}/{load:g}/{text}{policy}"
+            if known(case):
+                continue
+            try:
+                made = run(record, policy, cell, exclusive=alone, carry_out=carry_out)
+            except PolicyError as error:
+                reason = str(error.details["reason"])[:300]
+                yield {"record": "case", "suite": suite, "case": case, "policy": policy, "declined": reason}
+                continue
+            yield row_of(suite, case, made, run(record, policy, cell, exclusive=alone, carry_out=simulated))
+
+
+def peers_of(rows: Sequence[Row], pair: Pair, load: float) -> Row | None:
+    """What Weft's row says besides: the job's rate under each peer that kept the target, and the ratio to the best."""
+    own = {str(r["policy"]): r for r in rows if str(r["case"]).startswith(f"{pair}/{load:g}/") and "be" in r}
+    mine = own.get("weft")
+    if mine is None:
+        return None
+    peers = {n: float(str(r["be"])) for n, r in own.items() if n not in ("weft", "exclusive") and r["kept"]}
+    best = max(peers.values(), default=0.0)
+    ratio: dict[str, Any] = {"ratio": round(float(str(mine["be"])) / best, 4)} if best > 0 else {}
+    return {**mine, "peers_be": peers, **ratio}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is measured how."""
+
+    suite: str
+    plans: Path
+    budget: float
+    queries: int
+    seed: int
+    again: bool
+    record: Record | None
+    end: float
+    """Of the clock, behind which nothing is begun."""
+
+    def known(self, case: str) -> bool:
+        """Whether a case has a row of this commit that did not fail."""
+        if self.record is None or self.again:
+            return False
+        row = self.record.before().get(case, {})
+        return row.get("commit") == self.record.head["commit"] and "failed" not in row
+
+    def loads(self, pair: Pair) -> list[float]:
+        """Those of which a row is missing."""
+        behind = f"{TARGETS[-1]:g}/" if pair.relative else ""
+        return [x for x in pair.loads if not self.known(f"{pair}/{x:g}/{behind}{pair.policies[-1]}")]
+
+    def add(self, row: Row) -> None:
+        """Keep or print a row."""
+        if self.record is None:
+            print(row, flush=True)
+        else:
+            self.record.add(row)
+
+
+def measured(pairs: Sequence[Pair], asked: Asked) -> list[str]:
+    """All pairs of one model, with its plans recorded once; those that failed, and why."""
+    left = {p: loads for p in pairs if (loads := asked.loads(p))}
+    if not left:
+        return []
+    facts, failed = gpu_facts(None, calibrate=False), []
+    with ExitStack() as held:
+        model = posed(pairs[0].model, pairs[0].batch)
+        plans = [compiled(model, b, asked.plans, asked.budget) for b in (None, BUDGET)]
+        for plan in plans:
+            for static, given in zip(plan.static_inputs, model.inputs, strict=True):
+                static.copy_(given)
+        session = GpuSession(f"{model.name}/b{model.batch}", Plans(*plans), facts, held=held)
+        for pair, loads in left.items():
+            if time.perf_counter() > asked.end:
+                print(f"not begun in time: {pair}", flush=True)
+                continue
+            try:
+                _pair(pair, loads, session, facts, asked)
+            except (PolicyError, KernelDeclinedError, ValueError) as error:  # the GPU still answers
+                failed.append(f"{pair}: {error}")
+    gc.collect()
+    torch.cuda.empty_cache()
+    return failed
+
+
+def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFacts, asked: Asked) -> None:
+    spec, folder = spec_of(pair.job)
+    with ExitStack() as held:
+        job = KernelJob(spec, folder, facts=facts, held=held)
+        session.add_job(job)
+        commit = "" if asked.record is None else str(asked.record.head["commit"])
+        samples, _ = session.record(MODES, commit=commit, driver=facts.driver)
+        for load in loads:
+            if time.perf_counter() > asked.end:
+                print(f"not begun in time: {pair}/{load:g}", flush=True)
+                continue
+            rows = []
+            for row in cell_rows(
+                asked.suite, pair, samples, load, lambda p, c: session.run(p, c.arrivals), queries=asked.queries,
+                seed=asked.seed, known=asked.known,
+            ):  # fmt: skip
+                rows.append(row)
+                asked.add(row)
+            if not pair.relative and (more := peers_of(rows, pair, load)) is not None:
+                asked.add(more)
+        if wrong := job.check():
+            raise ValueError(wrong)
+
+
+def prepare(pairs: Sequence[Pair], folder: Path, seconds: float, end: float) -> None:
+    """Compile all plans into a folder."""
+    for name, batch in dict.fromkeys((p.model, p.batch) for p in pairs):
+        if time.perf_counter() > end:
+            print(f"not begun in time: {name}/b{batch}", flush=True)
+            continue
+        model = posed(name, batch)
+        for budget in (BUDGET, None):
+            compiled(model, budget, folder, seconds)
+        del model
+        torch.cuda.empty_cache()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compile, or measure and record; the exit status is 1 where a pair fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prepare", type=Path, metavar="DIR", help="compile the plans into this folder")
+    parser.add_argument("--plans", type=Path, metavar="DIR", help="the folder that they were compiled into")
+    parser.add_argument("--suite", choices=tuple(SUITES), default="policies")
+    parser.add_argument("--only", default="", help="models, batches or jobs, whole parts of a case, by commas")
+    parser.add_argument("--queries", type=int, default=QUERIES, help="of a run")
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals")
+    parser.add_argument("--again", action="store_true", help="cases that have a row of this commit, too")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds of tuning of a plan, as it was prepared")
+    parser.add_argument("--seconds", type=float, default=540.0, help="nothing is begun after so many")
+    parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
+    parser.add_argument("--dry", action="store_true", help="no GPU: say what would be measured")
+    chosen = parser.parse_args(arguments)
+    end = time.perf_counter() + chosen.seconds
+    only = [x for x in chosen.only.split(",") if x]
+    pairs = [p for p in SUITES[chosen.suite] if wanted(p, only)]
+    if not pairs:
+        parser.error(f"--only {chosen.only}: no pair of {chosen.suite} is named so")
+    if chosen.dry:
+        runs = sum(len(p.loads) * (1 + len(p.policies) * (len(TARGETS) if p.relative else 1)) for p in pairs)
+        print("\n".join(map(str, pairs)))
+        print(f"{len(pairs)} pairs, {runs} runs of {chosen.queries} queries")
+        return
+    if chosen.prepare is not None:
+        prepare(pairs, chosen.prepare, chosen.budget, end)
+        return
+    if chosen.plans is None:
+        parser.error("--prepare DIR compiles plans, --plans DIR measures them")
+    suite = f"colocate-{chosen.suite}"
+    failed: list[str] = []
+    torch.zeros(1, device="cuda")
+    with primary_context(), ExitStack() as ends:
+        record = None
+        if chosen.out:
+            path = None if str(chosen.out) == "-" else chosen.out
+            record = Record(folder_of_gpu(), suite, path=path)
+            ends.callback(record.close)
+        asked = Asked(suite, chosen.plans, chosen.budget, chosen.queries, chosen.seed, chosen.again, record, end)
+        for at in dict.fromkeys((p.model, p.batch) for p in pairs):
+            failed += measured([p for p in pairs if (p.model, p.batch) == at], asked)
+    for text in failed:
+        print(f"benchmarks.gpu_colocate: {text}", file=sys.stderr)
+    sys.exit(int(bool(failed)))
+
+
+if __name__ == "__main__":
+    main()

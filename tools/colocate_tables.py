@@ -1,0 +1,69 @@
+"""Tables of models with latency targets beside jobs, from the records of `benchmarks.gpu_colocate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tools.record_tables import failed, geometric_mean, good, markdown, note, records
+
+Line = Mapping[str, Any]
+HEAD = ["model/batch/job/load/policy", "target ms", "p50 ms", "p99 ms", "kept", "p99 over exclusive", "BE rate",
+        "system", "of the best peer", "simulated: p50", "p95", "p99", "BE", "send delay, decision µs"]  # fmt: skip
+"""Of `simulated`: simulated over measured."""
+NEAR = 0.05
+"""A simulation is right within so much."""
+WHAT = ("p50_ms", "p95_ms", "p99_ms", "be")
+
+
+def over(row: Line, what: str) -> str:
+    """A figure of the simulation over the measured one; empty where that is 0."""
+    was = float(row[what])
+    return f"{float(row['simulated'][what]) / was:.3f}" if was > 0 else ""
+
+
+def near(row: Line) -> bool:
+    """Whether p50, p95, p99 and the job's rate were simulated within `NEAR`."""
+    return all(abs(float(x) - 1.0) <= NEAR for what in WHAT if (x := over(row, what)))
+
+
+def policy_rows(lines: Sequence[Line]) -> list[list[str]]:
+    """A line to each run; one that says what all of them came to."""
+    cases = sorted((x for x in good(lines) if "policy" in x), key=lambda x: str(x["case"]))
+    rows: list[list[str]] = []
+    for x in cases:
+        if "declined" in x:
+            rows.append([str(x["case"]), f"not run: {x['declined']}", *[""] * (len(HEAD) - 2)])
+            continue
+        kept = f"**void**: {x['void']}" if "void" in x else "yes" if x["kept"] else "no"
+        decision = f", {x['decision_us']:.1f}" if "decision_us" in x else ""
+        rows.append([
+            str(x["case"]), f"{x['target_ms']:.3f}", f"{x['p50_ms']:.3f}", f"{x['p99_ms']:.3f}", kept,
+            f"{x['over_exclusive']:.3f}", f"{x['be']:.3f}", f"{x['system']:.3f}",
+            f"{x['ratio']:.3f}" if "ratio" in x else "", *(over(x, w) for w in WHAT),
+            f"{x['send_delay_us']:.1f}{decision}",
+        ])  # fmt: skip
+    ran = [x for x in cases if "declined" not in x and "void" not in x]
+    mine = [x for x in ran if x["policy"] == "weft"]
+    if mine:
+        ratios = [float(x["ratio"]) for x in mine if "ratio" in x]
+        kept = f"**{sum(bool(x['kept']) for x in mine)} of {len(mine)}**"
+        mean = f"**{geometric_mean(ratios):.3f}**, least {min(ratios):.3f}" if ratios else ""
+        right = f"{sum(map(near, ran))} of {len(ran)} within {NEAR:.0%}"
+        rows.append(["weft in all", "", "", "", kept, "", "", "", mean, right, "", "", "", ""])
+    return rows
+
+
+def table(suite: str) -> str:
+    """Of one suite."""
+    lines = records("nvidia-h200", f"colocate-{suite}")
+    rows = policy_rows(lines)
+    if not rows:
+        return f"_not measured yet: `python -m benchmarks.gpu_colocate --plans DIR --suite {suite} --out -`_"
+    return markdown(HEAD, rows + failed(lines, len(HEAD))) + note(lines, good(lines))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    f"colocate-{suite}": partial(table, suite) for suite in ("policies", "batch1", "end-to-end")
+}
