@@ -11,6 +11,7 @@ import contextlib
 import copy
 import gc
 import importlib
+import inspect
 import math
 import os
 import re
@@ -61,6 +62,8 @@ from weft.frontends.torch.structure import (
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.types import Array, TensorType
+from weft.kernels import call_tree
+from weft.kernels.codec import Json
 from weft.kernels.record import CompileRecord
 from weft.options import Options
 from weft.pipeline.collector import put_off
@@ -75,6 +78,7 @@ from weft.pipeline.stages import Say, Stages, silent
 from weft.platform.table import platform_of
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
+from weft.runtime.call_form import CallForm
 from weft.runtime.executable import InputError, check_count, without_autocast
 from weft.runtime.loaded import Loaded, load, raise_uncopied
 from weft.runtime.single_flight import SingleFlightCache
@@ -146,6 +150,10 @@ class Source(Protocol):
 
     def bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[Sequence[object], dict[str, object]]:
         """A call in its one form; InputError where it is none of the model [W011]."""
+        ...
+
+    def arguments(self) -> tuple[tuple[str, ...], dict[str, Json]]:
+        """Names of arguments that can be given by place, and defaults that are numbers, texts or None."""
         ...
 
     def renewed(self, state: Mapping[str, torch.Tensor | Array]) -> Source:
@@ -325,13 +333,30 @@ class Compiled:
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the plan, its weights and kernels to one file; give back the digest that `load` may ask for.
 
+        The file says how the module is called and what it gives (`weft.runtime.call_form`), as far as that is tensors,
+        numbers, texts and None in tuples, lists, dictionaries and dataclasses; else the plan takes tensors by place.
+
         Warns where the module's weights are others than those that were compiled.
 
         Raises:
             ArtifactError: it cannot be written, or there is no plan [W401].
         """
         self._source.tell_changes()
-        return artifact.save(self.executable.linked, Path(path), trust_dir=self._options.cache)
+        linked = self.executable.linked
+        return artifact.save(linked, Path(path), trust_dir=self._options.cache, call=self._call_form())
+
+    def _call_form(self) -> CallForm | None:
+        """How the plan of the example inputs is called, as a file keeps it; None: with tensors by place."""
+        layout, results = self._first.layout, self._first.results
+        names, defaults = self._source.arguments()
+        arguments = None if layout is None else layout.to_json()
+        if layout is not None and arguments is None:
+            return None
+        found = None if results is None or results.layout is None else results.layout.to_json()
+        plain = found is None or (results is not None and results.layout is not None and results.layout.is_tensor)
+        tree = None if arguments is None else arguments[1]  # type: ignore[index]
+        made = CallForm(names, defaults, cast("Json", tree), None if plain else found)
+        return made if names or tree is not None or not plain else None
 
     def diff(self, *inputs: torch.Tensor, plan: Loaded | None = None) -> list[Layer]:
         """What each kernel of the example inputs' plan stores, against the model's values in float64, in order.
@@ -714,6 +739,14 @@ class _Form:
             kwargs = {name: kwargs[name] for name in self._names}  # as the program has them
         return bound(self._signature, args, kwargs)
 
+    def arguments(self) -> tuple[tuple[str, ...], dict[str, Json]]:
+        """Names of arguments that can be given by place, and defaults that are numbers, texts or None."""
+        kind = inspect.Parameter
+        parameters = {} if self._signature is None else self._signature.parameters
+        names = [n for n, p in parameters.items() if p.kind in (kind.POSITIONAL_ONLY, kind.POSITIONAL_OR_KEYWORD)]
+        defaults = {n: p.default for n, p in parameters.items() if call_tree.is_plain(p.default)}
+        return tuple(names), defaults
+
     def names(self, count: int, layout: Layout | None) -> list[str]:
         """Of tensors that are the arguments, or stand in them."""
         by_place = argument_names(self._signature, count)
@@ -844,6 +877,10 @@ class _OnnxModel:
                 raise InputError(position=position, problem=f"a {type(given).__name__} is no tensor")
         return args, {}
 
+    def arguments(self) -> tuple[tuple[str, ...], dict[str, Json]]:
+        """A file's inputs are given by place."""
+        return (), {}
+
     def _all(
         self, examples: Sequence[torch.Tensor] | ByName | None, imported: Imported
     ) -> Sequence[torch.Tensor] | None:
@@ -942,6 +979,10 @@ class _TorchModel:
     def bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[Sequence[object], dict[str, object]]:
         """A call in its one form; InputError where it does not fit `forward` [W011]."""
         return self._form.of_call(args, kwargs)
+
+    def arguments(self) -> tuple[tuple[str, ...], dict[str, Json]]:
+        """Those of `forward`."""
+        return self._form.arguments()
 
     def imported(self, examples: Sequence[torch.Tensor]) -> Imported:
         """As primitives, for the shapes of these inputs."""

@@ -282,7 +282,6 @@ def run_command(
 ) -> None:
     """Run a saved plan on .npy files. Example: weft run candy.weft --input x=x.npy."""
     import numpy as np
-    import torch
 
     from weft.frontends.torch.dtypes import EMULATED
     from weft.pipeline.reference import example_inputs
@@ -293,8 +292,7 @@ def run_command(
     loaded = load(plan, trust=trust, options=options)
     graph = loaded.executable.graph
     inputs = in_order(given_inputs(input), graph.input_names, example_inputs(graph, options.seed), every=True)
-    result = loaded(*[x.to(loaded.executable.device) for x in inputs])
-    outputs = [x.cpu() for x in ([result] if isinstance(result, torch.Tensor) else result)]
+    outputs = [x.cpu() for x in loaded.flat(*[x.to(loaded.executable.device) for x in inputs])]
     if output is not None:
         with _writing(output), output.open("wb") as file:  # a file object: `savez` appends a suffix to names
             np.savez(file, *[(x.float() if x.dtype in EMULATED else x).numpy() for x in outputs])

@@ -40,6 +40,7 @@ from weft.kernels.plan import MOST_BRANCHES, MOST_THREADS, IndexCheck, Plan, Sol
 from weft.kernels.source import CudaSource, KernelSource
 from weft.runtime.admitted import needs_trust
 from weft.runtime.any import AnyExecutable
+from weft.runtime.call_form import CallForm, form_of
 from weft.runtime.executable import Executable, Linked
 
 SCHEMA = 1
@@ -150,8 +151,10 @@ def _step_from_json(data: Json) -> Step:
 # -- saving
 
 
-def save(linked: Linked, path: Path, *, trust_dir: Path | None) -> str:
+def save(linked: Linked, path: Path, *, trust_dir: Path | None, call: CallForm | None = None) -> str:
     """Write the file; give back the SHA-256 of its manifest, which is also recorded under `trust_dir`.
+
+    `call`: how it is called and what it gives; None: tensors by place, and one is a tensor, several are a tuple.
 
     Raises:
         ArtifactError: the file cannot be written.
@@ -173,6 +176,7 @@ def save(linked: Linked, path: Path, *, trust_dir: Path | None) -> str:
         "target": cpu_target() if linked.kind == "cpu" else linked.target,
         "threads": linked.threads,
         "facts": dict(linked.facts),
+        **({"call": call.to_json()} if call is not None else {}),
         "members": {k: {"sha256": hashlib.sha256(v).hexdigest(), "bytes": len(v)} for k, v in sorted(members.items())},
     }
     head = json.dumps(manifest, sort_keys=True).encode()
@@ -233,6 +237,17 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
         ArtifactError: damaged, of another schema, too large, not the file whose digest is `trust`, or holding code that
             is not trusted [W401].
     """
+    return load_called(path, trust=trust, cache_dir=cache_dir, threads=threads)[0]
+
+
+def load_called(
+    path: Path, *, trust: str | None = None, cache_dir: Path | None = None, threads: int = 0
+) -> tuple[AnyExecutable, CallForm | None]:
+    """The same, and how it is called; None: with tensors by place.
+
+    Raises:
+        ArtifactError: as `load` [W401].
+    """
     members, manifest, digest = _read(path)
     if trust is not None and trust != digest:
         raise _refuse(
@@ -260,8 +275,10 @@ def load(path: Path, *, trust: str | None = None, cache_dir: Path | None = None,
         raise _refuse(path, problem, "load it with the Weft that saved it, or compile the model again")
     try:
         facts = {str(k): str(v) for k, v in cast("Mapping[str, Json]", manifest.get("facts", {})).items()}
+        told = manifest.get("call")
+        call = None if told is None else form_of(told, len(graph.inputs), len(graph.outputs))
         made: AnyExecutable = part(kind.saved)(Read(path, graph, plan, members, manifest, facts, cache_dir, threads))
-        return made
+        return made, call
     except torch.OutOfMemoryError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, final
+from typing import Any, NoReturn, final
 
 import torch
 
@@ -13,24 +13,52 @@ from weft.errors import ArtifactError, InputError, RefitError
 from weft.options import Options
 from weft.runtime import artifact
 from weft.runtime.any import AnyExecutable
+from weft.runtime.call_form import CallForm
 
 
 @final
 class Loaded:
-    """A saved plan: callable like `weft.api.Compiled`, for the shapes it was saved with."""
+    """A saved plan: callable like `weft.api.Compiled`, for the shapes and the form of the call it was saved with.
 
-    def __init__(self, executable: AnyExecutable) -> None:
-        self.executable = executable
+    What the module gives as a dataclass or a named tuple is given as `weft.runtime.call_form.Outputs`, with its fields
+    by name and by place. `call`: None, where the file says nothing of a form: it takes tensors by place, and gives one
+    tensor or a tuple.
+    """
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Run the model; InputError for tensors of other shapes or types [W011]."""
-        for position, given in enumerate(inputs):
+    def __init__(self, executable: AnyExecutable, call: CallForm | None = None) -> None:
+        self.executable, self.call = executable, call
+
+    def __call__(self, *inputs: object, **named: object) -> Any:
+        """Run the model, called as the module is, or with the plan's tensors by place.
+
+        Raises:
+            InputError: tensors of other shapes or types, or other arguments beside them than were saved [W011].
+        """
+        outputs = self.flat(*self._tensors(inputs, named))
+        if self.call is not None:
+            return self.call.made(outputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def flat(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the plan on its inputs, in their order; its outputs in theirs.
+
+        Raises:
+            InputError: tensors of other shapes or types, or no tensors [W011].
+        """
+        for position, given in enumerate(tensors):
             if not isinstance(given, torch.Tensor):
                 raise InputError(position=position, problem=f"a {type(given).__name__} is no tensor")
             if given.is_nested or given.layout is not torch.strided:
                 raise InputError(position=position, problem="it is no dense tensor")
-        outputs = self.executable(*inputs)
-        return outputs[0] if len(outputs) == 1 else outputs
+        return tuple(self.executable(*tensors))
+
+    def _tensors(self, inputs: Sequence[object], named: Mapping[str, object]) -> Sequence[Any]:
+        if self.call is not None:
+            return self.call.tensors(inputs, named, len(self.executable.graph.inputs))
+        if named:
+            problem = "a plan that says nothing of names is called with tensors by place"
+            raise InputError(position=next(iter(named)), problem=problem)
+        return inputs
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """A plan is kept in its file, not pickled.
@@ -70,4 +98,4 @@ def load(path: str | os.PathLike[str], *, trust: str | None = None, options: Opt
         ArtifactError: damaged, of another version, or not trusted [W401].
     """
     options = options or Options()
-    return Loaded(artifact.load(Path(path), trust=trust, cache_dir=options.cache, threads=options.threads))
+    return Loaded(*artifact.load_called(Path(path), trust=trust, cache_dir=options.cache, threads=options.threads))

@@ -20,25 +20,29 @@ from weft.serve.signature import TensorSpec, signature_of
 
 
 class Runs(Protocol):
-    """What `weft.load` and `weft.compile` give."""
+    """A plan, on its inputs in their order."""
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Run it."""
+    def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Its outputs in their order."""
         ...
 
 
-def graph_of(model: object) -> tuple[Graph, torch.device]:
-    """What a model computes, and where.
+def plan_of(model: object) -> tuple[Graph, torch.device, Runs]:
+    """What a model computes, where, and what runs it.
 
     Raises:
         ArtifactError: it is nothing that Weft has made [W401].
     """
     if isinstance(model, Loaded):
-        return model.executable.graph, model.executable.device
+        return model.executable.graph, model.executable.device, model.flat
     from weft.api import Compiled
 
     if isinstance(model, Compiled):
-        return model.graph, model.executable.device
+
+        def run(*inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+            return model.run(*inputs)  # behind a refit another one
+
+        return model.graph, model.executable.device, run
     problem = f"a {type(model).__name__} is neither a saved plan nor a compiled model"
     raise ArtifactError(problem=problem, remedy="give the path of a file, or what `weft.load` or `weft.compile` gave")
 
@@ -64,15 +68,15 @@ def loaded(path: Path, trust: Sequence[str], options: Options) -> Loaded:
 class Plans:
     """Runs batches on arrays in memory of this process."""
 
-    def __init__(self, models: Sequence[Runs]) -> None:
+    def __init__(self, models: Sequence[object]) -> None:
         """One for each batch size.
 
         Raises:
             ArtifactError: they are not plans of one model [W401].
         """
-        found = [graph_of(m) for m in models]
-        self.signature, order = signature_of([g for g, _ in found])
-        self._models = [models[i] for i in order]
+        found = [plan_of(m) for m in models]
+        self.signature, order = signature_of([g for g, *_ in found])
+        self._models = [found[i][2] for i in order]
         self._device = found[0][1]
         self._shapes = [[g.type_of(n).shape for n in g.inputs] for g in (found[i][0] for i in order)]
 
@@ -92,8 +96,7 @@ class Plans:
     def _run(self, model: Runs, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         try:
             with torch.no_grad():
-                result = model(*[x.to(self._device) for x in inputs])
-                found = (result,) if isinstance(result, torch.Tensor) else result
+                found = model(*[x.to(self._device) for x in inputs])
                 for place, tensor in zip(outputs, found, strict=True):
                     place.copy_(tensor.reshape(place.shape))
         except WeftError:

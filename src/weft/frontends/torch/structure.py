@@ -10,15 +10,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from functools import partial
+from typing import Any, cast, final
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from weft.errors import NotTracedError
+from weft.kernels import call_tree
+from weft.kernels.call_tree import DICT, FIELDS, LIST, TENSOR, TUPLE, VALUE
+from weft.kernels.codec import Json
 
 _FIXED = (
     type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device, torch.layout,
@@ -66,6 +71,9 @@ class _Container:
 
     children: tuple[_Part, ...]
     together: Callable[[list[Any]], object]
+    kind: type
+    context: object
+    """As the framework keeps it: the keys of a dictionary."""
 
     def made(self, tensors: Sequence[torch.Tensor]) -> object:
         return self.together([child.made(tensors) for child in self.children])
@@ -114,6 +122,38 @@ class Layout:
     def made(self, tensors: Sequence[torch.Tensor]) -> object:
         """The value with these tensors in their places."""
         return self._root.made(tensors)
+
+    def to_json(self) -> Json:
+        """As a file keeps it (`weft.runtime.call_form`); None: it has a value that no file keeps."""
+        try:
+            return _json(self._root)
+        except _NotKeptError:
+            return None
+
+
+class _NotKeptError(Exception):
+    """A value that no file keeps."""
+
+
+def _json(part: _Part) -> Json:
+    if isinstance(part, _Slot):
+        return [TENSOR, part.index]
+    if isinstance(part, _Fixed):
+        if call_tree.is_plain(part.value):
+            return [VALUE, cast("Json", part.value)]
+    elif isinstance(part, _Fields):
+        return [FIELDS, [[name, _json(child)] for name, child in part.children.items()]]
+    elif isinstance(part, _Container):
+        children = [_json(child) for child in part.children]
+        if part.kind in (list, tuple):
+            return [LIST if part.kind is list else TUPLE, children]
+        names = getattr(part.kind, "_fields", part.context)  # those of a named tuple
+        if issubclass(part.kind, tuple | dict) and isinstance(names, list | tuple) and len(names) == len(children):
+            plain = part.kind in (dict, OrderedDict)
+            if all(type(k) in ((str, int) if plain else (str,)) for k in names):
+                pairs: list[Json] = [[k, child] for k, child in zip(names, children, strict=True)]
+                return [DICT if plain else FIELDS, pairs]
+    raise _NotKeptError
 
 
 def taken(value: object) -> tuple[list[torch.Tensor], Layout]:
@@ -166,7 +206,8 @@ class _Walk:
             names = list(context) if isinstance(context, list | tuple) and len(context) == len(children) else range(99)
             parts = [self.part(child, (*path, str(name))) for child, name in zip(children, names, strict=False)]
             parts += [self.part(x, (*path, "x")) for x in children[len(parts) :]]
-            container = _Container(tuple(p for p, _ in parts), lambda found: node.unflatten_fn(found, context))
+            together = partial(_together, node.unflatten_fn, context)
+            container = _Container(tuple(p for p, _ in parts), together, type(value), context)
             return container, (type(value), _frozen(context), tuple(key for _, key in parts))
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             names_ = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
@@ -193,6 +234,10 @@ class _Walk:
             raise NotTracedError(problem=problem, remedy=remedy) from error
         self.names += ["x"] * (len(self.tensors) - before)
         return _Object(template) if len(self.tensors) > before else _Fixed(value)
+
+
+def _together(unflatten: Callable[[Any, Any], object], context: object, found: list[Any]) -> object:
+    return unflatten(found, context)
 
 
 @final
