@@ -295,7 +295,7 @@ def test_copies_and_pickles_point_to_save_and_load(tmp_path: Path) -> None:
                 take(one)
     for odd in ("text", X.to_sparse(), X.double(), X[:1]):
         with pytest.raises(InputError, match=r"no tensor|no dense tensor|expected"):
-            weft.load(tmp_path / "m.weft", options=NOW)(odd)  # type: ignore[arg-type]
+            weft.load(tmp_path / "m.weft", options=NOW)(odd)
 
 
 def test_pytrees_of_the_users_own() -> None:

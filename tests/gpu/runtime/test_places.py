@@ -54,7 +54,7 @@ def test_the_second_gpu(named: str, shared_cache: Path, tmp_path: Path) -> None:
     compiled.save(tmp_path / "plan.weft")
     with torch.cuda.device(1):
         loaded = weft.load(tmp_path / "plan.weft", options=options)
-    near(loaded(*there).to("cuda:0"), want)  # type: ignore[union-attr]
+    near(loaded(*there).to("cuda:0"), want)
     assert torch.cuda.current_device() == 0
 
 
