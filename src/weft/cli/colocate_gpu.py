@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -210,7 +211,7 @@ def _session(screen: Screen, model: Path, be: Path | None, budget: float, dims: 
     with primary_context(), ExitStack() as held:
         plans = []
         for sm_budget in (None, BUDGET) if spec is not None else (None,):
-            options = replace(Options(), budget_s=budget, device="cuda", sm_budget=sm_budget)
+            options = replace(Options.from_environment(os.environ), budget_s=budget, device="cuda", sm_budget=sm_budget)
             try:
                 plans.append(plan_on_gpu(_compiled(screen, model, options, dims), "--model"))
             except UnsupportedError as error:

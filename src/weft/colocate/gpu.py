@@ -255,6 +255,8 @@ class GpuSession:
         self._job: GpuJob | None = None
         self._kernel_job: KernelJob | None = None
         self._clock = _Clock(str(torch.cuda.get_device_properties(0).uuid), held)
+        self._kept: list[CudaExecutable] = []
+        held.callback(self._kept.clear)
         held.callback(torch.cuda.synchronize)
         self._alone = self._lane(plans.plain, self._high, None)
         self._beside = None if plans.budgeted is None else self._lane(plans.budgeted, self._high, BUDGET)
@@ -376,7 +378,7 @@ class GpuSession:
         """What a query gives now, alone, by the plan without a budget."""
         self._alone.launch()
         torch.cuda.synchronize()
-        return tuple(x.clone() for x in self._plans.plain.static_outputs)
+        return tuple(x.clone() for x in self._kept[0].static_outputs)
 
     # -- parts
 
@@ -392,15 +394,22 @@ class GpuSession:
         for static, given in zip(made.static_inputs, found.static_inputs, strict=True):
             static.copy_(given)
         torch.cuda.synchronize()
-        stream = lanes[0]
+        self._kept.append(made)
+        stream, api = lanes[0], driver_api()
+        handle = api.CUstream(stream.cuda_stream)
+        graphs = [api.CUgraphExec(x) for x in made.recorded_graphs]
 
         def launch() -> None:
+            for graph in graphs:
+                call(api.cuGraphLaunch, graph, handle)
+
+        def launch_by_steps() -> None:
             with torch.cuda.stream(stream):
                 made.replay()
 
-        launch()
+        launch_by_steps()
         torch.cuda.synchronize()
-        return Lane(stream.cuda_stream, launch)
+        return Lane(stream.cuda_stream, launch if graphs else launch_by_steps)
 
     def _part(self, sms: int) -> tuple[Lane, int, int] | Declined:
         """The plan on all but so many multiprocessors, the stream of these and their number."""
@@ -409,14 +418,18 @@ class GpuSession:
         return self._parts[sms]
 
     def _partitioned(self, sms: int) -> tuple[Lane, int, int] | Declined:
-        if (why := _fits(self._plans.plain, self._facts, sms)) is not None:
-            return why
+        ways = [(self._plans.plain, None)] + ([(self._plans.budgeted, BUDGET)] if self._plans.budgeted else [])
+        why = [_fits(plan, self._facts, sms) for plan, _ in ways]
+        if None not in why:
+            assert why[0] is not None
+            return why[0]
+        plan, budget = ways[why.index(None)]
         parts = self._held.enter_context(partitioned(sms))
         if not isinstance(parts, Partition):
             return parts
         handles = [parts.first.stream(priority=self._greatest) for _ in range(LANES)]
         lanes = [torch.cuda.ExternalStream(x) for x in handles]  # type: ignore[no-untyped-call]
-        return self._lane(self._plans.plain, lanes, None), parts.rest.stream(priority=self._least), parts.rest.sms
+        return self._lane(plan, lanes, budget), parts.rest.stream(priority=self._least), parts.rest.sms
 
     def _query_us(self) -> float:
         machine = GpuMachine(self._device, {self.name: [self._alone]}, copies=self._copies.cuda_stream)

@@ -450,6 +450,16 @@ class CudaExecutable:
             for static, tensor in zip(self.static_inputs, tensors, strict=True):
                 static.copy_(tensor)
 
+    @property
+    def recorded_graphs(self) -> tuple[int, ...]:
+        """Handles of its `CUgraphExec`, a run on what `static_inputs` hold if launched one after another on a stream.
+
+        Empty where a step is launched by itself. Whoever launches them keeps this, and runs it in no other way.
+        """
+        if len(self._graphs) != len(self.stages):
+            return ()
+        return tuple(graph.raw_cuda_graph_exec() for graph in self._graphs)
+
     def replay(self) -> tuple[torch.Tensor, ...]:
         """Run on whatever `static_inputs` hold; the results stand in `static_outputs` until the next run.
 
