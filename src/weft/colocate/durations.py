@@ -122,6 +122,10 @@ def clock_bucket(mhz: float) -> int:
     return round(mhz / CLOCK_BUCKET_MHZ)
 
 
+_WEIGHTS = (1 - 1 / WINDOW) ** np.arange(WINDOW - 1, -1, -1)
+"""Of residuals in the window, the oldest first."""
+
+
 @final
 class Online:
     """Times of the queries that ran by one plan variant."""
@@ -168,9 +172,9 @@ class Online:
         n = len(self._errors)
         if n < WINDOW // 2:
             return max(self._prior_margin, *self._errors) if n else self._prior_margin
-        order = np.argsort(np.array(self._errors))
-        weights = (1 - 1 / WINDOW) ** np.arange(n - 1, -1, -1)[order]
-        rank = np.searchsorted(np.cumsum(weights), 0.99 * weights.sum())
+        order = np.argsort(np.fromiter(self._errors, np.float64, n))
+        weights = _WEIGHTS[WINDOW - n :][order].cumsum()
+        rank = weights.searchsorted(0.99 * weights[-1])
         return max(0.0, float(self._errors[int(order[min(int(rank), n - 1)])]))
 
     def observe(self, us: float, *, clock_mhz: float, inputs: int = 1) -> None:

@@ -30,7 +30,8 @@ OF_TARGET = 0.95
 _TRIED = 1.5
 """Headroom for a variant that is being refitted, over what it needs."""
 _MOST_LOAD = 0.97
-_MARGIN_EVERY = 50
+_MARGIN_EVERY = 200
+"""Queries by a variant; its margin costs more than all else that a decision does."""
 _NO_CLOCK = 1980.0
 """Stands for a clock that is not known, and so does not change."""
 _FEW = 20
