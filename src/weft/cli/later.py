@@ -30,7 +30,7 @@ LATER: dict[str, tuple[str, str, str]] = {
     "colocate": (
         "weft.cli.colocate",
         "app",
-        "Two jobs on one GPU under a scheduling policy, simulated from recorded samples.",
+        "Two jobs on one GPU under a scheduling policy: on a GPU, or simulated from recorded samples.",
     ),
     "diff": (
         "weft.cli.diff",
