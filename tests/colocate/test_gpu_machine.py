@@ -178,3 +178,92 @@ def test_a_job_and_its_forms_belong_together(job: bool, idle: bool, form: bool) 
         return
     with pytest.raises(ValueError, match="a form where no query runs"):
         GpuMachine(device, lanes, copies=COPIES, **given)  # type: ignore[arg-type]
+
+
+def both(device: FakeDevice, form: Form) -> GpuMachine:
+    """A machine whose variant 1 has a form of the job beside it, on the same stream as variant 0, and 2 on another."""
+    lanes = [
+        Lane(HIGH, query(device, HIGH, 100.0)),
+        Lane(HIGH, query(device, HIGH, 110.0), form),
+        Lane(PART, query(device, PART, 120.0)),
+    ]
+    idle = Form(LOW, device.persistent)
+    return GpuMachine(device, {"net": lanes}, copies=COPIES, job=FakeJob(device), idle=idle)
+
+
+def marks(device: FakeDevice) -> list[str]:
+    return [f"{what} {value}" for _, what, value in device.log if value in ("begin", "end")]
+
+
+def test_a_job_does_not_begin_beside_a_query_of_another_variant() -> None:
+    """That query may need what the job would take: it would wait for the job's end, and that for the query's."""
+    device = FakeDevice()
+    machine = both(device, Form(LOW, device.persistent, 96, 40_000))
+    first, second = queries(2)
+    machine.launch(first, 0)
+    machine.launch(second, 1)
+    device.sleep(1_000_000)
+    assert marks(device)[:2] == ["query begin", "query end"]
+    assert set(marks(device)[2:4]) == {"persistent begin", "query begin"}
+    assert len(machine.ended()) == 2 and machine.close_job().blocks > 0
+
+
+def test_a_job_stays_from_query_to_query_of_one_variant() -> None:
+    device = FakeDevice()
+    machine = both(device, Form(LOW, device.persistent))
+    asked = queries(6)
+    done = 0
+    for q in asked:
+        machine.launch(q, 1)
+        while q.number - done >= 1:
+            done += len(machine.ended())
+    while done < 6:
+        done += len(machine.ended())
+    device.sleep(100_000)
+    assert marks(device).count("persistent begin") == 1 and marks(device)[-1] == "persistent end"
+    assert device.resident == 0, "no query is in flight: it is told to stop"
+
+
+def test_kernels_of_a_job_beside_a_query_run_once() -> None:
+    device = FakeDevice()
+    machine = both(device, Form(LOW, None))
+    machine.launch(queries(1)[0], 1)
+    while not machine.ended():
+        pass
+    device.sleep(10_000_000)
+    machine.ended()
+    device.sleep(10_000_000)
+    assert marks(device).count("plain begin") == 1 and machine.close_job().work_us == 300.0
+
+
+@pytest.mark.parametrize("variant", [1, 2])
+def test_whatever_follows_waits_for_plain_kernels(variant: int) -> None:
+    device = FakeDevice()
+    machine = both(device, Form(LOW, device.persistent))
+    machine.kernels(300.0)
+    machine.launch(queries(1)[0], variant)
+    device.sleep(2_000_000)
+    assert marks(device)[:2] == ["plain begin", "plain end"] and "query end" in marks(device)
+    machine.ended()
+    machine.set_form(0)
+    machine.set_form(OFF)
+    machine.kernels(300.0)
+    machine.set_form(0)
+    device.sleep(2_000_000)
+    running = 0
+    for mark in marks(device):
+        what, when = mark.split()
+        running += (1 if when == "begin" else -1) * (what in ("plain", "persistent"))
+        assert running <= 1, "the job runs twice at a time"
+    machine.close_job()
+
+
+def test_a_query_is_timed_from_the_launch_of_its_graph() -> None:
+    """The event before it happens at once on a stream that is idle, while the host still launches."""
+    device = FakeDevice(look_ns=40_000)
+    machine = both(device, Form(LOW, None))
+    machine.launch(queries(1)[0], 0)
+    found = list(machine.ended())
+    while not found:
+        found += machine.ended()
+    assert 100 * US <= found[0].done_ns - found[0].begin_ns <= 100 * US + 2 * 40_000

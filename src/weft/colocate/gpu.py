@@ -11,6 +11,8 @@ co-runner, and on the streams of each part of the GPU. Inputs are those that the
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
 import statistics
 import threading
@@ -39,7 +41,7 @@ from weft.device.cuda.cubin import usage
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvml import sm_clock_of
 from weft.device.cuda.partition import Partition, partitioned
-from weft.errors import OptionError
+from weft.errors import DeviceError, OptionError
 from weft.ir.declined import Declined
 from weft.kernels.colocation import left_beside
 from weft.kernels.samples import SampleRecord
@@ -65,7 +67,10 @@ PERIODS = 4
 """Of a query, in each of which a throttled co-runner works in the same part."""
 LOOK_NS = 200_000_000
 """So often a job's counter is looked at."""
-_NO_PASSES = "choose a policy that launches no kernels of the job whole (weft, tally, green:N)"
+NOT_WHOLE_US = 1e9
+"""Stands for the time of kernels that cannot be launched whole: they never have the time."""
+_LAUNCH_WHOLE = ("serial", "timeslice", "orion")
+_NO_PASSES = "choose one that launches no kernels of the job whole (weft, tally, green:N)"
 _TIMES = 5
 _MODE = re.compile(
     r"(?P<kind>co-runner |green|priority|streams)(?P<number>[1-9][0-9]{0,3})?(?:-duty(?P<duty>[1-9][0-9]{0,2}))?"
@@ -254,10 +259,12 @@ class GpuSession:
         self._low, self._copies = self._stream(least), self._stream(self._greatest)
         self._job: GpuJob | None = None
         self._kernel_job: KernelJob | None = None
+        self._whole = True
+        """Whether the job's kernels may be launched whole at any time: no pass reads what the one before wrote."""
         self._clock = _Clock(str(torch.cuda.get_device_properties(0).uuid), held)
         self._kept: list[CudaExecutable] = []
-        held.callback(self._kept.clear)
-        held.callback(torch.cuda.synchronize)
+        self._partitions = ExitStack()
+        held.callback(self._close)
         self._alone = self._lane(plans.plain, self._high, None)
         self._beside = None if plans.budgeted is None else self._lane(plans.budgeted, self._high, BUDGET)
         self._parts: dict[int, tuple[Lane, int, int] | Declined] = {}
@@ -271,6 +278,7 @@ class GpuSession:
             DeviceError: the GPU refuses a kernel [W301, W302].
         """
         self._kernel_job = job
+        self._whole = job.mixes and not job.passes
         self._job = GpuJob(job, self._pass_us(job), self._device, self._copies.cuda_stream)
         best, most = None, -1.0
         for many in IDLE_CTAS:
@@ -291,6 +299,8 @@ class GpuSession:
         if job is None:
             return Declined("there is no job")
         if way.sharing in ("priority", "streams"):
+            if not self._whole:
+                return Declined(f"kernels of {job.name} cannot be launched whole at any time")
             stream = self._low if way.sharing == "priority" else self._same
             return Lane(self._alone.stream, self._alone.launch, Form(stream.cuda_stream, None))
         if way.sharing == "partition":
@@ -370,9 +380,19 @@ class GpuSession:
                 policy=prepared.policy, reason="its variants have fused steps, which no graph of a plan has yet",
                 remedy="choose another policy, or simulate it",
             )  # fmt: skip
+        if not self._whole and prepared.job is not None:
+            if prepared.policy in _LAUNCH_WHOLE:
+                reason = f"it launches kernels of {prepared.job.name} whole, which cannot be at any time"
+                raise PolicyError(policy=prepared.policy, reason=reason, remedy=_NO_PASSES)
+            prepared = replace(prepared, job=replace(prepared.job, kernel_us=NOT_WHOLE_US))
         policy = make(prepared.policy, prepared.setting)
-        backend = LiveBackend(self.machine(names), [(prepared, arrivals)], policy=policy)
-        return run(policy, backend)
+        machine = self.machine(names)
+        try:
+            return run(policy, LiveBackend(machine, [(prepared, arrivals)], policy=policy))
+        except BaseException:
+            with contextlib.suppress(DeviceError):  # of what is raised already
+                machine.close_job()
+            raise
 
     def results(self) -> tuple[torch.Tensor, ...]:
         """What a query gives now, alone, by the plan without a budget."""
@@ -381,6 +401,16 @@ class GpuSession:
         return tuple(x.clone() for x in self._kept[0].static_outputs)
 
     # -- parts
+
+    def _close(self) -> None:
+        """Plans first: the framework has noted the streams of their memory, those of parts among them."""
+        torch.cuda.synchronize()
+        self._parts.clear()
+        self._kept.clear()
+        del self._alone, self._beside
+        gc.collect()
+        torch.cuda.empty_cache()
+        self._partitions.close()
 
     def _stream(self, priority: int) -> torch.cuda.Stream:
         own = streams.Stream(priority=priority)
@@ -424,7 +454,7 @@ class GpuSession:
             assert why[0] is not None
             return why[0]
         plan, budget = ways[why.index(None)]
-        parts = self._held.enter_context(partitioned(sms))
+        parts = self._partitions.enter_context(partitioned(sms))
         if not isinstance(parts, Partition):
             return parts
         handles = [parts.first.stream(priority=self._greatest) for _ in range(LANES)]

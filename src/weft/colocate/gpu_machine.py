@@ -149,8 +149,8 @@ class GpuMachine:
             raise ValueError("a job has a form where no query runs, and without a job there is none")
         self._device, self._lanes, self._copies, self._job, self._idle = device, lanes, copies, job, idle
         self._clock_mhz = clock_mhz
-        self._flying: deque[tuple[int, int]] = deque()
-        """Events around queries."""
+        self._flying: deque[tuple[int, int, int]] = deque()
+        """Events around queries, and when their graphs were launched."""
         self._pool: list[int] = []
         self._done = 0
         """When the last query was seen to have ended."""
@@ -158,6 +158,8 @@ class GpuMachine:
         """Stream and end of the query that was launched last."""
         self._running: Form | None = None
         """Of the job, as long as it was not told to stop."""
+        self._owned = False
+        """It runs for the queries in flight, not because it was told to."""
         self._armed, self._job_end = device.event(), device.event()
         self._job_stream = 0
         """Of the persistent kernel that was launched last; 0: none was."""
@@ -174,25 +176,36 @@ class GpuMachine:
         return self._device.now_ns()
 
     def launch(self, query: Query, variant: int) -> None:
-        """See `Machine`. A job that runs only beside the query is launched with it, and told to stop behind it."""
+        """See `Machine`.
+
+        A job that runs only beside queries of this variant begins with the first of them, and is told to stop when one
+        of another follows, or none is in flight.
+        """
         device, lane = self._device, self._lanes[query.model][variant]
         if self._last is not None and self._last[0] != lane.stream:
             device.wait(lane.stream, self._last[1])
+        if self._owned and lane.form is not self._running:
+            assert self._last is not None
+            self._halt(self._last[0])  # behind the query that it was for
+        self._after_kernels(lane.stream)
         own = lane.form if self._running is None and self._feeding is None else None
         if self._running is None and self._job_stream:
             device.wait(lane.stream, self._job_end)  # it was told to stop
-        if own is not None:
+        if own is not None and own.launch is None:
+            self._one_pass(own)
+        elif own is not None:
             self._begin(own)
+            self._owned = True
+            device.wait(lane.stream, self._armed)
         begin, end = self._event(), self._event()
         device.record(begin, lane.stream)
         lane.launch()
+        put = device.now_ns()
         device.record(end, lane.stream)
-        if own is not None:
-            self._halt(lane.stream)
-        if self._last is not None and not any(self._last[1] == e for _, e in self._flying):
+        if self._last is not None and not any(self._last[1] == e for _, e, _ in self._flying):
             self._pool.append(self._last[1])
         self._last = lane.stream, end
-        self._flying.append((begin, end))
+        self._flying.append((begin, end, put))
 
     def ended(self) -> Sequence[Ended]:
         """See `Machine`."""
@@ -201,14 +214,17 @@ class GpuMachine:
         found: list[Ended] = []
         device = self._device
         while self._flying and device.happened(self._flying[0][1]):
-            begin, end = self._flying.popleft()
+            begin, end, put = self._flying.popleft()
             done = device.now_ns()
-            began = max(done - device.apart_ns(begin, end), self._done)  # one after the other
+            # one after the other; and the begin is marked before the graph is launched
+            began = min(done, max(done - device.apart_ns(begin, end), self._done, put))
             found.append(Ended(began, done, self._clock_mhz()))
             self._done = done
             self._pool.append(begin)
             if self._last is None or self._last[1] != end:  # else the next query may still wait for it
                 self._pool.append(end)
+        if self._owned and not self._flying:
+            self._halt(self._copies)
         return found
 
     def set_form(self, form: int) -> None:
@@ -223,6 +239,8 @@ class GpuMachine:
         """See `Machine`: whole passes, at least one."""
         assert self._job is not None
         device, stream = self._device, self._first_stream()
+        if self._running is not None:
+            self._halt(self._copies)
         if self._job_stream:
             device.wait(stream, self._job_end)
         if self._last is not None and self._last[0] != stream:
@@ -288,14 +306,43 @@ class GpuMachine:
     def _first_stream(self) -> int:
         return next(iter(self._lanes.values()))[0].stream
 
+    def _after_kernels(self, stream: int) -> None:
+        """What follows on a stream waits for plain kernels that nothing stops."""
+        for event in self._kernels:
+            self._device.wait(stream, event)
+
+    def _one_pass(self, form: Form) -> None:
+        """Its plain kernels once beside a query, if none of before are under way."""
+        assert self._job is not None
+        self._drain()
+        if not self._fed:
+            self._pass(form.stream)
+
+    def _drain(self) -> None:
+        while self._fed and self._device.happened(self._fed[0]):
+            self._pool.append(self._fed.popleft())
+
+    def _pass(self, stream: int) -> None:
+        assert self._job is not None
+        self._job.plain(stream)
+        self._plain_passes += 1
+        event = self._event()
+        self._device.record(event, stream)
+        self._fed.append(event)
+
     def _begin(self, form: Form) -> None:
         assert self._job is not None
+        self._after_kernels(form.stream)
+        if self._job_stream and (form.launch is None or self._job_stream != form.stream):
+            self._device.wait(form.stream, self._job_end)
         if form.launch is None:
             self._feeding = form
             self._feed()
             return
-        if self._job_stream and self._job_stream != form.stream:
-            self._device.wait(form.stream, self._job_end)
+        if self._last is not None:  # it may need what the job would take
+            self._device.wait(form.stream, self._last[1])
+        for event in self._fed:
+            self._device.wait(form.stream, event)
         self._job.arm(form.stream, duty=form.duty, period_ns=form.period_ns)
         self._device.record(self._armed, form.stream)
         form.launch(form.stream)
@@ -308,20 +355,15 @@ class GpuMachine:
         assert self._job is not None
         self._device.wait(stream, self._armed)
         self._job.stop(stream)
-        self._running = None
+        self._running, self._owned = None, False
 
     def _feed(self) -> None:
         """Plain kernels, as many as are to be queued."""
         assert self._feeding is not None
         assert self._job is not None
-        while self._fed and self._device.happened(self._fed[0]):
-            self._pool.append(self._fed.popleft())
+        self._drain()
         while len(self._fed) < AHEAD:
-            self._job.plain(self._feeding.stream)
-            self._plain_passes += 1
-            event = self._event()
-            self._device.record(event, self._feeding.stream)
-            self._fed.append(event)
+            self._pass(self._feeding.stream)
 
     def _event(self) -> int:
         return self._pool.pop() if self._pool else self._device.event()

@@ -435,6 +435,8 @@ class KernelJob:
             DeviceError: tree-sitter or NVRTC is not installed; the GPU has no room, or refuses a kernel [W301, W302].
         """
         self.name, self._facts, self._compiler, self._digest = spec.name, facts, compiler, digest(spec)
+        self.passes = spec.passes
+        """That the job has; 0: it does not end."""
         self.sides = tuple(
             side(path, f"be{i}", facts, small=small, changes={}) for i, path in enumerate(_paths(spec, folder))
         )

@@ -27,6 +27,8 @@ IDLE_NS = 40_000_000
 REST_NS = 1_000_000
 """After which the GPU is idle; half of it, and as much again by chance, the job runs before it is stopped."""
 WARM_UP = 20
+LEAST, LONG_NS = 40, 2_000_000_000
+"""Queries that are measured in any case; after so long no further one is begun."""
 _LIMIT_NS = 30_000_000_000
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
@@ -71,13 +73,18 @@ def spread(us: Sequence[float], source: int) -> Spread:
 def back_to_back(machine: Machine, model: str, variant: int, count: int) -> tuple[list[float], list[int]]:
     """Microseconds of so many queries, each from the end of the one before, and the clock of the SMs at their ends.
 
+    Of fewer, but `LEAST`, where they take over `LONG_NS`.
+
     Raises:
         DeviceError: one does not end [W301].
     """
     found: list[Ended] = []
     launched = 0
-    until = machine.now_ns() + _LIMIT_NS
+    begun = machine.now_ns()
+    until = begun + _LIMIT_NS
     while len(found) < count:
+        if count > LEAST and machine.now_ns() - begun > LONG_NS:
+            count = max(LEAST, launched)
         while launched < count and launched - len(found) < MOST_IN_FLIGHT:
             machine.launch(Query(model, launched, 0, 0), variant)
             launched += 1
@@ -166,8 +173,9 @@ def _mode(machine: Machine, what: What, variant: int, mode: Mode, queries: int) 
     _rest(machine)(IDLE_NS)
     idle_rate = idle.ended()
     both = _Rate(machine, variant)
-    us, clocks = back_to_back(machine, what.model, variant, queries)
+    us, clocks = back_to_back(machine, what.model, variant, WARM_UP + queries)
     rate = both.ended()
+    us = us[min(WARM_UP, len(us) // 2) :]  # the first ones ran while the job found its places
     clock = round(float(np.median(clocks)))
     return ModeSamples(what.model, what.job, mode.name, mode.sharing, spread(us, 0), rate, idle_rate, clock)
 
