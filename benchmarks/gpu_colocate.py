@@ -32,6 +32,7 @@ import torch
 
 from benchmarks.best_effort import jobs
 from benchmarks.co_runner.plans import compiled, posed
+from benchmarks.gpu_corunner import known, prepare
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.colocate.compare import CarryOut, Cell, cell_of, run, simulated
 from weft.colocate.gpu import BUDGET, MODES, GpuSession, Plans
@@ -180,10 +181,7 @@ class Asked:
 
     def known(self, case: str) -> bool:
         """Whether a case has a row of this commit that did not fail."""
-        if self.record is None or self.again:
-            return False
-        row = self.record.before().get(case, {})
-        return row.get("commit") == self.record.head["commit"] and "failed" not in row
+        return not self.again and known(self.record, case)
 
     def loads(self, pair: Pair) -> list[float]:
         """Those of which a row is missing."""
@@ -249,19 +247,6 @@ def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFac
             raise ValueError(wrong)
 
 
-def prepare(pairs: Sequence[Pair], folder: Path, seconds: float, end: float) -> None:
-    """Compile all plans into a folder."""
-    for name, batch in dict.fromkeys((p.model, p.batch) for p in pairs):
-        if time.perf_counter() > end:
-            print(f"not begun in time: {name}/b{batch}", flush=True)
-            continue
-        model = posed(name, batch)
-        for budget in (BUDGET, None):
-            compiled(model, budget, folder, seconds)
-        del model
-        torch.cuda.empty_cache()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile, or measure and record; the exit status is 1 where a pair fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -288,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{len(pairs)} pairs, {runs} runs of {chosen.queries} queries")
         return
     if chosen.prepare is not None:
-        prepare(pairs, chosen.prepare, chosen.budget, end)
+        prepare(list(dict.fromkeys((p.model, p.batch) for p in pairs)), BUDGET, chosen.prepare, chosen.budget, end)
         return
     if chosen.plans is None:
         parser.error("--prepare DIR compiles plans, --plans DIR measures them")

@@ -40,7 +40,7 @@ import torch
 from benchmarks.co_runner.beside import Served, alone, in_turns, quietly, with_co_runner, with_short_blocks
 from benchmarks.co_runner.first import STEPS, trial
 from benchmarks.co_runner.machine import Gpu
-from benchmarks.co_runner.plans import BUDGET, LANES, Posed, compiled, fits, posed, recorded
+from benchmarks.co_runner.plans import BUDGET, Posed, compiled, posed, recorded
 from benchmarks.co_runner.rows import (
     LIMITS,
     WAYS,
@@ -58,6 +58,7 @@ from benchmarks.co_runner.rows import (
 from benchmarks.co_runner.steps import diagnose
 from benchmarks.co_runner.units import FULL_THREADS, KINDS, USUAL, co_runner, plain, unit_of
 from benchmarks.harness.record import Record, Row, folder_of_gpu
+from weft.colocate.gpu import LANES, fits, whole_sm
 from weft.device.cuda.api import CudaError
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
@@ -151,7 +152,7 @@ def round_of(model: Model, kind: str, way: Way, count: int, query_us: float) -> 
     sms = gpu.facts.sms
     if way.kind == "co-runner":
         work = gpu.co_runner(unit_of(kind, way.number, batch), sms)
-        left = left_beside(whole(gpu.facts), model.budget)
+        left = left_beside(whole_sm(gpu.facts), model.budget)
         fit = left if isinstance(left, Declined) else left_beside(left, work.takes)
         if isinstance(fit, Declined):
             return fit
@@ -172,11 +173,6 @@ def round_of(model: Model, kind: str, way: Way, count: int, query_us: float) -> 
     blocks = max(sms, round(gpu.full(kind, batch) * slice_us / unit.work))
     together = 1 if way.kind == "serial" else max(1, round(slice_us / query_us))
     return in_turns(served, gpu.plain(unit, blocks), count, together)
-
-
-def whole(facts: GpuFacts) -> SmBudget:
-    """All of an SM."""
-    return SmBudget(facts.registers_per_sm, facts.shared_per_sm, facts.threads_per_sm, facts.blocks_per_sm)
 
 
 @final
@@ -319,7 +315,7 @@ def dry(budget: SmBudget) -> int:
     if isinstance(nvrtc, Declined):
         sys.exit(f"benchmarks.gpu_corunner: {nvrtc.reason}")
     facts, bad = GpuFacts(), 0
-    left = left_beside(whole(facts), budget)
+    left = left_beside(whole_sm(facts), budget)
     if isinstance(left, Declined):
         sys.exit(f"benchmarks.gpu_corunner: {left.reason}")
     for kind in KINDS:

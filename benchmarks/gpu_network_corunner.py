@@ -35,12 +35,13 @@ import torch
 from benchmarks.co_runner.beside import alone, quietly
 from benchmarks.co_runner.machine import Gpu
 from benchmarks.co_runner.networks import WAYS, Given, Network, NetworkWay, asked, in_slices, row, with_network
-from benchmarks.co_runner.plans import LANES, Posed, compiled, fits, posed
+from benchmarks.co_runner.plans import Posed, compiled, posed
 from benchmarks.co_runner.rows import Sample, clocks, over, quantile, spread
 from benchmarks.gpu_corunner import Model, add, known
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from benchmarks.models import FURTHER, NETWORKS
 from weft.colocate.budgets import Budgets, budget_of, budgets, limited
+from weft.colocate.gpu import LANES, fits
 from weft.device.cuda.api import CudaError
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import gpu_facts, profile

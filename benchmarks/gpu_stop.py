@@ -36,13 +36,14 @@ import torch
 
 from benchmarks.co_runner.beside import AHEAD_QUERIES, Served
 from benchmarks.co_runner.machine import GRID, LIMIT_S, MOST_BLOCKS, CoRunner, Gpu, timed
-from benchmarks.co_runner.plans import BUDGET, LANES, compiled, posed, recorded
+from benchmarks.co_runner.plans import BUDGET, compiled, posed, recorded
 from benchmarks.co_runner.role_stops import LCS, RoleCase, RoleStopper, RoleTrials, compile_all
 from benchmarks.co_runner.rows import BATCHES, MODELS, exact, lost_or_doubled, quantile, wanted
 from benchmarks.co_runner.units import USUAL, co_runner, unit_of
 from benchmarks.gpu_corunner import budget_of, known
 from benchmarks.gpu_pairs import Loader
 from benchmarks.harness.record import Record, Row, folder_of_gpu
+from weft.colocate.gpu import LANES
 from weft.device.cuda import streams
 from weft.device.cuda.api import call, driver_api
 from weft.device.cuda.driver import Bound, Module, primary_context

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import weft
 from benchmarks.models import load
-from weft.device.cuda.budget import first_over_budget
-from weft.device.cuda.cubin import usage
+from weft.colocate import gpu
 from weft.device.cuda.facts import GpuFacts
-from weft.ir.declined import Declined
-from weft.kernels.source import CudaSource
 from weft.runtime.budgeted import Budgeted, Residence, real_residence
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.streams import Lease
 from weft.sm_budget import SmBudget
 
-BUDGET = "registers=57344,shared=220KiB,threads=1792,ctas=31"
-"""What a plan leaves a co-runner of 256 threads with 32 registers each."""
-LANES = 4
-"""Streams of a priority, or of a part of the GPU, that a plan is recorded on."""
+BUDGET = str(gpu.BUDGET)
+"""What a plan may take of each SM, as an option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +70,6 @@ def recorded(
     """The same plan with memory of its own, its graph recorded on these streams. `residence`: in place of the real."""
     budgeted = None if budget is None else Budgeted(facts.within(budget), residence=residence)
     return CudaExecutable(found.linked, device=found.device, lease=Lease(found.device, streams), budgeted=budgeted)
-
-
-def fits(found: CudaExecutable, facts: GpuFacts, sms: int) -> Declined | None:
-    """Why a plan cannot run on so many multiprocessors: CTAs that spin on each other may find no room; None: it can."""
-    part = replace(facts.whole.within(SmBudget(registers=facts.whole.registers_per_sm)), sms=sms)
-    for step in found.plan.steps:
-        source = step.kernel
-        if not isinstance(source, CudaSource):
-            return Declined(
-                f"{step.kernel.schedule} is a call, of which nobody knows how many multiprocessors it needs"
-            )
-        taken = usage(Path(found.linked.objects[source.sha256]).read_bytes())
-        if (why := first_over_budget(source.launches, taken, part)) is not None:
-            return why
-    return None
 
 
 def without(*, carve_out: bool, upload: bool) -> Residence:

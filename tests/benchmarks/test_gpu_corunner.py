@@ -20,11 +20,12 @@ from benchmarks.co_runner.rows import (
     wanted,
 )
 from benchmarks.co_runner.units import KINDS, Unit, co_runner, plain, unit_of
-from benchmarks.gpu_corunner import budget_of, known, main, whole
+from benchmarks.gpu_corunner import budget_of, known, main
 from benchmarks.harness.record import Record
 from tests.slow import few
 from tests.typed import some
 
+from weft.colocate.gpu import whole_sm
 from weft.device.cuda.facts import GpuFacts
 from weft.ir.declined import Declined
 from weft.kernels.colocation import left_beside
@@ -165,7 +166,7 @@ def test_work_that_there_is_not() -> None:
 
 def test_the_budget_leaves_room_for_the_largest_co_runner() -> None:
     facts = GpuFacts()
-    left = left_beside(whole(facts), budget_of(BUDGET))
+    left = left_beside(whole_sm(facts), budget_of(BUDGET))
     assert not isinstance(left, Declined)
     assert (left.registers, left.threads, left.ctas) == (8192, 256, 1) and some(left.shared_bytes) >= 2176
     with pytest.raises(ValueError, match="registers"):

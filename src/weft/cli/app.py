@@ -10,8 +10,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +35,7 @@ from weft.cli.show import (
     summary,
     visible,
     wants_json,
+    writing,
 )
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
@@ -172,19 +172,6 @@ def _options(budget: float | None, memory_limit: str = "", sm_budget: str = "") 
     return replace(options, budget_s=budget)
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Whatever keeps a result from being written is told as an error of ours."""
-    try:
-        yield
-    except OSError as error:
-        raise ArtifactError(
-            where=visible(path.name),
-            problem=f"it cannot be written: {error.strerror}",
-            remedy="choose another place",
-        ) from None
-
-
 def _can_be_written(*paths: Path | None) -> None:
     """Told before anything is tuned, not after."""
     for path in paths:
@@ -247,7 +234,7 @@ def compile_command(
     compiled = _compile(model, _options(budget, memory_limit, sm_budget), dim, device, limits, screen, given)
     if output is not None:
         digest = compiled.save(output)
-        with _writing(_record_path(output)):
+        with writing(_record_path(output)):
             _record_path(output).write_text(json.dumps(to_json(compiled.record)))
         screen.err.print(f"saved {plain(str(output))} (digest {digest})")
     if report is not None:
@@ -294,7 +281,7 @@ def run_command(
     inputs = in_order(given_inputs(input), graph.input_names, example_inputs(graph, options.seed), every=True)
     outputs = [x.cpu() for x in loaded.flat(*[x.to(loaded.executable.device) for x in inputs])]
     if output is not None:
-        with _writing(output), output.open("wb") as file:  # a file object: `savez` appends a suffix to names
+        with writing(output), output.open("wb") as file:  # a file object: `savez` appends a suffix to names
             np.savez(file, *[(x.float() if x.dtype in EMULATED else x).numpy() for x in outputs])
     rows = [_statistics(x) for x in outputs]
     if screen.json:
@@ -433,7 +420,7 @@ def fission_command(
 
     screen = Screen(format)
     imported = import_onnx(model, limits=limits_of(limits), dims=dims_of(dim))
-    with _writing(output):
+    with writing(output):
         written = write_onnx(imported.graph, output, external=external)
     facts = {
         "operators": imported.operators,
@@ -595,7 +582,7 @@ def report(
     record = _record(plan)
     with Database.open(Options.from_environment(os.environ).cache) as database:
         page = render(record, *of_record(database, record))
-    with _writing(output):
+    with writing(output):
         output.write_text(page, encoding="utf-8")
     if screen.json:
         screen.data({"report": str(output)})
@@ -626,7 +613,7 @@ def trace(
     given = in_order(given_inputs(input), graph.input_names, example_inputs(graph, 0))
     found = timeline(executable, [x.to(executable.device) for x in given])
     record = _record(plan) if _record_path(plan).is_file() else None
-    with _writing(output):
+    with writing(output):
         output.write_text(chrome_trace(found, title=record.model if record else plan.stem, record=record))
     told = {"trace": str(output), "source": found.source, "spans": len(found.spans), "microseconds": found.microseconds}
     if screen.json:

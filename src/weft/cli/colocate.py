@@ -21,15 +21,13 @@ from weft.cli.policy_runs import (
     Report,
     Seed,
     cells_of,
-    comparison_data,
-    data_of,
     loads_of,
-    print_comparison,
     samples_of,
-    told,
+    show_comparison,
+    show_run,
     write_report,
 )
-from weft.cli.show import Screen, print_pairs
+from weft.cli.show import Screen
 from weft.errors import OptionError
 from weft.kernels.policy_run import Comparison
 
@@ -94,10 +92,7 @@ def simulate_command(
         raise PolicyError(policy=refused.policy, reason=refused.reason, remedy="record it, or choose another policy")
     run = next(r for r in found.runs if r.policy == policy)
     write_report(report, found)
-    if screen.json:
-        screen.data(data_of(run))
-        return
-    print_pairs(screen, told(run, found))
+    show_run(screen, run, found)
 
 
 @app.command("compare")
@@ -132,10 +127,7 @@ def compare_command(
     others = loads_of(loads)
     found = _compared(screen, names, model, be, qos, [load, *others], of, arrivals, record, queries, seed)
     write_report(report, found)
-    if screen.json:
-        screen.data(comparison_data(found))
-        return
-    print_comparison(screen, found)
+    show_comparison(screen, found)
 
 
 def _compared(

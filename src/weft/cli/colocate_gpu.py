@@ -23,15 +23,13 @@ from weft.cli.policy_runs import (
     Report,
     Seed,
     cells_of,
-    comparison_data,
-    data_of,
-    print_comparison,
     samples_of,
-    told,
+    show_comparison,
+    show_run,
     write_report,
 )
-from weft.cli.show import Screen, plain, print_pairs, visible
-from weft.errors import ArtifactError, DeviceError, OptionError, UnsupportedError
+from weft.cli.show import Screen, plain, visible, writing
+from weft.errors import DeviceError, OptionError, UnsupportedError
 
 if TYPE_CHECKING:
     from weft.api import Compiled
@@ -97,16 +95,9 @@ def run_command(
         screen.done()
     write_report(report, found)
     if len(found.runs) > 2 or found.refused:
-        if screen.json:
-            screen.data(comparison_data(found))
-        else:
-            print_comparison(screen, found)
-        return
-    run = found.runs[-1]
-    if screen.json:
-        screen.data(data_of(run))
+        show_comparison(screen, found)
     else:
-        print_pairs(screen, told(run, found))
+        show_run(screen, found.runs[-1], found)
 
 
 def prepare_command(
@@ -131,12 +122,8 @@ def prepare_command(
         raise OptionError(option="--queries", problem=f"{queries}: a number from 20 to 100000 is taken")
     with _session(screen, model, be, budget, dim) as session:
         samples, refused = _measured(screen, session, modes, queries=queries, seed=seed)
-    try:
+    with writing(output):
         output.write_text(write(samples), encoding="utf-8")
-    except OSError as error:
-        raise ArtifactError(
-            where=visible(output.name), problem=f"it cannot be written: {error.strerror}", remedy="choose another place"
-        ) from None
     if screen.json:
         screen.data({
             "record": samples.digest, "gpu": samples.gpu, "solo_us": samples.models[0].solo.at(0.5), "refused": refused,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from weft.cli.show import Screen, plain, visible
+from weft.cli.show import Screen, plain, visible, writing
 from weft.errors import ArtifactError
 from weft.kernels.pairs import PairSummary, geometric_mean, record_to_json
 from weft.kernels.sm_timeline import SmTimeline, timeline_from_json
@@ -93,12 +93,8 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
+    with writing(path):
         path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ArtifactError(
-            where=visible(path.name), problem=f"it cannot be written: {error.strerror}", remedy="choose another place"
-        ) from None
 
 
 def _data(s: PairSummary) -> dict[str, object]:

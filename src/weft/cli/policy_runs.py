@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from weft.cli.show import Screen, plain, visible
+from weft.cli.show import Screen, plain, print_pairs, visible, writing
 from weft.errors import ArtifactError, OptionError
 from weft.kernels.dataclass_json import to_json
 from weft.kernels.policy_run import Comparison, PolicyRun
@@ -100,12 +100,24 @@ def write_report(path: Path | None, found: Comparison) -> None:
         return
     from weft.report.colocate import render_policies
 
-    try:
+    with writing(path):
         path.write_text(render_policies(found), encoding="utf-8")
-    except OSError as error:
-        raise ArtifactError(
-            where=visible(path.name), problem=f"it cannot be written: {error.strerror}", remedy="choose another place"
-        ) from None
+
+
+def show_run(screen: Screen, run: PolicyRun, found: Comparison) -> None:
+    """One run of several, for people or programs."""
+    if screen.json:
+        screen.data(data_of(run))
+    else:
+        print_pairs(screen, told(run, found))
+
+
+def show_comparison(screen: Screen, found: Comparison) -> None:
+    """All runs, for people or programs."""
+    if screen.json:
+        screen.data(comparison_data(found))
+    else:
+        print_comparison(screen, found)
 
 
 def data_of(run: PolicyRun) -> dict[str, object]:

@@ -6,12 +6,15 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weft.errors import ArtifactError
 from weft.kernels.dataclass_json import to_json
 from weft.kernels.record import CompileRecord, Tuning
 
@@ -99,6 +102,19 @@ def ratio(value: float) -> str:
     if not math.isfinite(value):
         return "-"
     return f"{value:.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever keeps a result from being written is told as an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise ArtifactError(
+            where=visible(path.name),
+            problem=f"it cannot be written: {error.strerror}",
+            remedy="choose another place",
+        ) from None
 
 
 def wants_json(arguments: Sequence[str]) -> bool:

@@ -315,7 +315,7 @@ class GpuSession:
         made = job.co_runner(self._facts.sms, threads=way.number)
         if isinstance(made, Declined):
             return made
-        left = left_beside(_whole(self._facts), BUDGET)
+        left = left_beside(whole_sm(self._facts), BUDGET)
         fit = left if isinstance(left, Declined) else left_beside(left, made.takes)
         if isinstance(fit, Declined):
             return fit
@@ -449,7 +449,7 @@ class GpuSession:
 
     def _partitioned(self, sms: int) -> tuple[Lane, int, int] | Declined:
         ways = [(self._plans.plain, None)] + ([(self._plans.budgeted, BUDGET)] if self._plans.budgeted else [])
-        why = [_fits(plan, self._facts, sms) for plan, _ in ways]
+        why = [fits(plan, self._facts, sms) for plan, _ in ways]
         if None not in why:
             assert why[0] is not None
             return why[0]
@@ -512,11 +512,12 @@ class _Clock:
             self._mhz = self._read()
 
 
-def _whole(facts: GpuFacts) -> SmBudget:
+def whole_sm(facts: GpuFacts) -> SmBudget:
+    """All of an SM."""
     return SmBudget(facts.registers_per_sm, facts.shared_per_sm, facts.threads_per_sm, facts.blocks_per_sm)
 
 
-def _fits(found: CudaExecutable, facts: GpuFacts, sms: int) -> Declined | None:
+def fits(found: CudaExecutable, facts: GpuFacts, sms: int) -> Declined | None:
     """Why a plan cannot run on so many multiprocessors: CTAs that spin on each other may find no room; None: it can."""
     part = replace(facts.whole.within(SmBudget(registers=facts.whole.registers_per_sm)), sms=sms)
     for step in found.plan.steps:

@@ -35,8 +35,8 @@ from weft.colocate.contents import contents
 from weft.colocate.fuse import by_itself, constant_names
 from weft.colocate.job import JobError, digest
 from weft.colocate.pair_machine import GUARD, first_difference
-from weft.colocate.pair_worker import Loaded, source_of_ours
-from weft.colocate.side import Buffer, Constant, Side, Value, shared_memory, side
+from weft.colocate.pair_worker import Loaded, bound_plain, source_of_ours
+from weft.colocate.side import Buffer, Constant, Side, shared_memory, side
 from weft.device.cuda import streams
 from weft.device.cuda.api import call, driver_api
 from weft.device.cuda.confined import ConfinedJob, ConfinedResult, compile_confined
@@ -47,7 +47,7 @@ from weft.device.cuda.resident import prefer_shared
 from weft.device.cuda.resources import MAX_SPILL_BYTES, Resources, gate
 from weft.device.cuda.streams import device_memory
 from weft.errors import DeviceError, KernelDeclinedError
-from weft.generate.bind import Addresses, BoundCuda, CudaDriver, Encode, Prepared, resolved
+from weft.generate.bind import Addresses, BoundCuda, CudaDriver, Encode, Prepared
 from weft.generate.bind_fused import BoundFused
 from weft.generate.cuda.foreign.read import Compile
 from weft.generate.cuda.role.fused import stages_of
@@ -667,15 +667,7 @@ class KernelJob:
         self._fill(module, code.symbols, one.constants)
         if (own := source_of_ours(one)) is not None:
             return BoundCuda(own, code.path, driver=self._driver(module)).prepare(at, dependent=False)
-        function = module.function(code.entry)
-        function.prepare(one.shared_bytes, one.cluster)
-        arguments = [
-            int.from_bytes(a.data, "little") if isinstance(a, Value) else resolved(a, at, self._device.encode)
-            for a in one.arguments
-        ]
-        return function.bind(
-            one.grid, one.block, arguments, shared_bytes=one.shared_bytes, cluster=one.cluster, dependent=False
-        ).launch
+        return bound_plain(one, module, code.entry, at, self._device.encode)
 
     def _driver(self, module: Loaded) -> CudaDriver:
         """As what binds kernels takes it."""

@@ -15,7 +15,7 @@ from typing import Protocol, final
 
 from weft.colocate.arrivals import Arrivals
 from weft.colocate.operating import Prepared
-from weft.colocate.outcome import Outcome, Window, queries_of
+from weft.colocate.outcome import Outcome, Window, queries_of, take
 from weft.colocate.policy import MOST_IN_FLIGHT, Policy, drive
 from weft.errors import DeviceError
 from weft.kernels.scheduling import NEVER, OFF, Cursor, Decision, Finished, Query, Recent, Running, Situation
@@ -217,12 +217,9 @@ class LiveBackend:
     def _start(self, query: Query, variant: int) -> None:
         if len(self._running) >= MOST_IN_FLIGHT:
             raise ValueError(f"query {query.number} is one more than {MOST_IN_FLIGHT} in flight")
+        take(self._waiting, query)
         if self._form != OFF and not (self._variants[query.model][variant].resident and self._form == variant):
             self._set(OFF)
-        first = next((q for q in self._waiting if q.model == query.model), None)
-        if first is not query:
-            raise ValueError(f"query {query.number} does not wait, or another of {query.model} came before")
-        self._waiting.remove(query)
         self._machine.launch(query, variant)
         self.outcome.variants[query.number] = variant
         if self._policy is not None:

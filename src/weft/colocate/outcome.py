@@ -78,6 +78,24 @@ def queries_of(given: Sequence[tuple[Prepared, Arrivals]]) -> list[Query]:
     ]
 
 
+def take(waiting: deque[Query], query: Query) -> None:
+    """Off those that wait: each model's in the order of arrival.
+
+    Raises:
+        ValueError: it does not wait, or another of its model came before.
+    """
+    if waiting and waiting[0] is query:
+        waiting.popleft()
+        return
+    for position, other in enumerate(waiting):
+        if other is query:
+            del waiting[position]
+            return
+        if other.model == query.model:
+            break
+    raise ValueError(f"query {query.number} does not wait, or another of {query.model} came before")
+
+
 def off_lindley_us(out: Outcome) -> float:
     """p99 of how far latencies are from those of a single queue with the service times that the machine told.
 

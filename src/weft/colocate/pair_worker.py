@@ -111,6 +111,18 @@ def source_of_ours(one: Side) -> CudaSource | None:
     return solo(one.source, f"w_{one.name}") if wide or one.source.schedule.generator != "foreign" else None
 
 
+def bound_plain(one: Side, module: CudaModule, entry: str, at: Addresses, encode: Encode) -> Prepared:
+    """A file's kernel by itself as it stands there, bound to addresses."""
+    function = module.function(entry)
+    function.prepare(one.shared_bytes, one.cluster)
+    arguments = [
+        int.from_bytes(a.data, "little") if isinstance(a, Value) else resolved(a, at, encode) for a in one.arguments
+    ]
+    return function.bind(
+        one.grid, one.block, arguments, shared_bytes=one.shared_bytes, cluster=one.cluster, dependent=False
+    ).launch
+
+
 def drain_of(sides: Sequence[Side], facts: GpuFacts) -> FusedSource | Declined:
     """The job alone, as what ends it behind fused launches."""
     return persistent([s.source for s in sides[1:]], ctas=DRAIN_CTAS * facts.sms, entry=REST, facts=facts)
@@ -178,15 +190,7 @@ class Trials:
         self._fill(code, one.constants)
         if (own := source_of_ours(one)) is not None:
             return BoundCuda(own, code.path, driver=self.driver.bound).prepare(at)
-        function = self.driver.module(code.path).function(code.entry)
-        function.prepare(one.shared_bytes, one.cluster)
-        arguments = [
-            int.from_bytes(a.data, "little") if isinstance(a, Value) else resolved(a, at, self.driver.encode)
-            for a in one.arguments
-        ]
-        return function.bind(
-            one.grid, one.block, arguments, shared_bytes=one.shared_bytes, cluster=one.cluster, dependent=False
-        ).launch
+        return bound_plain(one, self.driver.module(code.path), code.entry, at, self.driver.encode)
 
     def _bound(self, source: FusedSource, code: Code, constants: Sequence[Constant]) -> Prepared:
         bound = BoundFused(source, code.path, driver=self.driver.bound)

@@ -130,10 +130,9 @@ def recorded(
         DeviceError: something does not end, or a kernel fails [W301, W302].
     """
     with quietly():
-        rest = _rest(machine)
         back_to_back(machine, what.model, 0, WARM_UP)
         solo, clocks = back_to_back(machine, what.model, 0, queries)
-        launch = begins(machine, what.model, small, lambda _: rest(REST_NS))
+        launch = begins(machine, what.model, small, lambda _: _rest(machine, REST_NS))
         job = (_job(machine, what, small, seed),) if what.job else ()
         found = [_mode(machine, what, number, mode, queries) for number, mode in enumerate(modes, 1)]
     clock = round(float(np.median(clocks)))
@@ -144,23 +143,20 @@ def recorded(
     )  # fmt: skip
 
 
-def _rest(machine: Machine) -> Callable[[int], int]:
-    def rest(ns: int) -> int:
-        until = machine.now_ns() + ns
-        while machine.now_ns() < until:
-            machine.pause(until)
-        return machine.now_ns()
-
-    return rest
+def _rest(machine: Machine, ns: int) -> int:
+    """Let so much time pass; when it has."""
+    until = machine.now_ns() + ns
+    while machine.now_ns() < until:
+        machine.pause(until)
+    return machine.now_ns()
 
 
 def _job(machine: Machine, what: What, count: int, seed: int) -> JobSamples:
-    rest, chance = _rest(machine), np.random.default_rng(seed)
-    times = chance.integers(REST_NS // 2, REST_NS, count)
+    times = np.random.default_rng(seed).integers(REST_NS // 2, REST_NS, count)
 
     def stopped(number: int) -> int:
         machine.set_form(0)
-        asked = rest(int(times[number]))
+        asked = _rest(machine, int(times[number]))
         machine.set_form(OFF)
         return asked
 
@@ -170,7 +166,7 @@ def _job(machine: Machine, what: What, count: int, seed: int) -> JobSamples:
 
 def _mode(machine: Machine, what: What, variant: int, mode: Mode, queries: int) -> ModeSamples:
     idle = _Rate(machine, variant)
-    _rest(machine)(IDLE_NS)
+    _rest(machine, IDLE_NS)
     idle_rate = idle.ended()
     both = _Rate(machine, variant)
     us, clocks = back_to_back(machine, what.model, variant, WARM_UP + queries)

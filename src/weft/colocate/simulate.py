@@ -22,7 +22,7 @@ import numpy as np
 
 from weft.colocate.arrivals import Arrivals
 from weft.colocate.operating import Prepared
-from weft.colocate.outcome import Outcome, Piece, Window, queries_of
+from weft.colocate.outcome import Outcome, Piece, Window, queries_of, take
 from weft.colocate.policy import MOST_IN_FLIGHT, Policy
 from weft.kernels.samples import Spread
 from weft.kernels.scheduling import NEVER, OFF, Cursor, Decision, Finished, Query, Recent, Running, Situation
@@ -177,7 +177,7 @@ class SimulatedBackend:
         if self._form != OFF and not (point.resident and self._form == variant):
             ready = max(ready, self._halt())
         begin = max(ready, self._free)
-        self._take(query)
+        take(self._waiting, query)
         if self._form != OFF:
             self._idle(begin)
         service = model.service(query.number, variant)
@@ -193,19 +193,6 @@ class SimulatedBackend:
         self._idle_from = end
         self._running.append(Running(query, variant, self._now))
         heapq.heappush(self._heap, (end, _DONE, number))
-
-    def _take(self, query: Query) -> None:
-        """Off those that wait: each model's in the order of arrival."""
-        if self._waiting and self._waiting[0] is query:
-            self._waiting.popleft()
-            return
-        for position, other in enumerate(self._waiting):
-            if other is query:
-                del self._waiting[position]
-                return
-            if other.model == query.model:
-                break
-        raise ValueError(f"query {query.number} does not wait, or another of {query.model} came before")
 
     def _kernels(self, length: int) -> None:
         """BE kernels in front of whatever is launched later."""
