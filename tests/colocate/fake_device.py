@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from weft.device.cuda.dispatch import Sender
 
 
 @dataclass
@@ -42,8 +44,13 @@ class FakeDevice:
     log: list[tuple[int, str, Any]] = field(default_factory=list)
     """What was done when."""
     events: int = 0
+    put: dict[int, int] = field(default_factory=dict)
+    since: dict[int, int] = field(default_factory=dict)
+    noticed: dict[int, int] = field(default_factory=dict)
+    """Event -> when somebody saw that it had happened."""
+    sender: Sender = field(default_factory=Sender)
 
-    # -- Device
+    # -- Queue
 
     def now_ns(self) -> int:
         self.run(self.now + self.look_ns)
@@ -55,14 +62,55 @@ class FakeDevice:
 
     def record(self, event: int, stream: int) -> None:
         self.told[event] += 1
+        self.put[event] = self.now
         self.queues[stream].append(Op("record", event))
+
+    def mark(self, event: int, stream: int, *, since: int = -1) -> None:
+        self.since[event] = since
+        self.record(event, stream)
 
     def happened(self, event: int) -> bool:
         self.run(self.now + self.look_ns)
+        self.noticed[event] = self.now
         return self.seen[event] == self.told[event]
 
-    def apart_ns(self, first: int, last: int) -> int:
-        return self.at[last] - self.at[first]
+    def put_ns(self, event: int) -> int:
+        return self.put[event]
+
+    def seen_ns(self, event: int) -> int:
+        return self.noticed[event]
+
+    def apart_ns(self, event: int) -> int:
+        return self.at[event] - self.at[self.since[event]]
+
+    def send(self, times_ns: Sequence[int], begin_ns: int) -> None:
+        self.sender.send(times_ns, begin_ns)
+
+    def sent(self) -> int:
+        self.run(self.now + self.look_ns)
+        return self.sender.sent(self.now)
+
+    def sent_ns(self, number: int) -> int:
+        return self.sender.sent_ns(number)
+
+    def clock_mhz(self) -> int:
+        return 0
+
+    def launch(self, graph: int, stream: int) -> None:
+        raise AssertionError("work of tests is put on queues by themselves")
+
+    def write(self, address: int, value: int, stream: int) -> None:
+        raise AssertionError("a job of tests has no words")
+
+    def copy(self, place: int, address: int, size: int, stream: int) -> None:
+        raise AssertionError("a job of tests has no copies")
+
+    def drain(self) -> None:
+        self.run(self.now)
+
+    def finish(self, stream: int) -> None:
+        while self.queues[stream]:
+            self.run(self.now + self.look_ns)
 
     def wait(self, stream: int, event: int) -> None:
         self.queues[stream].append(Op("wait", (event, self.told[event])))

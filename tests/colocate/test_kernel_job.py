@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import benchmarks.best_effort
 import pytest
@@ -42,6 +42,7 @@ from weft.colocate.side import Buffer, Side
 from weft.device.cuda import streams
 from weft.device.cuda.api import cuda_error
 from weft.device.cuda.confined import ConfinedJob, ConfinedResult, compile_confined
+from weft.device.cuda.dispatch import Queue
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.device.cuda.resources import Resources
@@ -148,6 +149,8 @@ class Gpu:
         self.bound: list[Bound] = []
         self.modules: list[Loaded] = []
         self.ends: list[str] = []
+        self.graphs: list[list[Callable[[], None]]] = []
+        self.queue: Queue | None = None
         self.kernel: Callable[[Bound], None] = lambda bound: None
         self.variable_bytes = 4096
         self.live = self.calls = 0
@@ -208,6 +211,23 @@ class Gpu:
             self.write(address, value.to_bytes(4, "little"))
 
         self.streams.setdefault(stream, deque()).append(run)
+
+    def recorded(self, work: Callable[[int], None], stream: int) -> int:
+        """Captured: what is put on a stream while `work` puts it there does not run."""
+        before = self.streams.get(stream, deque())
+        self.streams[stream] = deque()
+        work(stream)
+        self._holding("graph")
+        self.graphs.append(list(self.streams[stream]))
+        self.streams[stream] = before
+        return len(self.graphs) - 1
+
+    def launch(self, graph: int, stream: int) -> None:
+        self.log.append(("launch", (graph, stream)))
+        self.streams.setdefault(stream, deque()).extend(self.graphs[graph])
+
+    def through(self, queue: Queue) -> None:
+        self.queue = queue
 
     def pinned(self, address: int, size: int) -> Copied:
         self._called()
@@ -1058,7 +1078,37 @@ def test_jobs_of_the_benchmarks_and_products(made: Made, name: str, tmp_path: Pa
     assert persistent == (*kernel, job.counter)
 
 
+def test_by_a_queue_a_pass_is_one_graph_that_was_captured_once(made: Made, folder: Path) -> None:
+    gpu = Gpu()
+    job = made(folder, gpu)
+    job.through(cast("Queue", gpu))
+    assert gpu.queue is cast("Queue", gpu), "words and copies, too"
+    own = job.co_runner(264)
+    assert isinstance(own, CoRunner)
+    graph = job.recorded(own.launch, LOW)
+    assert [job.run_pass(s) for s in (LOW, LOW, COPIES)] == [None] * 3
+    gpu.launch(graph, LOW)
+    assert [x for what, x in gpu.log if what == "launch"] == [(1, LOW), (1, LOW), (2, COPIES), (graph, LOW)]
+    gpu.log.clear()
+    gpu.run(LOW)
+    plain = ["scale", "add", "put"]
+    assert [what.rpartition("add")[1] or what.rpartition("scale")[1] or what for what, _ in gpu.log] == [
+        *plain, *plain, "w_co_runner",
+    ]  # fmt: skip
+    assert job.recorded(own.launch, LOW) == graph
+
+
 # -- the real device, by the calls that it makes
+
+
+class Recorded:
+    """What a queue is asked for."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *given: self.log.append((name, given))
 
 
 def test_calls_of_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -1101,6 +1151,14 @@ def test_calls_of_the_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         assert calls[-1] == ("cuMemcpyDtoHAsync", (ctypes.addressof(host), 4096, 16, ("stream", 78)))
         device.wait()
         assert calls[-1] == ("cuCtxSynchronize", ())
+        queue = Recorded()
+        device.through(cast("Queue", queue))
+        calls.clear()
+        device.put(4100, 6, 77)
+        seen.copy(78)
+        device.wait()
+        assert queue.log == [("write", (4100, 6, 77)), ("copy", (ctypes.addressof(host), 4096, 16, 78)), ("drain", ())]
+        assert calls == [("cuCtxSynchronize", ())]
         calls.clear()
     assert [name for name, _ in calls] == ["cuMemFreeHost", "cuMemFree"]
 

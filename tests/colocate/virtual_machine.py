@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weft.colocate.live import Ended, JobWork
+from weft.device.cuda.dispatch import Sender
 from weft.kernels.scheduling import OFF, Query
 
 
@@ -35,10 +36,20 @@ class VirtualMachine:
     idle_from: int = 0
     kernels_end: int = 0
     flying: list[tuple[int, int]] = field(default_factory=list)
+    sender: Sender = field(default_factory=Sender)
 
     def now_ns(self) -> int:
         self.now += self.look_ns
         return self.now
+
+    def send(self, times_ns: Sequence[int], begin_ns: int) -> None:
+        self.sender.send(times_ns, begin_ns)
+
+    def sent(self) -> int:
+        return self.sender.sent(self.now_ns())
+
+    def sent_ns(self, number: int) -> int:
+        return self.sender.sent_ns(number)
 
     def launch(self, query: Query, variant: int) -> None:
         self.log.append(("launch", variant))

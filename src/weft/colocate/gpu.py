@@ -15,19 +15,19 @@ import contextlib
 import gc
 import re
 import statistics
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 
 from weft.colocate.arrivals import Arrivals
 from weft.colocate.gpu_machine import WHOLE, Form, GpuMachine, Lane
-from weft.colocate.kernel_job import KernelJob
+from weft.colocate.kernel_job import CoRunner, KernelJob
 from weft.colocate.live import LiveBackend, run
 from weft.colocate.operating import Prepared
 from weft.colocate.outcome import Outcome
@@ -35,11 +35,10 @@ from weft.colocate.policies import make
 from weft.colocate.policy import PolicyError
 from weft.colocate.recording import QUERIES, Mode, What, back_to_back, recorded
 from weft.device.cuda import streams
-from weft.device.cuda.api import call, cuda_error, driver_api
 from weft.device.cuda.budget import first_over_budget
 from weft.device.cuda.cubin import usage
+from weft.device.cuda.dispatch import Queue, dispatcher
 from weft.device.cuda.facts import GpuFacts
-from weft.device.cuda.nvml import sm_clock_of
 from weft.device.cuda.partition import Partition, partitioned
 from weft.errors import DeviceError, OptionError
 from weft.ir.declined import Declined
@@ -75,8 +74,6 @@ _TIMES = 5
 _MODE = re.compile(
     r"(?P<kind>co-runner |green|priority|streams)(?P<number>[1-9][0-9]{0,3})?(?:-duty(?P<duty>[1-9][0-9]{0,2}))?"
 )
-_CLOCK_S = 0.05
-_NOT_READY = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,71 +119,10 @@ def way_of(name: str) -> Way:
 
 
 @final
-class CudaDevice:
-    """Streams and events of the current context (`weft.colocate.gpu_machine.Device`)."""
-
-    def __init__(self, held: ExitStack) -> None:
-        """`held` gives the events back."""
-        self._api = driver_api()
-        self._events: list[Any] = []
-        self._streams: dict[int, Any] = {}
-        held.callback(self._close)
-
-    def now_ns(self) -> int:
-        """See `Device`."""
-        return time.perf_counter_ns()
-
-    def event(self) -> int:
-        """See `Device`."""
-        self._events.append(call(self._api.cuEventCreate, 0))
-        return len(self._events) - 1
-
-    def record(self, event: int, stream: int) -> None:
-        """See `Device`."""
-        call(self._api.cuEventRecord, self._events[event], self._of(stream))
-
-    def happened(self, event: int) -> bool:
-        """See `Device`."""
-        (status,) = self._api.cuEventQuery(self._events[event])
-        if int(status) == 0:
-            return True
-        if int(status) == _NOT_READY:
-            return False
-        raise cuda_error("cuEventQuery", int(status))
-
-    def apart_ns(self, first: int, last: int) -> int:
-        """See `Device`."""
-        return round(float(call(self._api.cuEventElapsedTime, self._events[first], self._events[last])) * 1e6)
-
-    def wait(self, stream: int, event: int) -> None:
-        """See `Device`."""
-        call(self._api.cuStreamWaitEvent, self._of(stream), self._events[event], 0)
-
-    def sleep(self, ns: int) -> None:
-        """See `Device`."""
-        time.sleep(ns / 1e9)
-
-    def finish(self, stream: int) -> None:
-        """Wait for all that is on a stream."""
-        call(self._api.cuStreamSynchronize, self._of(stream))
-
-    def _of(self, stream: int) -> Any:
-        found = self._streams.get(stream)
-        if found is None:
-            found = self._streams[stream] = self._api.CUstream(stream)
-        return found
-
-    def _close(self) -> None:
-        for event in self._events:
-            call(self._api.cuEventDestroy, event)
-        self._events.clear()
-
-
-@final
 class GpuJob:
     """A job of kernels as a machine knows it (`weft.colocate.gpu_machine.Job`)."""
 
-    def __init__(self, job: KernelJob, kernel_us: float, device: CudaDevice, copies: int) -> None:
+    def __init__(self, job: KernelJob, kernel_us: float, device: Queue, copies: int) -> None:
         """`kernel_us`: of all its kernels once, alone. `copies`: a stream on which counters are copied."""
         self._job, self._device, self._copies = job, device, copies
         self.kernel_us, self.block_us = kernel_us, kernel_us / job.pass_blocks
@@ -253,7 +189,7 @@ class GpuSession:
         self.name, self._plans, self._facts, self._held = name, plans, facts, held
         least, self._greatest = streams.priorities()
         self._least = least
-        self._device = CudaDevice(held)
+        self._device = dispatcher(held, uuid=str(torch.cuda.get_device_properties(0).uuid))
         self._high = [self._stream(self._greatest) for _ in range(LANES)]
         self._same = self._stream(self._greatest)
         self._low, self._copies = self._stream(least), self._stream(self._greatest)
@@ -261,7 +197,6 @@ class GpuSession:
         self._kernel_job: KernelJob | None = None
         self._whole = True
         """Whether the job's kernels may be launched whole at any time: no pass reads what the one before wrote."""
-        self._clock = _Clock(str(torch.cuda.get_device_properties(0).uuid), held)
         self._kept: list[CudaExecutable] = []
         self._partitions = ExitStack()
         held.callback(self._close)
@@ -278,6 +213,7 @@ class GpuSession:
             DeviceError: the GPU refuses a kernel [W301, W302].
         """
         self._kernel_job = job
+        job.through(self._device)
         self._whole = job.mixes and not job.passes
         self._job = GpuJob(job, self._pass_us(job), self._device, self._copies.cuda_stream)
         best, most = None, -1.0
@@ -285,7 +221,7 @@ class GpuSession:
             made = job.co_runner(many * self._facts.sms)
             if isinstance(made, Declined):
                 continue
-            form = Form(self._low.cuda_stream, made.launch)
+            form = self._form(job, made, self._low.cuda_stream)
             rate = self._rate(form)
             if rate > most:
                 best, most = form, rate
@@ -302,6 +238,7 @@ class GpuSession:
             if not self._whole:
                 return Declined(f"kernels of {job.name} cannot be launched whole at any time")
             stream = self._low if way.sharing == "priority" else self._same
+            job.recorded(job.put_pass, stream.cuda_stream)
             return Lane(self._alone.stream, self._alone.launch, Form(stream.cuda_stream, None))
         if way.sharing == "partition":
             found = self._part(way.number)
@@ -309,7 +246,7 @@ class GpuSession:
                 return found
             lane, rest, sms = found
             made = job.co_runner(8 * sms)
-            return made if isinstance(made, Declined) else Lane(lane.stream, lane.launch, Form(rest, made.launch))
+            return made if isinstance(made, Declined) else Lane(lane.stream, lane.launch, self._form(job, made, rest))
         if self._beside is None:
             return Declined("the model has no plan under a budget of an SM")
         made = job.co_runner(self._facts.sms, threads=way.number)
@@ -320,7 +257,7 @@ class GpuSession:
         if isinstance(fit, Declined):
             return fit
         period = 0 if way.duty == WHOLE else round(self.query_us * 1e3 / PERIODS)
-        form = Form(self._low.cuda_stream, made.launch, way.duty, period)
+        form = replace(self._form(job, made, self._low.cuda_stream), duty=way.duty, period_ns=period)
         return Lane(self._beside.stream, self._beside.launch, form)
 
     def machine(self, names: Sequence[str]) -> GpuMachine:
@@ -337,10 +274,7 @@ class GpuSession:
                 raise PolicyError(policy="any", reason=f"{name}: {lane.reason}", remedy="leave this way out")
             lanes.append(lane)
         job = None if self._job is None else self._job.anew()
-        return GpuMachine(
-            self._device, {self.name: lanes}, copies=self._copies.cuda_stream, job=job, idle=self._idle,
-            clock_mhz=self._clock.read,
-        )  # fmt: skip
+        return GpuMachine(self._device, {self.name: lanes}, copies=self._copies.cuda_stream, job=job, idle=self._idle)
 
     def record(
         self, modes: Iterable[str] = (), *, commit: str, driver: str, queries: int = QUERIES, seed: int = 0
@@ -397,6 +331,7 @@ class GpuSession:
     def results(self) -> tuple[torch.Tensor, ...]:
         """What a query gives now, alone, by the plan without a budget."""
         self._alone.launch()
+        self._device.drain()
         torch.cuda.synchronize()
         return tuple(x.clone() for x in self._kept[0].static_outputs)
 
@@ -404,6 +339,8 @@ class GpuSession:
 
     def _close(self) -> None:
         """Plans first: the framework has noted the streams of their memory, those of parts among them."""
+        with contextlib.suppress(DeviceError):  # it was raised where it was met
+            self._device.drain()
         torch.cuda.synchronize()
         self._parts.clear()
         self._kept.clear()
@@ -425,21 +362,25 @@ class GpuSession:
             static.copy_(given)
         torch.cuda.synchronize()
         self._kept.append(made)
-        stream, api = lanes[0], driver_api()
-        handle = api.CUstream(stream.cuda_stream)
-        graphs = [api.CUgraphExec(x) for x in made.recorded_graphs]
+        stream, device, graphs = lanes[0], self._device, made.recorded_graphs
+        handle = stream.cuda_stream
 
         def launch() -> None:
             for graph in graphs:
-                call(api.cuGraphLaunch, graph, handle)
+                device.launch(graph, handle)
 
         def launch_by_steps() -> None:
+            device.drain()
             with torch.cuda.stream(stream):
                 made.replay()
 
         launch_by_steps()
         torch.cuda.synchronize()
-        return Lane(stream.cuda_stream, launch if graphs else launch_by_steps)
+        return Lane(handle, launch if graphs else launch_by_steps)
+
+    def _form(self, job: KernelJob, made: CoRunner, stream: int) -> Form:
+        """A persistent kernel on a stream, as a graph."""
+        return Form(stream, partial(self._device.launch, job.recorded(made.launch, stream)))
 
     def _part(self, sms: int) -> tuple[Lane, int, int] | Declined:
         """The plan on all but so many multiprocessors, the stream of these and their number."""
@@ -469,14 +410,17 @@ class GpuSession:
         """All kernels of a job once, alone."""
         found = []
         device, stream = self._device, self._low.cuda_stream
+        for handle in (stream, self._high[0].cuda_stream):  # where policies launch passes
+            job.recorded(job.put_pass, handle)
         first, last = device.event(), device.event()
         for _ in range(_TIMES + 1):
             device.record(first, stream)
-            for kernel in job.plain():
-                kernel.launch(stream)
-            device.record(last, stream)
+            device.launch(job.recorded(job.put_pass, stream), stream)
+            device.mark(last, stream, since=first)
             device.finish(stream)
-            found.append(device.apart_ns(first, last) / 1e3)
+            while not device.happened(last):
+                device.sleep(10_000)
+            found.append(device.apart_ns(last) / 1e3)
         return statistics.median(found[1:])
 
     def _rate(self, form: Form) -> float:
@@ -490,26 +434,6 @@ class GpuSession:
         time.sleep(0.02)
         span = machine.now_ns() - begun
         return machine.close_job().blocks * 1e9 / span
-
-
-@final
-class _Clock:
-    """The clock of the SMs, read now and then by a thread of its own."""
-
-    def __init__(self, uuid: str, held: ExitStack) -> None:
-        self._read, self._over, self._mhz = sm_clock_of(uuid), threading.Event(), 0
-        thread = threading.Thread(target=self._look, daemon=True)
-        thread.start()
-        held.callback(thread.join)
-        held.callback(self._over.set)
-
-    def read(self) -> int:
-        """As it was seen last, in MHz."""
-        return self._mhz
-
-    def _look(self) -> None:
-        while not self._over.wait(_CLOCK_S):
-            self._mhz = self._read()
 
 
 def whole_sm(facts: GpuFacts) -> SmBudget:

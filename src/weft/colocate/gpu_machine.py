@@ -1,9 +1,9 @@
 """One GPU as what policies run on: queries as recorded graphs, and the job as a persistent kernel that is told to stop.
 
 Everything is put on streams and nothing is waited for while a run lasts. A query's begin and end are events on its
-stream: the end counts when the thread sees it, the begin is so much earlier as the events say. The job draws from one
-work counter in device memory (`weft.kernels.colocation.WorkCounter`) in every form; what tells it to stop is a word
-written in the order of a stream, by no multiprocessor.
+stream: the end counts when it is seen to have happened, the begin is so much earlier as the events say. The job draws
+from one work counter in device memory (`weft.kernels.colocation.WorkCounter`) in every form; what tells it to stop is a
+word written in the order of a stream, by no multiprocessor.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol, final
 
 from weft.colocate.live import Ended, JobWork
+from weft.device.cuda.dispatch import Queue
 from weft.errors import DeviceError
 from weft.kernels.scheduling import OFF, Query
 
@@ -27,38 +28,6 @@ FEED_NS = 100_000
 """So often it looks after plain kernels."""
 LIMIT_S = 10.0
 """Of what is waited for at the end of a run."""
-
-
-class Device(Protocol):
-    """Streams and events, by handles. Nothing but `synchronise` waits."""
-
-    def now_ns(self) -> int:
-        """The host's clock, which does not go back."""
-        ...
-
-    def event(self) -> int:
-        """A new one that knows when it happened."""
-        ...
-
-    def record(self, event: int, stream: int) -> None:
-        """It happens when all before it on the stream has."""
-        ...
-
-    def happened(self, event: int) -> bool:
-        """Whether it has; errors of kernels before it are raised here."""
-        ...
-
-    def apart_ns(self, first: int, last: int) -> int:
-        """Between two that have happened."""
-        ...
-
-    def wait(self, stream: int, event: int) -> None:
-        """What follows on the stream waits for the event."""
-        ...
-
-    def sleep(self, ns: int) -> None:
-        """About so long."""
-        ...
 
 
 class Job(Protocol):
@@ -123,23 +92,21 @@ class GpuMachine:
 
     def __init__(
         self,
-        device: Device,
+        device: Queue,
         lanes: Mapping[str, Sequence[Lane]],
         *,
         copies: int,
         job: Job | None = None,
         idle: Form | None = None,
-        clock_mhz: Callable[[], int] = lambda: 0,
     ) -> None:
         """Lanes by model and variant.
 
         Args:
-            device: streams and events.
+            device: what puts work on streams.
             lanes: by model, in the order of its variants.
             copies: a stream on which words of the counter are written.
             job: the job, if there is one.
             idle: its form where no query runs, on the whole GPU.
-            clock_mhz: the clock of the SMs as it was seen last.
 
         Raises:
             ValueError: a job without a form, or a form without a job.
@@ -148,9 +115,8 @@ class GpuMachine:
         if forms != (job is not None) or (job is not None and idle is None):
             raise ValueError("a job has a form where no query runs, and without a job there is none")
         self._device, self._lanes, self._copies, self._job, self._idle = device, lanes, copies, job, idle
-        self._clock_mhz = clock_mhz
-        self._flying: deque[tuple[int, int, int]] = deque()
-        """Events around queries, and when their graphs were launched."""
+        self._flying: deque[tuple[int, int]] = deque()
+        """Events around queries."""
         self._pool: list[int] = []
         self._done = 0
         """When the last query was seen to have ended."""
@@ -174,6 +140,18 @@ class GpuMachine:
     def now_ns(self) -> int:
         """See `Machine`."""
         return self._device.now_ns()
+
+    def send(self, times_ns: Sequence[int], begin_ns: int) -> None:
+        """See `Machine`."""
+        self._device.send(times_ns, begin_ns)
+
+    def sent(self) -> int:
+        """See `Machine`."""
+        return self._device.sent()
+
+    def sent_ns(self, number: int) -> int:
+        """See `Machine`."""
+        return self._device.sent_ns(number)
 
     def launch(self, query: Query, variant: int) -> None:
         """See `Machine`.
@@ -200,12 +178,11 @@ class GpuMachine:
         begin, end = self._event(), self._event()
         device.record(begin, lane.stream)
         lane.launch()
-        put = device.now_ns()
-        device.record(end, lane.stream)
-        if self._last is not None and not any(self._last[1] == e for _, e, _ in self._flying):
+        device.mark(end, lane.stream, since=begin)
+        if self._last is not None and not any(self._last[1] == e for _, e in self._flying):
             self._pool.append(self._last[1])
         self._last = lane.stream, end
-        self._flying.append((begin, end, put))
+        self._flying.append((begin, end))
 
     def ended(self) -> Sequence[Ended]:
         """See `Machine`."""
@@ -214,11 +191,11 @@ class GpuMachine:
         found: list[Ended] = []
         device = self._device
         while self._flying and device.happened(self._flying[0][1]):
-            begin, end, put = self._flying.popleft()
-            done = device.now_ns()
-            # one after the other; and the begin is marked before the graph is launched
-            began = min(done, max(done - device.apart_ns(begin, end), self._done, put))
-            found.append(Ended(began, done, self._clock_mhz()))
+            begin, end = self._flying.popleft()
+            done = device.seen_ns(end)
+            # one after the other, and none before it was put on its stream
+            began = min(done, max(done - device.apart_ns(end), self._done, device.put_ns(begin)))
+            found.append(Ended(began, done, device.clock_mhz()))
             self._done = done
             self._pool.append(begin)
             if self._last is None or self._last[1] != end:  # else the next query may still wait for it
@@ -249,7 +226,7 @@ class GpuMachine:
             self._job.plain(stream)
             self._plain_passes += 1
         event = self._event()
-        device.record(event, stream)
+        device.mark(event, stream)
         self._pool += self._kernels
         self._kernels = [event]
 
@@ -327,7 +304,7 @@ class GpuMachine:
         self._job.plain(stream)
         self._plain_passes += 1
         event = self._event()
-        self._device.record(event, stream)
+        self._device.mark(event, stream)
         self._fed.append(event)
 
     def _begin(self, form: Form) -> None:
@@ -346,7 +323,7 @@ class GpuMachine:
         self._job.arm(form.stream, duty=form.duty, period_ns=form.period_ns)
         self._device.record(self._armed, form.stream)
         form.launch(form.stream)
-        self._device.record(self._job_end, form.stream)
+        self._device.mark(self._job_end, form.stream)
         self._job_stream = form.stream
         self._running = form
 

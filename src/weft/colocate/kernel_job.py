@@ -40,6 +40,7 @@ from weft.colocate.side import Buffer, Constant, Side, shared_memory, side
 from weft.device.cuda import streams
 from weft.device.cuda.api import call, driver_api
 from weft.device.cuda.confined import ConfinedJob, ConfinedResult, compile_confined
+from weft.device.cuda.dispatch import Queue
 from weft.device.cuda.driver import Function, Module, encode_tensor_map
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.occupancy import occupancy
@@ -110,6 +111,14 @@ class JobDevice(Protocol):
         """Write a word of 32 bits, in the order of a stream and without a multiprocessor."""
         ...
 
+    def recorded(self, work: Prepared, stream: int) -> int:
+        """A graph of what is put on an idle stream: its handle, for `Queue.launch`."""
+        ...
+
+    def through(self, queue: Queue) -> None:
+        """From now on words and copies are put on streams by it."""
+        ...
+
     def pinned(self, address: int, size: int) -> Pinned:
         """A copy of so many bytes, which can be made anew."""
         ...
@@ -125,6 +134,7 @@ class CudaJobDevice:
 
     def __init__(self, held: ExitStack) -> None:
         self._held = held
+        self._queue: Queue | None = None
         self.encode: Encode = encode_tensor_map
 
     def room(self, size: int) -> int:
@@ -133,12 +143,14 @@ class CudaJobDevice:
 
     def write(self, address: int, data: bytes) -> None:
         """See `JobDevice`. The copy of what is not pinned may return early, and streams of ours wait for no other."""
+        self._drain()
         streams.write(address, data)
         api = driver_api()
         call(api.cuStreamSynchronize, api.CUstream(0))
 
     def read(self, address: int, size: int) -> bytes:
         """See `JobDevice`."""
+        self._drain()
         return streams.read_back(address, size)
 
     def load(self, path: Path) -> Loaded:
@@ -149,8 +161,22 @@ class CudaJobDevice:
 
     def put(self, address: int, value: int, stream: int) -> None:
         """See `JobDevice`."""
-        api = driver_api()
-        call(api.cuStreamWriteValue32, api.CUstream(stream), address, value, 0)
+        if self._queue is not None:
+            self._queue.write(address, value, stream)
+        else:
+            api = driver_api()
+            call(api.cuStreamWriteValue32, api.CUstream(stream), address, value, 0)
+
+    def recorded(self, work: Prepared, stream: int) -> int:
+        """See `JobDevice`. CudaError: it cannot be captured [W302]."""
+        self._drain()
+        graph = streams.captured(work, stream)
+        self._held.callback(streams.destroyed, graph)
+        return graph
+
+    def through(self, queue: Queue) -> None:
+        """See `JobDevice`."""
+        self._queue = queue
 
     def pinned(self, address: int, size: int) -> Pinned:
         """See `JobDevice`."""
@@ -158,23 +184,36 @@ class CudaJobDevice:
         place = int(call(api.cuMemHostAlloc, size, 0, detail=f"{size} bytes"))
         self._held.callback(call, api.cuMemFreeHost, place)
         ctypes.memmove(place, self.read(address, size), size)
-        return _PinnedCopy(place, address, size)
+        return _PinnedCopy(self, place, address, size)
+
+    def copy(self, place: int, address: int, size: int, stream: int) -> None:
+        """Copy device memory into pinned memory, in the order of a stream."""
+        if self._queue is not None:
+            self._queue.copy(place, address, size, stream)
+        else:
+            api = driver_api()
+            call(api.cuMemcpyDtoHAsync, place, address, size, api.CUstream(stream))
 
     def wait(self) -> None:
         """See `JobDevice`. CudaError: a kernel failed [W302]."""
+        self._drain()
         call(driver_api().cuCtxSynchronize)
+
+    def _drain(self) -> None:
+        if self._queue is not None:
+            self._queue.drain()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class _PinnedCopy:
+    device: CudaJobDevice
     place: int
     address: int
     size: int
 
     def copy(self, stream: int) -> None:
-        api = driver_api()
-        call(api.cuMemcpyDtoHAsync, self.place, self.address, self.size, api.CUstream(stream))
+        self.device.copy(self.place, self.address, self.size, stream)
 
     def read(self) -> bytes:
         return ctypes.string_at(self.place, self.size)
@@ -471,6 +510,8 @@ class KernelJob:
             self._loaded: dict[str, tuple[_Code, Loaded] | Declined] = {}
             """Co-runners by their texts."""
             self._co_runners: dict[tuple[int, int], CoRunner | Declined] = {}
+            self._queue: Queue | None = None
+            self._graphs: dict[tuple[Prepared, int], int] = {}
             failed.pop_all()
         held.push(mine)
         held.callback(self._end)  # before all that is loaded later, too, is given back
@@ -572,10 +613,35 @@ class KernelJob:
         """
         if (declined := self._count.begin_pass()) is not None:
             return declined
-        for kernel in self._plain:
-            kernel.launch(stream)
+        if self._queue is None:
+            self.put_pass(stream)
+        else:
+            self._queue.launch(self.recorded(self.put_pass, stream), stream)
         self._device.put(self.counter + PASSES_AT, self._count.begun & _MASK, stream)
         return None
+
+    def put_pass(self, stream: int) -> None:
+        """Launch the kernels of all stages once, which counts for nothing."""
+        for kernel in self._plain:
+            kernel.launch(stream)
+
+    # -- by a queue
+
+    def through(self, queue: Queue) -> None:
+        """From now on all that a stream is given for is put there by it."""
+        self._queue = queue
+        self._device.through(queue)
+
+    def recorded(self, work: Prepared, stream: int) -> int:
+        """A graph of a launch of this job (`put_pass`, `CoRunner.launch`), captured once on a stream that is idle then.
+
+        Raises:
+            DeviceError: the GPU refuses it [W302].
+        """
+        key = work, stream
+        if key not in self._graphs:
+            self._graphs[key] = self._device.recorded(work, stream)
+        return self._graphs[key]
 
     def snapshot(self, stream: int) -> None:
         """Copy the counter to the host, by a copy engine. Behind a launch on its stream it shows where that stopped.

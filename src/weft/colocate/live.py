@@ -54,6 +54,18 @@ class Machine(Protocol):
         """A clock that does not go back."""
         ...
 
+    def send(self, times_ns: Sequence[int], begin_ns: int) -> None:
+        """Let queries come so long after `begin_ns`."""
+        ...
+
+    def sent(self) -> int:
+        """How many have come."""
+        ...
+
+    def sent_ns(self, number: int) -> int:
+        """When one of them did."""
+        ...
+
     def launch(self, query: Query, variant: int) -> None:
         """Put a query behind all that was launched for queries before, by a plan variant."""
         ...
@@ -126,13 +138,15 @@ class LiveBackend:
         """
         if self._begin < 0:
             self._begin = self._machine.now_ns() + LEAD_NS
+            self._machine.send([q.scheduled_ns for q in self._queries], self._begin)
         self._finished.clear()
         if self._left == len(self._queries):
             self._end()
             return False
         while True:
+            sent = self._machine.sent()  # before the clock is looked at
             self._now = self._machine.now_ns() - self._begin
-            if self._look():
+            if self._look(sent):
                 break
             if self._now - self._happened > SILENT_NS and (self._running or self._waiting):
                 raise DeviceError(
@@ -175,14 +189,14 @@ class LiveBackend:
             self._wake = decision.wake_ns
         self._note()
 
-    def _look(self) -> bool:
+    def _look(self, sent: int) -> bool:
         """Take what has happened until now; False: nothing has."""
         happened = False
-        while self._next < len(self._queries) and self._queries[self._next].scheduled_ns <= self._now:
+        while self._next < sent:
             query = self._queries[self._next]
             self._waiting.append(query)
             self._window.arrived(query.scheduled_ns)
-            self.outcome.sent_ns[query.number] = self._now
+            self.outcome.sent_ns[query.number] = self._machine.sent_ns(self._next) - self._begin
             self._next += 1
             happened = True
         for found in self._machine.ended() if self._running else ():

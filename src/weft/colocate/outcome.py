@@ -54,7 +54,7 @@ class Outcome:
     pieces: list[Piece] = field(default_factory=list)
     """With `trace`."""
     sent_ns: list[int] = field(default_factory=list)
-    """When each query was seen to have come; empty: simulated, at its instant."""
+    """When each query was sent; empty: simulated, at its instant."""
     decision_ns: list[int] = field(default_factory=list)
     """What each decision took; empty: simulated."""
 

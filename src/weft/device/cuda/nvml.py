@@ -29,13 +29,18 @@ class _Field(ctypes.Structure):
 def _opened(uuid: str, library: str) -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
     """The library and the GPU with this UUID; None where there is none."""
     handle = ctypes.c_void_p()
-    name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     try:
         nvml = ctypes.CDLL(library)
-        found = nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)) == 0
+        name = uuid_text(uuid).encode()
+        found = nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) == 0
     except (OSError, AttributeError):  # no such library, or another one by its name
         return None
     return (nvml, handle) if found else None
+
+
+def uuid_text(uuid: str) -> str:
+    """As the library writes it: frameworks leave the first part out."""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 def sm_clock_of(uuid: str, library: str = LIBRARY) -> Callable[[], int]:

@@ -53,6 +53,30 @@ def write(address: int, data: bytes) -> None:
     call(driver_api().cuMemcpyHtoD, address, data, len(data))
 
 
+def captured(work: Callable[[int], None], stream: int) -> int:
+    """Capture work that is put on a stream: a `CUgraphExec`, for `destroyed`. Priorities are those of the stream."""
+    api, handle = driver_api(), driver_api().CUstream(stream)
+    call(api.cuStreamBeginCapture, handle, api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        work(stream)
+    except BaseException:
+        _, broken = api.cuStreamEndCapture(handle)
+        if int(broken or 0):
+            api.cuGraphDestroy(broken)
+        raise
+    graph = call(api.cuStreamEndCapture, handle)
+    try:
+        return int(call(api.cuGraphInstantiate, graph, 0))
+    finally:
+        call(api.cuGraphDestroy, graph)
+
+
+def destroyed(graph: int) -> None:
+    """Give an executable graph back; no launch of it is under way."""
+    api = driver_api()
+    call(api.cuGraphExecDestroy, api.CUgraphExec(graph))
+
+
 @final
 class Stream:
     """A stream that does not wait for the default one."""
@@ -88,19 +112,7 @@ class Stream:
     def graph(self, work: Callable[[int], None]) -> Iterator[Callable[[int], None]]:
         """Capture work that is put on the stream; gives what launches it as one graph on a stream."""
         api = driver_api()
-        call(api.cuStreamBeginCapture, self._stream, api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-        try:
-            work(self.handle)
-        except BaseException:
-            _, broken = api.cuStreamEndCapture(self._stream)
-            if int(broken or 0):
-                api.cuGraphDestroy(broken)
-            raise
-        graph = call(api.cuStreamEndCapture, self._stream)
-        try:
-            executable = call(api.cuGraphInstantiate, graph, 0)
-        finally:
-            call(api.cuGraphDestroy, graph)
+        executable = api.CUgraphExec(captured(work, self.handle))
         try:
             yield lambda stream: _launch(api, executable, stream)
         finally:
