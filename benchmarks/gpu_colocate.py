@@ -43,7 +43,7 @@ from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.errors import KernelDeclinedError
 from weft.kernels.policy_run import PolicyRun
-from weft.kernels.samples import SampleRecord
+from weft.kernels.samples import SampleRecord, write
 from weft.kernels.scheduling import JobSpec
 
 FIVE = ("resnet50", "bert_base", "vit_b16", "inception_v3", "vgg16")
@@ -178,6 +178,8 @@ class Asked:
     record: Record | None
     end: float
     """Of the clock, behind which nothing is begun."""
+    samples: Path | None = None
+    """A folder into which the samples of each pair are written."""
 
     def known(self, case: str) -> bool:
         """Whether a case has a row of this commit that did not fail."""
@@ -230,6 +232,9 @@ def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFac
         commit = "" if asked.record is None else str(asked.record.head["commit"])
         modes = [m for m in MODES if m != "streams" and ("priority" in pair.policies or m != "priority")]
         samples, _ = session.record(modes, commit=commit, driver=facts.driver)
+        if asked.samples is not None:
+            asked.samples.mkdir(parents=True, exist_ok=True)
+            (asked.samples / f"{str(pair).replace('/', '-')}.json").write_text(write(samples), encoding="utf-8")
         for load in loads:
             if time.perf_counter() > asked.end:
                 print(f"not begun in time: {pair}/{load:g}", flush=True)
@@ -259,6 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="cases that have a row of this commit, too")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of tuning of a plan, as it was prepared")
     parser.add_argument("--seconds", type=float, default=540.0, help="nothing is begun after so many")
+    parser.add_argument("--samples", type=Path, metavar="DIR", help="keep the samples of each pair, for simulations")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
     parser.add_argument("--dry", action="store_true", help="no GPU: say what would be measured")
     chosen = parser.parse_args(arguments)
@@ -286,7 +292,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             path = None if str(chosen.out) == "-" else chosen.out
             record = Record(folder_of_gpu(), suite, path=path)
             ends.callback(record.close)
-        asked = Asked(suite, chosen.plans, chosen.budget, chosen.queries, chosen.seed, chosen.again, record, end)
+        asked = Asked(
+            suite, chosen.plans, chosen.budget, chosen.queries, chosen.seed, chosen.again, record, end, chosen.samples
+        )
         for at in dict.fromkeys((p.model, p.batch) for p in pairs):
             failed += measured([p for p in pairs if (p.model, p.batch) == at], asked)
     for text in failed:
