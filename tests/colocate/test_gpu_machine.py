@@ -11,7 +11,7 @@ from tests.colocate.recorded import constant, samples
 
 from weft.colocate.arrivals import Arrivals, poisson
 from weft.colocate.gpu_machine import AHEAD, Form, GpuMachine, Lane
-from weft.colocate.live import LiveBackend, run
+from weft.colocate.live import Ended, LiveBackend, run
 from weft.colocate.operating import Prepared, prepare
 from weft.colocate.outcome import Outcome, off_lindley_us
 from weft.colocate.policies import NAMES, make
@@ -70,15 +70,18 @@ def test_every_policy_runs(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", ["tally", "orion", "weft"])
 def test_no_query_runs_beside_what_it_did_not_choose(policy: str) -> None:
-    """The job on the whole GPU has ended when a query begins, unless the variant of the query has it beside."""
+    """The job on the whole GPU was told to stop when a query begins, unless the variant of the query has it beside."""
     out, device = lived(policy, poisson(4000.0, 200, seed=3))
     queries = iter(out.variants)
-    resident = 0
+    resident, draws, beside_its_end = 0, False, 0
     for _, what, value in device.log:
         if what == "persistent":
             resident += 1 if value == "begin" else -1
+        draws = what == "arm" or (draws and what != "stop")
         if (what, value) == ("query", "begin"):
-            assert next(queries) > 0 or resident == 0
+            assert next(queries) > 0 or not (resident and draws)
+            beside_its_end += resident
+    assert policy == "orion" or beside_its_end > 0, "nor does it wait for the end"
 
 
 def test_exclusive_is_a_single_queue() -> None:
@@ -102,14 +105,34 @@ def test_a_job_beside_a_query_begins_and_ends_with_it() -> None:
     first, second = queries(2)
     machine.launch(first, 1)
     machine.launch(second, 0)
-    while len(device.log) < 8:
-        machine.ended()
+    device.sleep(400_000)
     kinds = [(what, value) for _, what, value in device.log]
-    assert kinds[0] == ("arm", (96, 40_000))
-    assert set(kinds[1:3]) == {("persistent", "begin"), ("query", "begin")}
-    assert kinds[3:5] == [("query", "end"), ("stop", None)]
-    assert kinds[5] == ("persistent", "end") and kinds[6] == ("query", "begin"), "the next waits for the job's end"
+    assert kinds[:3] == [("query", "begin"), ("arm", (96, 40_000)), ("persistent", "begin")]
+    assert kinds[3:6] == [("query", "end"), ("stop", None), ("query", "begin")], "behind what it was for"
+    assert kinds[6] == ("persistent", "end"), "which the next one does not wait for"
+    first_ended, second_ended = _two(machine)
+    assert not first_ended.stops and second_ended.stops
     assert machine.close_job().blocks == round(device.blocks) > 0
+
+
+def _two(machine: GpuMachine) -> list[Ended]:
+    found: list[Ended] = []
+    while len(found) < 2:
+        found += machine.ended()
+    return found
+
+
+def test_a_query_that_finds_the_job_there_is_told_of() -> None:
+    device = FakeDevice()
+    machine, _ = machine_of(device, "tally")
+    machine.set_form(0)
+    device.sleep(50_000)
+    machine.set_form(OFF)
+    first, second = queries(2)
+    machine.launch(first, 0)
+    device.sleep(20_000)
+    machine.launch(second, 0)
+    assert [x.stops for x in _two(machine)] == [True, False]
 
 
 def test_a_stop_is_not_lost_behind_a_late_begin() -> None:

@@ -35,7 +35,7 @@ class VirtualMachine:
     free: int = 0
     idle_from: int = 0
     kernels_end: int = 0
-    flying: list[tuple[int, int]] = field(default_factory=list)
+    flying: list[tuple[int, int, int]] = field(default_factory=list)
     sender: Sender = field(default_factory=Sender)
 
     def now_ns(self) -> int:
@@ -60,10 +60,10 @@ class VirtualMachine:
         end = begin + service
         self._work(service / 1e3 * self.beside[variant])
         self.free = self.idle_from = end
-        self.flying.append((begin, end))
+        self.flying.append((begin, end, self.now))
 
     def ended(self) -> Sequence[Ended]:
-        found = [Ended(b, e, 1980) for b, e in self.flying if e <= self.now and not self.stands_still]
+        found = [Ended(b, e, 1980, put) for b, e, put in self.flying if e <= self.now and not self.stands_still]
         del self.flying[: len(found)]
         return found
 
@@ -93,7 +93,7 @@ class VirtualMachine:
         return self.work_us >= self.most_us
 
     def pause(self, until_ns: int) -> None:
-        ends = [e for _, e in self.flying if not self.stands_still] + [self.kernels_end]
+        ends = [e for _, e, _ in self.flying if not self.stands_still] + [self.kernels_end]
         self.now = max(self.now + 1, min([until_ns, *(e for e in ends if e > self.now)]))
 
     def close_job(self) -> JobWork:

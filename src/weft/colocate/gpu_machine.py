@@ -22,8 +22,9 @@ WHOLE = 256
 """Of a duty: all of the time."""
 AHEAD = 4
 """Plain kernels of a job that are queued at once, where it runs beside queries by itself."""
-SPIN_NS = 250_000
-"""Before what is due the thread looks again and again; further ahead it sleeps."""
+SPIN_NS = 20_000_000
+"""Before what is due the thread looks again and again; further ahead it sleeps. Who sleeps is woken some 100 us late
+now and then, and is slow in what follows."""
 FEED_NS = 100_000
 """So often it looks after plain kernels."""
 LIMIT_S = 10.0
@@ -86,6 +87,16 @@ class Lane:
     """Of the job beside it; None: none runs."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Flying:
+    """A query that was launched and has not been seen to end: events around it."""
+
+    begin: int
+    end: int
+    stops: bool
+    """The job was told to stop and still ran when it was launched."""
+
+
 @final
 class GpuMachine:
     """A `Machine` for one run of a policy."""
@@ -115,8 +126,7 @@ class GpuMachine:
         if forms != (job is not None) or (job is not None and idle is None):
             raise ValueError("a job has a form where no query runs, and without a job there is none")
         self._device, self._lanes, self._copies, self._job, self._idle = device, lanes, copies, job, idle
-        self._flying: deque[tuple[int, int]] = deque()
-        """Events around queries."""
+        self._flying: deque[_Flying] = deque()
         self._pool: list[int] = []
         self._done = 0
         """When the last query was seen to have ended."""
@@ -157,7 +167,8 @@ class GpuMachine:
         """See `Machine`.
 
         A job that runs only beside queries of this variant begins with the first of them, and is told to stop when one
-        of another follows, or none is in flight.
+        of another follows, or none is in flight. A query does not wait for the end of a job that was told to stop: its
+        CTAs take their places as those of the job leave them, whatever else happens.
         """
         device, lane = self._device, self._lanes[query.model][variant]
         if self._last is not None and self._last[0] != lane.stream:
@@ -167,22 +178,20 @@ class GpuMachine:
             self._halt(self._last[0])  # behind the query that it was for
         self._after_kernels(lane.stream)
         own = lane.form if self._running is None and self._feeding is None else None
-        if self._running is None and self._job_stream:
-            device.wait(lane.stream, self._job_end)  # it was told to stop
-        if own is not None and own.launch is None:
-            self._one_pass(own)
-        elif own is not None:
-            self._begin(own)
-            self._owned = True
-            device.wait(lane.stream, self._armed)
+        stops = self._running is None and self._job_stream != 0 and not device.happened(self._job_end)
         begin, end = self._event(), self._event()
         device.record(begin, lane.stream)
         lane.launch()
         device.mark(end, lane.stream, since=begin)
-        if self._last is not None and not any(self._last[1] == e for _, e in self._flying):
+        if own is not None and own.launch is None:
+            self._one_pass(own)
+        elif own is not None:
+            self._begin(own, behind=self._last)
+            self._owned = True
+        if self._last is not None and not any(self._last[1] == f.end for f in self._flying):
             self._pool.append(self._last[1])
         self._last = lane.stream, end
-        self._flying.append((begin, end))
+        self._flying.append(_Flying(begin, end, stops))
 
     def ended(self) -> Sequence[Ended]:
         """See `Machine`."""
@@ -190,12 +199,13 @@ class GpuMachine:
             self._feed()
         found: list[Ended] = []
         device = self._device
-        while self._flying and device.happened(self._flying[0][1]):
-            begin, end = self._flying.popleft()
-            done = device.seen_ns(end)
-            # one after the other, and none before it was put on its stream
-            began = min(done, max(done - device.apart_ns(end), self._done, device.put_ns(begin)))
-            found.append(Ended(began, done, device.clock_mhz()))
+        while self._flying and device.happened(self._flying[0].end):
+            flying = self._flying.popleft()
+            begin, end = flying.begin, flying.end
+            # one after the other, and none before all of it was put on its stream
+            done = max(device.seen_ns(end), self._done)
+            began = min(done, max(done - device.apart_ns(end), self._done, device.put_ns(end)))
+            found.append(Ended(began, done, device.clock_mhz(), device.put_ns(begin), flying.stops))
             self._done = done
             self._pool.append(begin)
             if self._last is None or self._last[1] != end:  # else the next query may still wait for it
@@ -210,7 +220,7 @@ class GpuMachine:
             self._halt(self._copies)
         self._feeding = None
         if form != OFF:
-            self._begin(self._form(form))
+            self._begin(self._form(form), behind=self._last)
 
     def kernels(self, us: float) -> None:
         """See `Machine`: whole passes, at least one."""
@@ -222,6 +232,8 @@ class GpuMachine:
             device.wait(stream, self._job_end)
         if self._last is not None and self._last[0] != stream:
             device.wait(stream, self._last[1])
+        for event in self._fed:  # passes are counted in their order
+            device.wait(stream, event)
         for _ in range(max(1, round(us / self._job.kernel_us))):
             self._job.plain(stream)
             self._plain_passes += 1
@@ -293,6 +305,7 @@ class GpuMachine:
         assert self._job is not None
         self._drain()
         if not self._fed:
+            self._after_kernels(form.stream)
             self._pass(form.stream)
 
     def _drain(self) -> None:
@@ -307,7 +320,8 @@ class GpuMachine:
         self._device.mark(event, stream)
         self._fed.append(event)
 
-    def _begin(self, form: Form) -> None:
+    def _begin(self, form: Form, *, behind: tuple[int, int] | None) -> None:
+        """The job in a form, behind the end of a query on its stream: that may need what the job would take."""
         assert self._job is not None
         self._after_kernels(form.stream)
         if self._job_stream and (form.launch is None or self._job_stream != form.stream):
@@ -316,8 +330,8 @@ class GpuMachine:
             self._feeding = form
             self._feed()
             return
-        if self._last is not None:  # it may need what the job would take
-            self._device.wait(form.stream, self._last[1])
+        if behind is not None:
+            self._device.wait(form.stream, behind[1])
         for event in self._fed:
             self._device.wait(form.stream, event)
         self._job.arm(form.stream, duty=form.duty, period_ns=form.period_ns)

@@ -510,6 +510,8 @@ class KernelJob:
             self._loaded: dict[str, tuple[_Code, Loaded] | Declined] = {}
             """Co-runners by their texts."""
             self._co_runners: dict[tuple[int, int], CoRunner | Declined] = {}
+            self._throttle: dict[str, int] = {}
+            """As it was put on a stream last; all launches that draw wait for each other."""
             self._queue: Queue | None = None
             self._graphs: dict[tuple[Prepared, int], int] = {}
             failed.pop_all()
@@ -579,7 +581,10 @@ class KernelJob:
                 f"a duty of {duty}, a period of {period_ns} ns, {sms} multiprocessors, {most_blocks} blocks"
             )
         words = self._count.begin(most_blocks)
-        for name, value in {**words, "duty": duty, "sms": sms, "period": period_ns, "stop": 0}.items():
+        throttle = {"duty": duty, "sms": sms, "period": period_ns}
+        changed = {name: x for name, x in throttle.items() if self._throttle.get(name) != x}
+        self._throttle.update(throttle)
+        for name, value in {**words, **changed, "stop": 0}.items():
             self._device.put(self.counter + WorkCounter.offset(name), value, stream)
 
     def extend(self, stream: int) -> None:

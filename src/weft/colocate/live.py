@@ -35,6 +35,10 @@ class Ended:
     done_ns: int
     clock_mhz: int
     """Of the SMs; 0: not known."""
+    put_ns: int
+    """When it was put on its stream."""
+    stops: bool = False
+    """A job that had been told to stop still ran when it was launched: its time is not that alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ class LiveBackend:
         self._queries = queries_of(given)
         self._variants = {p.model.name: [x.variant for x in p.points] for p, _ in given}
         n = len(self._queries)
-        self.outcome = Outcome(self._queries, [-1] * n, [-1] * n, [-1] * n, [-1] * n, sent_ns=[-1] * n)
+        self.outcome = Outcome(self._queries, [-1] * n, [-1] * n, [-1] * n, [-1] * n, sent_ns=[-1] * n, put_ns=[-1] * n)
         self._waiting: deque[Query] = deque()
         self._running: list[Running] = []
         self._finished: list[Finished] = []
@@ -222,9 +226,10 @@ class LiveBackend:
         q, out = first.query, self.outcome
         begin, done = found.begin_ns - self._begin, found.done_ns - self._begin
         out.begin_ns[q.number], out.done_ns[q.number] = begin, done
+        out.put_ns[q.number] = found.put_ns - self._begin
         out.busy_ns += done - begin
         self._left += 1
-        self._finished.append(Finished(q, first.variant, begin, done, found.clock_mhz))
+        self._finished.append(Finished(q, first.variant, begin, done, found.clock_mhz, found.stops))
         self._last_done = done
         self._window.ended(done - q.scheduled_ns, late=done > q.deadline_ns)
 

@@ -55,6 +55,8 @@ class Outcome:
     """With `trace`."""
     sent_ns: list[int] = field(default_factory=list)
     """When each query was sent; empty: simulated, at its instant."""
+    put_ns: list[int] = field(default_factory=list)
+    """When each query was put on its stream; empty: simulated, when it began."""
     decision_ns: list[int] = field(default_factory=list)
     """What each decision took; empty: simulated."""
 
@@ -97,14 +99,16 @@ def take(waiting: deque[Query], query: Query) -> None:
 
 
 def off_lindley_us(out: Outcome) -> float:
-    """p99 of how far latencies are from those of a single queue with the service times that the machine told.
+    """p99 of how far latencies are from those of a single queue with the service times that were measured.
 
-    Of a run of the model alone; what is between the two is launches and the harness. 0 of no query.
+    Of a run of the model alone. A query is served from when it is put on its stream, or the one before it has ended;
+    its launch is part of that, and what is between the two is the harness. 0 of no query.
     """
     if not out.queries:
         return 0.0
     scheduled = np.array([q.scheduled_ns for q in out.queries], dtype=np.int64)
-    begin, done = (np.array(x, dtype=np.int64) for x in (out.begin_ns, out.done_ns))
+    put, done = (np.array(x, dtype=np.int64) for x in (out.put_ns or out.begin_ns, out.done_ns))
+    begin = np.maximum(put, np.concatenate([[0], done[:-1]]))
     apart = np.abs(done - lindley(scheduled, done - begin))
     return float(np.quantile(apart, 0.99)) / 1e3
 

@@ -125,6 +125,16 @@ class Costs:
             at = max(at, began)
         return max(at, s.job.busy_until_ns)
 
+    def expected_free_ns(self, s: Situation) -> int:
+        """The same by the medians: as often before as behind it."""
+        at = s.job.busy_until_ns
+        if s.running:
+            began = max(s.running[0].launched_ns, s.last_done_ns)
+            for r in s.running:
+                began += self.lc[r.query.model][r.variant]
+            at = max(at, began)
+        return at
+
     def first(self, waiting: Sequence[Query]) -> Query:
         """Which of those that wait is next: the earliest deadline, of one model in the order of arrival."""
         return waiting[0] if self.single else min(waiting, key=lambda q: (q.deadline_ns, q.number))

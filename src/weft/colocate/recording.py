@@ -1,8 +1,8 @@
 """Samples of one model and one job on a machine: what policies are told of, and what a simulation replays.
 
 All of it is measured through the machine that policies run on, by the same thread and clock: a query's time is from the
-end of the one before to its own, two in flight; a launch is from the call to the query's begin on an idle GPU; a stop
-is from the decision to the begin of the query that it was for.
+end of the one before to its own, two in flight; a launch is what a query on an idle GPU takes longer, from the call to
+its end; a stop is what one takes longer that finds the job there, from the decision to stop it.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def back_to_back(machine: Machine, model: str, variant: int, count: int) -> tupl
     return us, [x.clock_mhz for x in found]
 
 
-def begins(machine: Machine, model: str, count: int, prepare: Callable[[int], int]) -> list[float]:
-    """Microseconds from an instant that `prepare` gives (by the number of the try) to the begin of a query behind."""
+def longer(machine: Machine, model: str, count: int, solo_us: float, prepare: Callable[[int], int]) -> list[float]:
+    """Microseconds that queries take over `solo_us`, from instants that `prepare` gives by the number of the try."""
     found = []
     for number in range(count):
         asked = prepare(number)
@@ -108,7 +108,7 @@ def begins(machine: Machine, model: str, count: int, prepare: Callable[[int], in
         while not (ended := machine.ended()):
             if machine.now_ns() > until:
                 raise DeviceError(problem=f"{model}: a query has not ended in half a minute")
-        found.append(max(0.0, (ended[0].begin_ns - asked) / 1e3))
+        found.append(max(0.0, (ended[0].done_ns - asked) / 1e3 - solo_us))
     return found
 
 
@@ -132,8 +132,9 @@ def recorded(
     with quietly():
         back_to_back(machine, what.model, 0, WARM_UP)
         solo, clocks = back_to_back(machine, what.model, 0, queries)
-        launch = begins(machine, what.model, small, lambda _: _rest(machine, REST_NS))
-        job = (_job(machine, what, small, seed),) if what.job else ()
+        alone = float(np.median(solo))
+        launch = longer(machine, what.model, small, alone, lambda _: _rest(machine, REST_NS))
+        job = (_job(machine, what, alone, small, seed),) if what.job else ()
         found = [_mode(machine, what, number, mode, queries) for number, mode in enumerate(modes, 1)]
     clock = round(float(np.median(clocks)))
     model = ModelSamples(what.model, spread(solo, 0), what.kernels, clock)
@@ -151,7 +152,7 @@ def _rest(machine: Machine, ns: int) -> int:
     return machine.now_ns()
 
 
-def _job(machine: Machine, what: What, count: int, seed: int) -> JobSamples:
+def _job(machine: Machine, what: What, solo_us: float, count: int, seed: int) -> JobSamples:
     times = np.random.default_rng(seed).integers(REST_NS // 2, REST_NS, count)
 
     def stopped(number: int) -> int:
@@ -160,7 +161,7 @@ def _job(machine: Machine, what: What, count: int, seed: int) -> JobSamples:
         machine.set_form(OFF)
         return asked
 
-    stops = begins(machine, what.model, count, stopped)
+    stops = longer(machine, what.model, count, solo_us, stopped)
     return JobSamples(what.job, what.kernel_us, what.block_us, spread(stops, 0), 0)
 
 

@@ -231,6 +231,8 @@ class Finished:
     """When the GPU began with it."""
     done_ns: int
     clock_mhz: int
+    stops: bool = False
+    """A job that had been told to stop still ran when it was launched: its time is not that of its variant."""
 
 
 @dataclass(frozen=True, slots=True)

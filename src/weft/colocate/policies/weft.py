@@ -6,8 +6,9 @@
    stays below the target. A p99 above it, over the last windows, puts the cap to 0 for a second; then it rises one by
    one. (A single late query does not: at p99 one of a hundred is.)
 4. Of several models the earliest deadline goes first, and nobody is preempted.
-5. Where no query runs the job has the whole GPU, and is stopped when one comes. A whole kernel, which nothing stops,
-   runs where the next query's headroom and the p99 seen allow it: p99 rises by no more than the kernel's length.
+5. Where no query runs the job has the whole GPU, and is stopped when one comes. It is launched while the last query
+   still runs, so that its launch hides behind it. A whole kernel, which nothing stops, runs where the next query's
+   headroom and the p99 seen allow it: p99 rises by no more than the kernel's length.
 
 A variant whose times drift is not used for a second, then tried with half as much headroom again until it is refitted.
 """
@@ -93,9 +94,10 @@ class Weft:
             self._control(s.now_ns, s.recent)
         room = MOST_IN_FLIGHT - len(s.running)
         if not s.waiting or room <= 0:
-            if s.waiting or s.running or s.job.form != OFF or s.job.is_done or self._is_off:
+            if s.waiting or s.job.form != OFF or s.job.is_done or self._is_off:
                 return KEEP
-            return self._fill(s)
+            begin = costs.expected_free_ns(s) - costs.launch_ns
+            return self._fill(s) if s.now_ns >= begin else Decision(wake_ns=begin)
         order = costs.ordered(s.waiting)
         starts = costs.stop_ns if s.job.form != OFF else costs.launch_ns
         free = costs.free_ns(s) + (0 if s.running else starts)
@@ -110,8 +112,6 @@ class Weft:
     def _fill(self, s: Situation) -> Decision:
         """The job in idle time: by whole kernels, which need no stop, where these keep the target."""
         costs = self._costs
-        if s.job.busy_until_ns > s.now_ns:
-            return KEEP
         p99 = s.recent.p99_ns
         spent = costs.kernel_ns + costs.launch_ns
         if p99 > 0 and spent <= costs.tightest and p99 + spent <= OF_TARGET * self._target and s.now_ns >= self._until:
@@ -131,6 +131,8 @@ class Weft:
     def _learn(self, s: Situation) -> None:
         """Refit by what has ended."""
         for f in s.finished:
+            if f.stops:
+                continue
             model, k = f.query.model, f.variant
             online = self._models[model][k]
             mhz = f.clock_mhz or _NO_CLOCK

@@ -161,7 +161,7 @@ bool look(Dispatcher& d) {
     std::atomic_thread_fence(std::memory_order_release);
     *(volatile int64_t*)&event.seen = d.told[e];
     d.watched[e] = false;
-    d.watch[i] = d.watch[--d.watching];
+    memmove(d.watch + i, d.watch + i + 1, sizeof(int) * (size_t)(--d.watching - i));  // first those that came first
     found = true;
   }
   return found;
@@ -204,8 +204,8 @@ void* send(void* given) {
       d.sent_ns[i] = now;
       std::atomic_thread_fence(std::memory_order_release);
       *(volatile int64_t*)&d.status->sent = ++i;
-    } else if (at - now > 400000) {
-      nap(at - now - 300000 > 20000000 ? 20000000 : at - now - 300000);
+    } else if (at - now > 5000000) {
+      nap(at - now > 25000000 ? 20000000 : at - now - 4000000);
     } else {
       relax();
     }
