@@ -30,8 +30,8 @@ from weft.errors import DeviceError, ToolchainError
 DRIVER = "libcuda.so.1"
 SPIN_NS = 1_000_000_000
 """The thread looks without a rest for so long behind the last thing that happened."""
-CLOCK_S = 0.25
-"""The clock of the multiprocessors is read so often."""
+CLOCK_S = 2.0
+"""The clock of the multiprocessors is read so often. On an H200 launches were seen to wait over 1 ms for such a call."""
 EVENTS = 1024
 """Of a dispatcher, at most; as in `dispatcher.cpp`."""
 _SOURCE = Path(__file__).with_name("dispatcher.cpp")
