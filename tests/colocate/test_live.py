@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from weft.colocate import compare as c
 from weft.colocate.arrivals import Arrivals, poisson
 from weft.colocate.live import LEAD_NS, SILENT_NS, LiveBackend, quietly, run
 from weft.colocate.operating import Prepared, prepare
-from weft.colocate.outcome import Outcome, off_lindley_us
+from weft.colocate.outcome import WINDOW_NS, Outcome, Window, off_lindley_us
 from weft.colocate.policies import NAMES, make
 from weft.colocate.policy import MOST_IN_FLIGHT
 from weft.colocate.simulate import drawn_ns
@@ -176,3 +177,14 @@ def test_what_a_run_on_a_machine_came_to() -> None:
     assert "send delay" in late.latency.void and not late.kept
     simulated = c.summed_up(p, cell, c.simulated(p, cell))
     assert simulated.simulated and simulated.decision_us is simulated.off_lindley_us is None
+
+
+@given(st.lists(st.lists(st.integers(1, 10**9), max_size=400), min_size=1, max_size=8))
+def test_p99_of_a_window_is_that_of_all_that_ended(windows: list[list[int]]) -> None:
+    window = Window()
+    for number, latencies in enumerate(windows):
+        for x in latencies:
+            window.ended(x, late=False)
+        seen = sorted(x for w in windows[max(0, number - 4) : number + 1] for x in w)
+        want = seen[max(0, math.ceil(0.99 * len(seen)) - 1)] if seen else 0
+        assert window.turn((number + 1) * WINDOW_NS).p99_ns == want

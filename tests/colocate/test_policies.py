@@ -16,7 +16,7 @@ from weft.colocate.policies.baselines import SLICE_US, Green
 from weft.colocate.policies.weft import PENALTY_NS, TICK_NS, Weft, predicted_p99
 from weft.colocate.policy import Costs, ModelFacts, Policy, PolicyError, Setting
 from weft.colocate.queueing import latencies
-from weft.kernels.scheduling import OFF, Cursor, Finished, Query, Recent, Running, Situation, Variant
+from weft.kernels.scheduling import OFF, Cursor, Decision, Finished, Query, Recent, Running, Situation, Variant
 
 US = 1000
 TARGET = 500 * US
@@ -172,16 +172,23 @@ def test_weft_launches_the_earliest_deadline_first() -> None:
     assert [q.number for q, _ in policy.decide(situation(0, [late, soon])).launch] == [1, 0]
 
 
+def step(policy: Weft, given: Situation) -> Decision:
+    """A decision, and what is learnt behind it."""
+    made = policy.decide(given)
+    policy.learn()
+    return made
+
+
 def test_weft_steps_back_when_p99_is_over_the_target_and_comes_back_one_by_one() -> None:
     policy = Weft(setting())
     top = policy.cap
     assert top >= 2
     calm = Recent(0, 100, 100_000_000, 1.0, 150 * US)
-    policy.decide(situation(TICK_NS / US, recent=Recent(0, 100, 100_000_000, 1.0, TARGET + 1)))
+    step(policy, situation(TICK_NS / US, recent=Recent(0, 100, 100_000_000, 1.0, TARGET + 1)))
     assert policy.cap == 0
     caps = []
     for k in range(2, 16):
-        policy.decide(situation(k * TICK_NS / US, recent=calm))
+        step(policy, situation(k * TICK_NS / US, recent=calm))
         caps.append(policy.cap)
     quiet = PENALTY_NS // TICK_NS
     assert caps[: quiet - 1] == [0] * (quiet - 1) and caps[quiet - 1 : quiet + 1] == [1, 2] and caps[-1] == top
@@ -190,7 +197,7 @@ def test_weft_steps_back_when_p99_is_over_the_target_and_comes_back_one_by_one()
 def test_weft_fills_idle_time_by_whole_kernels_only_where_p99_leaves_room_for_one() -> None:
     def filled(p99_us: float, target_us: float = 500.0, *, busy_us: float = -1.0) -> tuple[str, float]:
         policy = Weft(setting(target=round(target_us * US)))
-        found = policy.decide(situation(10.0, recent=Recent(p99_ns=round(p99_us * US)), busy_us=busy_us))
+        found = step(policy, situation(10.0, recent=Recent(p99_ns=round(p99_us * US)), busy_us=busy_us))
         return found.co_runner, found.kernels_us
 
     assert filled(120.0) == ("keep", 300.0)
@@ -203,23 +210,23 @@ def test_weft_fills_idle_time_by_whole_kernels_only_where_p99_leaves_room_for_on
 def test_weft_caps_variants_by_the_rate_that_it_sees() -> None:
     low, high = Weft(setting()), Weft(setting())
     for k in range(1, 12):
-        low.decide(situation(k * TICK_NS / US, recent=Recent(0, 100, 100_000_000, 1.0, 100 * US)))
-        high.decide(situation(k * TICK_NS / US, recent=Recent(0, 900, 100_000_000, 1.0, 100 * US)))
+        step(low, situation(k * TICK_NS / US, recent=Recent(0, 100, 100_000_000, 1.0, 100 * US)))
+        step(high, situation(k * TICK_NS / US, recent=Recent(0, 900, 100_000_000, 1.0, 100 * US)))
     assert low.cap > high.cap == 0
 
 
 def test_a_variant_that_drifts_is_not_used_until_it_is_refitted() -> None:
     policy = Weft(setting())
     top = policy.cap
-    assert policy.decide(situation(0.0, [query(0)])).launch[0][1] == top
+    assert step(policy, situation(0.0, [query(0)])).launch[0][1] == top
     ended = [Finished(query(i), top, 0, 200 * US, 1980) for i in range(5)]
-    policy.decide(situation(1.0, finished=ended))
+    step(policy, situation(1.0, finished=ended))
     now = 10.0
-    assert policy.decide(situation(now, [query(0, now)])).launch[0][1] == top - 1
+    assert step(policy, situation(now, [query(0, now)])).launch[0][1] == top - 1
     again = PENALTY_NS / US + 20
     more = [Finished(query(i), top, 0, 200 * US, 1980) for i in range(60)]
-    policy.decide(situation(again, finished=more))
-    assert policy.decide(situation(again, [query(0, again)])).launch[0][1] == top
+    step(policy, situation(again, finished=more))
+    assert step(policy, situation(again, [query(0, again)])).launch[0][1] == top
 
 
 @pytest.mark.parametrize(("load", "cv2"), [(0.3, 1.0), (0.5, 1.0), (0.7, 1.0), (0.8, 1.0), (0.5, 9.0), (0.3, 4.0)])

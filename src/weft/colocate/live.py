@@ -131,8 +131,11 @@ class LiveBackend:
         self._wake = NEVER
         self._kernels_end = 0
         """When kernels that nothing stops are expected to have ended; 0: none runs."""
-        self._recent, self._window = Recent(), Window()
-        self._cursor = Cursor(OFF, 0, 0, False)
+        self._window = Window()
+        self._situation = Situation(
+            0, self._running, self._waiting, Cursor(OFF, 0, 0, False), Recent(), 0, self._finished
+        )
+        """The same one for all decisions."""
 
     def advance(self) -> bool:
         """Wait for the next arrival, end or wake-up; False once all queries have ended.
@@ -159,18 +162,18 @@ class LiveBackend:
                 )
             self._machine.pause(self._begin + min(self._due(), self._now + SILENT_NS))
         self._happened = self._now
-        if self._now >= self._window.until:
-            self._recent = self._window.turn(self._now)
-        elif self._recent.violations != self._window.violations:
-            self._recent = self._window.with_violations(self._recent)
+        s, window = self._situation, self._window
+        if self._now >= window.until:
+            s.recent = window.turn(self._now)
+        elif s.recent.violations != window.violations:
+            s.recent = window.with_violations(s.recent)
+        s.now_ns, s.last_done_ns = self._now, self._last_done
         return True
 
     def situation(self) -> Situation:
         """As of now."""
         self._asked = self._machine.now_ns()
-        return Situation(
-            self._now, self._running, self._waiting, self._cursor, self._recent, self._last_done, self._finished
-        )
+        return self._situation
 
     def apply(self, decision: Decision) -> None:
         """As `Backend` says.
@@ -212,7 +215,7 @@ class LiveBackend:
         if self._wake <= self._now:
             self._wake = NEVER
             happened = True
-        if happened or self._cursor.busy_until_ns:
+        if happened or self._kernels_end:
             self._note()
         return happened
 
@@ -252,7 +255,9 @@ class LiveBackend:
 
     def _note(self) -> None:
         busy = max(self._kernels_end, self._now + 1) if self._kernels_end else 0
-        self._cursor = Cursor(self._form, busy, 0, self._machine.job_is_done())
+        form, done, before = self._form, self._machine.job_is_done(), self._situation.job
+        if form != before.form or busy != before.busy_until_ns or done != before.is_done:
+            self._situation.job = Cursor(form, busy, 0, done)
 
     def _end(self) -> None:
         self.outcome.span_ns = self._now

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Protocol, final, runtime_checkable
 
 from weft.errors import UnsupportedError
 from weft.kernels.scheduling import NEVER, Decision, Query, Situation, Variant
@@ -75,6 +75,15 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
+class Learning(Protocol):
+    """A policy that takes note of what happened when its decision is carried out: no query waits for that."""
+
+    def learn(self) -> None:
+        """After each decision."""
+        ...
+
+
 class Backend(Protocol):
     """What carries decisions out: a GPU, or its simulation."""
 
@@ -94,8 +103,11 @@ class Backend(Protocol):
 def drive(policy: Policy, backend: Backend) -> None:
     """A run: one decision for each thing that happens."""
     decide, situation, apply, advance = policy.decide, backend.situation, backend.apply, backend.advance
+    learn = policy.learn if isinstance(policy, Learning) else None
     while advance():
         apply(decide(situation()))
+        if learn is not None:
+            learn()
 
 
 @final

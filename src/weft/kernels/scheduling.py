@@ -270,9 +270,9 @@ class Recent:
         return self.arrivals * 1e9 / self.length_ns if self.length_ns else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Situation:
-    """All that a policy may know. A view: valid until the decision is made."""
+    """All that a policy may know. A view: valid until the decision is made, and not to be changed by a policy."""
 
     now_ns: int
     running: Sequence[Running]

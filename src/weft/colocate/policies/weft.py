@@ -16,11 +16,12 @@ A variant whose times drift is not used for a second, then tried with half as mu
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 from weft.colocate.durations import Online
 from weft.colocate.policy import MOST_IN_FLIGHT, Costs, Setting
-from weft.kernels.scheduling import KEEP, OFF, Decision, Query, Recent, Situation
+from weft.kernels.scheduling import KEEP, OFF, Decision, Finished, Query, Recent, Situation
 
 TICK_NS = 100_000_000
 """The controller decides so often."""
@@ -83,15 +84,16 @@ class Weft:
         self._until = 0
         """End of a penalty."""
         self._is_off = setting.job is None
+        self._unlearnt: list[Finished] = []
+        self._now, self._recent = 0, Recent()
         self._target = min(m.target_ns for m in setting.models)
 
     def decide(self, situation: Situation) -> Decision:
         """What is done now."""
         s, costs = situation, self._costs
         if s.finished:
-            self._learn(s)
-        if s.now_ns >= self._next:
-            self._control(s.now_ns, s.recent)
+            self._unlearnt += s.finished
+        self._now, self._recent = s.now_ns, s.recent
         room = MOST_IN_FLIGHT - len(s.running)
         if not s.waiting or room <= 0:
             if s.waiting or s.job.form != OFF or s.job.is_done or self._is_off:
@@ -128,9 +130,16 @@ class Weft:
                 return k
         return 0
 
-    def _learn(self, s: Situation) -> None:
-        """Refit by what has ended."""
-        for f in s.finished:
+    def learn(self) -> None:
+        """Refit by what has ended, and set the cap."""
+        if self._unlearnt:
+            self._refit(self._unlearnt)
+            self._unlearnt.clear()
+        if self._now >= self._next:
+            self._control(self._now, self._recent)
+
+    def _refit(self, finished: Sequence[Finished]) -> None:
+        for f in finished:
             if f.stops:
                 continue
             model, k = f.query.model, f.variant
@@ -141,8 +150,8 @@ class Weft:
             seen[k] += 1
             if not online.is_ready:
                 if self._barred[model][k] == 0:
-                    self._barred[model][k] = s.now_ns + PENALTY_NS
-            elif self._barred[model][k] and s.now_ns >= self._barred[model][k]:
+                    self._barred[model][k] = self._now + PENALTY_NS
+            elif self._barred[model][k] and self._now >= self._barred[model][k]:
                 self._barred[model][k] = 0
             if seen[k] % _MARGIN_EVERY == 0 and online.is_ready:
                 us = online.predict_us(clock_mhz=mhz)

@@ -220,7 +220,7 @@ void* read_clock(void* given) {
     if (d.clock_info(d.gpu, 1, &mhz) == 0) *(volatile int64_t*)&d.status->clock_mhz = mhz;
     timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 2;  // seldom: launches were seen to wait a millisecond for it
+    until.tv_sec += 2;  // seldom: it takes milliseconds, and launches were seen to wait for it
     if (sem_timedwait(&d.clock_over, &until) == 0) return nullptr;
   }
 }
