@@ -41,6 +41,7 @@ def test_what_is_recorded_is_what_the_machine_takes() -> None:
     assert (model.name, model.kernels, found.gpu) == ("net", 12, "NVIDIA H200")
     assert model.solo.at(0.5) == pytest.approx(100.0, abs=2.0)
     assert job.stop is not None and job.stop.at(0.5) == pytest.approx(9.0, abs=2.0) and job.kernel_us == 300.0
+    assert job.idle_rate == pytest.approx(0.5, abs=0.02)
     assert found.launch.at(0.99) < 3.0
     priority, resident, part = found.modes
     assert [m.name for m in found.modes] == ["priority", "co-runner 128", "green36"]

@@ -85,7 +85,9 @@ def prepare(record: SampleRecord, policy: str, model: str, job: str, target_ns: 
     checked(policy)
     alone = model_of(record, model)
     facts = job_of(record, model, job) if job else None
-    first = Point(_variant(0, "alone", "none", alone.solo, 0.0), alone.solo, alone.clock_mhz)
+    idle = 1.0 if facts is None else facts.idle_rate
+    variant = replace(_variant(0, "alone", "none", alone.solo, 0.0), idle_rate=idle)
+    first = Point(variant, alone.solo, alone.clock_mhz)
     made = Prepared(policy, alone, facts, target_ns, (first,), record.launch)
     if facts is None or policy in ("exclusive", "serial", "timeslice"):
         return made

@@ -20,7 +20,7 @@ from weft.kernels.scheduling import OFF, Query, Sharing
 
 QUERIES = 400
 """Of each mode."""
-SMALL = 100
+SMALL = 200
 """Launches, and stops."""
 IDLE_NS = 40_000_000
 """In which the job has the GPU alone in a form."""
@@ -30,7 +30,7 @@ WARM_UP = 20
 LEAST, LONG_NS = 40, 2_000_000_000
 """Queries that are measured in any case; after so long no further one is begun."""
 _LIMIT_NS = 30_000_000_000
-_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.995, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,9 @@ def _job(machine: Machine, what: What, solo_us: float, count: int, seed: int) ->
         return asked
 
     stops = longer(machine, what.model, count, solo_us, stopped)
-    return JobSamples(what.job, what.kernel_us, what.block_us, spread(stops, 0), 0)
+    alone = _Rate(machine, 0)
+    _rest(machine, IDLE_NS)
+    return JobSamples(what.job, what.kernel_us, what.block_us, spread(stops, 0), 0, alone.ended())
 
 
 def _mode(machine: Machine, what: What, variant: int, mode: Mode, queries: int) -> ModeSamples:

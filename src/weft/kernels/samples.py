@@ -11,11 +11,11 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.errors import ArtifactError
 from weft.kernels.codec import Json
-from weft.kernels.dataclass_json import from_json, to_json
+from weft.kernels.dataclass_json import LEFT_OUT, from_json, to_json
 from weft.kernels.scheduling import SHARINGS, Sharing
 
 FORMAT = 1
@@ -91,11 +91,13 @@ class JobSamples:
     block_us: float
     """GPU time to one block: the kernel's over its blocks."""
     stop: Spread | None
-    """From the flag to the end of the last block; None: not recorded."""
+    """What a query takes longer that finds the job on the whole GPU, from the flag on; None: not recorded."""
     source: int
+    idle_rate: float = field(default=1.0, metadata=LEFT_OUT)
+    """Work in a second on the whole GPU in the form that can be stopped, over that of its kernels launched plainly."""
 
     def __post_init__(self) -> None:
-        if not self.name or not (0 < self.kernel_us < math.inf and 0 < self.block_us < math.inf):
+        if not self.name or not all(0 < x < math.inf for x in (self.kernel_us, self.block_us, self.idle_rate)):
             raise ValueError("a job without a time")
 
 
