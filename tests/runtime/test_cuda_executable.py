@@ -15,6 +15,7 @@ from tests.runtime.plans import library_plan
 from tests.typed import noting
 
 from weft.device.cuda.tensor_map import encode_tensor_map
+from weft.errors import InvalidGraphError
 from weft.generate import bind
 from weft.generate.library import execute
 from weft.ir.graph import Graph, GraphBuilder
