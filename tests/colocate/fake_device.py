@@ -152,8 +152,11 @@ class FakeJob:
     def stop(self, stream: int) -> None:
         self.device.call(stream, "stop")
 
-    def plain(self, stream: int) -> None:
-        self.device.work(stream, round(self.kernel_us * 1e3), "plain")
+    def plain(self, stream: int, us: float) -> float:
+        passes = max(1, round(us / self.kernel_us))
+        for _ in range(passes):
+            self.device.work(stream, round(self.kernel_us * 1e3), "plain")
+        return passes * self.kernel_us
 
     def blocks(self) -> int:
         assert self.device.resident == 0
