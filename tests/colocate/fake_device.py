@@ -78,6 +78,9 @@ class FakeDevice:
     def call(self, stream: int, what: str, value: Any = None) -> None:
         self.queues[stream].append(Op("call", (what, value)))
 
+    def do(self, stream: int, what: Callable[[], object]) -> None:
+        self.queues[stream].append(Op("do", what))
+
     def persistent(self, stream: int) -> None:
         self.queues[stream].append(Op("persistent"))
 
@@ -114,6 +117,8 @@ class FakeDevice:
             event, told = op.value
             if self.seen[event] < told:
                 return False
+        elif op.kind == "do":
+            op.value()
         elif op.kind == "call":
             what, value = op.value
             self.log.append((self.now, what, value))

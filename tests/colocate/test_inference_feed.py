@@ -18,6 +18,7 @@ import pytest
 from weft.colocate import inference_feed
 from weft.colocate.inference_feed import InferenceFeed
 from weft.colocate.inference_files import Array, TensorSpec, input_files, members, named, read_into, write_results
+from weft.colocate.inference_ring import LEAST_SLOTS, MOST_SLOTS, ring_bytes, slots_of
 from weft.colocate.job import JobError, parse_job
 from weft.errors import ArtifactError, DeviceError
 from weft.kernels.scheduling import JobSpec
@@ -58,7 +59,7 @@ def at(places: Any, tensors: tuple[TensorSpec, ...]) -> list[Array]:
     found = []
     for place, spec in zip(places, tensors, strict=True):
         raw = (ctypes.c_uint8 * spec.nbytes).from_address(place)
-        found.append(np.frombuffer(raw, spec.dtype).reshape(spec.shape))
+        found.append(np.frombuffer(memoryview(raw).cast("B"), spec.dtype).reshape(spec.shape))
     return found
 
 
@@ -80,7 +81,7 @@ def test_files_are_in_the_order_of_their_names(folder: Path) -> None:
 
 
 def test_no_files_are_told(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="no .npz file is in this folder"):
+    with pytest.raises(JobError, match=r"no \.npz file is in this folder"):
         input_files(tmp_path)
     with pytest.raises(JobError, match="cannot be read: No such file"):
         input_files(tmp_path / "none")
@@ -92,9 +93,9 @@ def places() -> list[Array]:
 
 def test_members_are_found_by_name_by_number_or_because_there_is_one(tmp_path: Path) -> None:
     x, mask = drawn(0).values()
+    found = places()
     for arrays in ({"mask": mask, "x": x}, {"arr_0": x, "arr_1": mask}):
         np.savez(tmp_path / "a.npz", **arrays)  # type: ignore[arg-type]
-        found = places()
         read_into(tmp_path / "a.npz", INPUTS, found)
         assert np.array_equal(found[0], x) and np.array_equal(found[1], mask)
     np.savez_compressed(tmp_path / "b.npz", whatever=x)
@@ -112,7 +113,7 @@ def bomb(path: Path, content: bytes) -> None:
     ("arrays", "says"),
     [
         ({"x": np.zeros((2, 3), np.float32)}, "it has no 'mask', but x"),
-        ({"x": np.zeros((2, 4), np.float32), "mask": np.zeros(4, bool)}, r"expected x: float32\[2, 3\], got float32\[2, 4\]"),
+        ({"x": np.zeros((2, 4), np.float32), "mask": np.zeros(4, bool)}, r"expected .*, got float32\[2, 4\]"),
         ({"x": np.zeros((2, 3)), "mask": np.zeros(4, bool)}, r"expected x: float32\[2, 3\], got float64"),
         ({"x": np.array([None] * 6).reshape(2, 3), "mask": np.zeros(4, bool)}, "Object arrays cannot be loaded"),
     ],
@@ -132,9 +133,9 @@ def test_files_that_are_no_archives(tmp_path: Path) -> None:
     np.save(buffer, np.zeros((2, 3), np.float32))
     for content in (b"", b"PK\3\4 and no more", buffer.getvalue()):
         path.write_bytes(content)
-        with pytest.raises(JobError, match="a.npz: inputs: "):
+        with pytest.raises(JobError, match=r"a\.npz: inputs: "):
             read_into(path, INPUTS, places())
-        with pytest.raises(JobError, match="a.npz: inputs: "):
+        with pytest.raises(JobError, match=r"a\.npz: inputs: "):
             members(path)
     bomb(path, buffer.getvalue()[:-5])
     with pytest.raises(JobError):
@@ -163,7 +164,7 @@ def test_names_of_tensors() -> None:
 def test_inputs_come_in_order_and_results_go_to_files(folder: Path, held: ExitStack) -> None:
     feed = started(folder, held, first=1)
     assert feed.files == ("0.npz", "1.npz", "2.npz")
-    for k in range(9):  # twice through the ring
+    for k in range(35):  # twice through the ring
         feed.wait_ready(k)
         wanted = list(drawn((1 + k) % 3).values())
         assert all(np.array_equal(a, b) for a, b in zip(at(feed.inputs(k), INPUTS), wanted, strict=True))
@@ -172,22 +173,30 @@ def test_inputs_come_in_order_and_results_go_to_files(folder: Path, held: ExitSt
         feed.release(k)
         feed.put(k)
     feed.finish()
-    assert feed.written == 9
-    for file, last in (("0.npz", 8), ("1.npz", 6), ("2.npz", 7)):
+    assert feed.written == 35
+    for file, last in (("0.npz", 32), ("1.npz", 33), ("2.npz", 34)):
         with np.load(folder / "out" / file) as found:
             assert found["n"] == 100 + last and found["y"].tolist() == [last, last], "of the last pass"
 
 
 def test_no_more_is_read_than_there_is_room_for(folder: Path, held: ExitStack) -> None:
     feed = started(folder, held)
-    feed.wait_ready(3)
+    n = feed.slots
+    assert n == MOST_SLOTS
+    feed.wait_ready(n - 1)
     time.sleep(0.05)
-    assert not feed.is_ready(4), "four slots, of which none was released"
+    assert not feed.is_ready(n), "no slot was released"
     feed.release(0)
-    until(lambda: feed._ring.word("filled") == 5)
-    assert not feed.is_ready(4), "there is no room for its results"
+    until(lambda: feed._ring.word("filled") == n + 1)
+    assert not feed.is_ready(n), "there is no room for its results"
     feed.put(0)
-    feed.wait_ready(4)
+    feed.wait_ready(n)
+
+
+def test_large_inferences_have_fewer_places() -> None:
+    large = TensorSpec("x", (1 << 24,), "float32")
+    assert slots_of([large], []) == LEAST_SLOTS and slots_of([TensorSpec("x", (1 << 22,), "float32")], ()) == 7
+    assert ring_bytes([large], []) < 5 * large.nbytes
 
 
 def test_the_last_inference_is_the_last(folder: Path, held: ExitStack) -> None:
@@ -204,7 +213,7 @@ def test_the_last_inference_is_the_last(folder: Path, held: ExitStack) -> None:
 def test_what_is_measured_by_has_a_place_of_its_own(folder: Path, held: ExitStack) -> None:
     feed = started(folder, held, first=3, end=3)  # all is done: nothing is read
     assert all(np.array_equal(a, b) for a, b in zip(at(feed.inputs(-1), INPUTS), drawn(0).values(), strict=True))
-    assert len(set(feed.results(-1)) | {p for k in range(4) for p in feed.results(k)}) == 10
+    assert len(set(feed.results(-1)) | {p for k in range(feed.slots) for p in feed.results(k)}) == 2 * (feed.slots + 1)
 
 
 def test_an_input_that_cannot_be_read_is_told_when_it_is_its_turn(folder: Path, held: ExitStack) -> None:
@@ -216,13 +225,13 @@ def test_an_input_that_cannot_be_read_is_told_when_it_is_its_turn(folder: Path, 
     feed.put(0)
     feed.finish()
     assert (folder / "out" / "0.npz").is_file(), "results of those before are written"
-    with pytest.raises(JobError, match="1.npz: inputs: File is not a zip file"):
+    with pytest.raises(JobError, match=r"1\.npz: inputs: File is not a zip file"):
         feed.is_ready(1)
 
 
 def test_the_first_input_is_looked_at_before_anything_is_started(folder: Path, held: ExitStack) -> None:
     (folder / "in" / "0.npz").write_bytes(b"broken")
-    with pytest.raises(JobError, match="0.npz: inputs"):
+    with pytest.raises(JobError, match=r"0\.npz: inputs"):
         started(folder, held)
 
 
@@ -257,8 +266,9 @@ def test_a_process_that_dies_is_told(folder: Path, held: ExitStack, monkeypatch:
         started(folder, held, command=("/no/such/program",))
     monkeypatch.setattr(inference_feed, "LIMIT_S", 0.2)
     still = started(folder, held, command=(sys.executable, "-c", "import time; time.sleep(60)"))
-    with pytest.raises(DeviceError, match="has read no input in 0.2 s"):
+    with pytest.raises(DeviceError, match=r"has read no input in 0\.2 s"):
         still.wait_ready(0)
+    still._process.kill()
 
 
 def test_nothing_is_left_running(folder: Path) -> None:

@@ -17,7 +17,7 @@ import re
 import statistics
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -401,7 +401,8 @@ class GpuSession:
         rehearsal = job.rehearsal() if isinstance(job, NetworkGpuJob) else contextlib.nullcontext()
         with rehearsal:
             machine = self.machine([w.name for w in ways])
-            made = recorded(machine, what, [Mode(w.name, w.sharing) for w in ways], queries=queries, seed=seed)
+            with _ended(machine):
+                made = recorded(machine, what, [Mode(w.name, w.sharing) for w in ways], queries=queries, seed=seed)
         return made, refused
 
     def run(self, prepared: Prepared, arrivals: Arrivals) -> Outcome:
@@ -424,12 +425,8 @@ class GpuSession:
             prepared = replace(prepared, job=replace(prepared.job, kernel_us=NOT_WHOLE_US))
         policy = make(prepared.policy, prepared.setting)
         machine = self.machine(names)
-        try:
+        with _ended(machine):
             return run(policy, LiveBackend(machine, [(prepared, arrivals)], policy=policy))
-        except BaseException:
-            with contextlib.suppress(DeviceError):  # of what is raised already
-                machine.close_job()
-            raise
 
     def results(self) -> tuple[torch.Tensor, ...]:
         """What a query gives now, alone, by the plan without a budget."""
@@ -547,6 +544,17 @@ class _Clock:
     def _look(self) -> None:
         while not self._over.wait(_CLOCK_S):
             self._mhz = self._read()
+
+
+@contextlib.contextmanager
+def _ended(machine: GpuMachine) -> Iterator[None]:
+    """The job does not run on where something is raised."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(DeviceError):  # of what is raised already
+            machine.close_job()
+        raise
 
 
 def whole_sm(facts: GpuFacts) -> SmBudget:

@@ -122,6 +122,8 @@ class InferenceFeed:
         with contextlib.ExitStack() as own:
             own.callback(os.close, fd)
             self._ring = Ring(inputs, kept, fd)
+            self.slots = self._ring.slots
+            """Inferences on their way at once, at most."""
             pin(*self._ring.place)
             read_into(folder / spec.inputs / self.files[0], inputs, self._ring.inputs(-1))
             task = Task(

@@ -17,8 +17,8 @@ import numpy as np
 
 from weft.colocate.inference_files import Array, TensorSpec
 
-SLOTS = 4
-"""Inferences whose inputs are read ahead, and whose results wait to be written."""
+LEAST_SLOTS, MOST_SLOTS, MOST_BYTES = 3, 16, 128 << 20
+"""Inferences whose inputs are read ahead, and whose results wait to be written: as many as these bytes hold."""
 READING, WRITING = 1, 2
 """What failed."""
 HEAD = 8192
@@ -31,12 +31,10 @@ _WORDS = ("filled", "released", "put", "written", "failed", "stop")
 class Ring:
     """Both sides' view. `released`, `put` and `stop` are the job's words, the others the worker's."""
 
-    def __init__(
-        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], fd: int, slots: int = SLOTS
-    ) -> None:
+    def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], fd: int) -> None:
         """`fd`: memory of `ring_bytes` bytes, which stays the caller's to close. `outputs`: empty: they are dropped."""
-        self.slots = slots
-        self._map = mmap.mmap(fd, ring_bytes(inputs, outputs, slots))
+        self.slots = slots = slots_of(inputs, outputs)
+        self._map = mmap.mmap(fd, ring_bytes(inputs, outputs))
         whole = memoryview(self._map)
         self._words = np.frombuffer(whole, np.int64, len(_WORDS), 0)
         self._whole = np.frombuffer(whole, np.uint8)
@@ -81,9 +79,14 @@ class Ring:
         return data.split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
-def ring_bytes(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], slots: int = SLOTS) -> int:
+def slots_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
+    """How many inferences are on their way at once."""
+    return max(LEAST_SLOTS, min(MOST_SLOTS, MOST_BYTES // (_slot(inputs) + _slot(outputs))))
+
+
+def ring_bytes(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     """Of all slots, one more for measuring, and the words in front of them."""
-    return HEAD + (slots + 1) * (_slot(inputs) + _slot(outputs))
+    return HEAD + (slots_of(inputs, outputs) + 1) * (_slot(inputs) + _slot(outputs))
 
 
 def memory(size: int) -> int:
@@ -106,7 +109,7 @@ def _aligned(size: int) -> int:
 
 
 def _slot(tensors: Sequence[TensorSpec]) -> int:
-    return -(-sum(_aligned(x.nbytes) for x in tensors) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return max(1, -(-sum(_aligned(x.nbytes) for x in tensors) // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
 def _views(whole: memoryview, tensors: Sequence[TensorSpec], begin: int) -> list[Array]:

