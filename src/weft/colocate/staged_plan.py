@@ -10,6 +10,7 @@ memory, so an inference goes on wherever its next stage is launched.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -36,8 +37,10 @@ from weft.runtime.streams import Lease
 STAGE_US = 60.0
 """Of a stage alone, at most, unless a single step takes longer."""
 _ROUNDS = 5
-_INFERENCES = 10
+_INFERENCES = 3
 """Back to back, by which the times of stages are scaled."""
+_LAUNCH_US = 25.0
+"""Of the host for a launch and an event, at most."""
 
 
 @final
@@ -48,7 +51,7 @@ class StagedPlan:
         """Record a plan, made without a budget of an SM, and time its stages on an idle GPU.
 
         Args:
-            found: the plan, whose inputs' buffers hold something to run on; recorded anew, so it may be dropped.
+            found: the plan, whose inputs' buffers hold something to run on. It is recorded anew, and may be dropped.
             stream: of the lowest priority, with the whole GPU.
             stage_us: of a stage, at most.
 
@@ -75,11 +78,12 @@ class StagedPlan:
         """Of each stream its handle, and the stages recorded there."""
         api = driver_api()
         self._recorded[self.base] = api.CUstream(self.base), [api.CUgraphExec(x) for x in own.recorded_graphs]
-        self.lengths = stages_of(self._times(len(own.recorded_graphs)), stage_us)
+        busy = _Busy(found, stream)
+        self.lengths = stages_of(self._times(len(own.recorded_graphs), busy), stage_us)
         """Steps of each stage."""
         del self._recorded[self.base]
         self._record(stream)
-        self.stage_us = self._times(len(self.lengths))
+        self.stage_us = self._times(len(self.lengths), busy)
         self.inputs = _tensors(own.graph, own.graph.inputs, own.graph.input_names)
         self.outputs = _tensors(own.graph, results, own.graph.output_names[: len(results)])
 
@@ -136,18 +140,20 @@ class StagedPlan:
         handles = [api.CUgraphExec(g.raw_cuda_graph_exec()) for g in graphs]
         self._recorded[stream.cuda_stream] = api.CUstream(stream.cuda_stream), handles
 
-    def _times(self, stages: int) -> list[float]:
+    def _times(self, stages: int, busy: Callable[[int], None]) -> list[float]:
         """Microseconds of each stage on `base`: medians, so scaled that they are an inference of many back to back."""
         stream = torch.cuda.ExternalStream(self.base)  # type: ignore[no-untyped-call]
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(stages + 1)]  # type: ignore[no-untyped-call]
         rounds: list[list[float]] = []
         for _ in range(_ROUNDS + 1):
+            busy(stages)
             for k in range(stages):
                 marks[k].record(stream)
                 self.launch(k, self.base)
             marks[stages].record(stream)
             stream.synchronize()
             rounds.append([float(marks[k].elapsed_time(marks[k + 1])) * 1e3 for k in range(stages)])
+        busy(_INFERENCES * stages)
         marks[0].record(stream)
         for _ in range(_INFERENCES):
             for k in range(stages):
@@ -157,6 +163,29 @@ class StagedPlan:
         whole = float(marks[0].elapsed_time(marks[1])) * 1e3 / _INFERENCES
         each = [statistics.median(r[k] for r in rounds[1:]) for k in range(stages)]
         return [x * whole / sum(each) for x in each]
+
+
+class _Busy:
+    """A plan's own graph on a stream, while the host launches ahead behind it: else the host is what is timed."""
+
+    def __init__(self, plan: CudaExecutable, stream: torch.cuda.Stream) -> None:
+        self._plan, self._stream = plan, stream
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._run()
+        first.record(stream)
+        self._run()
+        last.record(stream)
+        stream.synchronize()
+        self._us = max(1.0, float(first.elapsed_time(last)) * 1e3)
+
+    def __call__(self, launches: int) -> None:
+        """For as long as so many launches take."""
+        for _ in range(math.ceil(launches * _LAUNCH_US / self._us)):
+            self._run()
+
+    def _run(self) -> None:
+        with torch.cuda.stream(self._stream):
+            self._plan.replay()
 
 
 def stages_of(step_us: Sequence[float], most_us: float) -> list[int]:
