@@ -472,6 +472,26 @@ def test_whatever_happens_no_stage_is_lost(seed: int) -> None:
     assert w.job.progress() == JobProgress(digest(ENDLESS), *divmod(stages // 3, FILES), stages % 3)
 
 
+@pytest.mark.parametrize("where", ["fill", "launch", "fetch"])
+def test_an_interrupt_leaves_no_inference_without_its_results(where: str) -> None:
+    w = World()
+    for _ in range(2):
+        w.job.plain(LOW, 0.0)
+    inner = getattr(w.network, where)
+
+    def interrupted(*args: object) -> None:
+        inner(*args)
+        raise KeyboardInterrupt
+
+    setattr(w.network, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        w.job.plain(LOW, 1e9)
+    w.job.finish()
+    found = w.job.progress()
+    assert found.stage == w.feed.put_, "an inference counts when its results were put"
+    assert (found.stage, found.blocks) == {"fill": (1, 0), "launch": (0, 2), "fetch": (0, 2)}[where]
+
+
 def test_a_form_of_a_network_is_fed() -> None:
     w = World()
     assert w.idle == Form(LOW, None, ahead=APART_AHEAD, apart=True)

@@ -238,13 +238,14 @@ class NetworkGpuJob:
         if stage + 1 < self._stages:
             self._next = Position(self._next.inference, stage + 1)
             return True
-        self._next = Position(self._next.inference + 1, 0)
         if places := feed.results(number):
             network.fetch(places, stream)
         if number >= 0:
             event = self._pool.pop() if self._pool else self._device.event()
             self._device.record(event, stream)
             self._open.append((number, event))
+        # last: an interrupt before leaves an inference that is done again, none that counts without its results
+        self._next = Position(self._next.inference + 1, 0)
         return True
 
     def _poll(self) -> None:
