@@ -4,23 +4,28 @@
     python -m benchmarks.gpu_colocate --plans DIR --suite policies [--only ...] [--out FILE|-]
     python -m benchmarks.gpu_colocate --dry                                                     what would be measured
 
-Plans of `benchmarks.co_runner.plans` (f16), jobs of `benchmarks/best_effort`. Of a model and a job the samples are
-taken first, as `weft colocate prepare` does; then each policy runs on the same seeded Poisson arrivals, `exclusive`
-first. A row has p50, p95 and p99 against the target, what the job got over the whole GPU (`be`), the harness's own
-figures (send delay, decision, distance from Lindley's recursion), and under `simulated` what the simulator says with
-the same samples. A run is void where its send delay is over 20 us at p99, and says so.
+Plans of `benchmarks.co_runner.plans` (f16), jobs of `benchmarks/best_effort`, and networks as jobs: `resnet50-b16` is
+resnet50 at batch 16 over a folder of drawn inputs, its results copied to the host, and compared with those alone when
+all runs are over. Of a model and a job the samples are taken first, as `weft colocate prepare` does; then each policy
+runs on the same seeded Poisson arrivals, `exclusive` first. A row has p50, p95 and p99 against the target, what the job
+got over the whole GPU (`be`), the harness's own figures (send delay, decision, distance from Lindley's recursion), and
+under `simulated` what the simulator says with the same samples. A run is void where its send delay is over 20 us at
+p99, and says so.
 
 Suites: `policies` (two models, two jobs, 0.3, 0.5 and 0.8 of the peak load, target 5 solo times, all policies but
-`streams`), `batch1` (five models, four jobs, 0.3 and 0.5 of the service rate, targets 1.10 and 1.25 times p99 of
-`exclusive` on the same arrivals, `timeslice` and `weft`), `end-to-end` (five models at batch 16, twelve jobs, 0.8 of
-the peak load, target 5 solo times, `serial`, `priority`, `timeslice`, `green:36` and `weft`).
+`streams`), `batch1` (five models, four jobs of kernels and two networks, 0.3 and 0.5 of the service rate, targets 1.10
+and 1.25 times p99 of `exclusive` on the same arrivals, `timeslice` and `weft`), `end-to-end` (five models at batch 16,
+twelve jobs, 0.8 of the peak load, target 5 solo times, `serial`, `priority`, `timeslice`, `green:36` and `weft`).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -28,26 +33,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.best_effort import jobs
 from benchmarks.co_runner.plans import compiled, posed
 from benchmarks.gpu_corunner import known, prepare
 from benchmarks.harness.record import Record, Row, folder_of_gpu
+from benchmarks.models import FURTHER, NETWORKS
 from weft.colocate.compare import CarryOut, Cell, cell_of, run, simulated
 from weft.colocate.gpu import BUDGET, MODES, GpuSession, Plans
+from weft.colocate.job import JobError
 from weft.colocate.kernel_job import KernelJob
 from weft.colocate.policies import NAMES
 from weft.colocate.policy import PolicyError
+from weft.colocate.staged_plan import network_job
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.errors import KernelDeclinedError
 from weft.kernels.policy_run import PolicyRun
 from weft.kernels.samples import SampleRecord, write
 from weft.kernels.scheduling import JobSpec
+from weft.runtime.cuda_executable import CudaExecutable
+from weft.sm_budget import SmBudget
 
 FIVE = ("resnet50", "bert_base", "vit_b16", "inception_v3", "vgg16")
 TWELVE = ("mriq", "mri_fhd", "cp", "cutcp", "fft", "sgemm", "lbm", "tpacf", "stencil", "histo", "sad", "spmv")
+TWO = ("resnet50-b16", "bert_base-b16")
+"""Networks as jobs."""
+FILES = 4
+"""Of inputs of a network."""
 PEERS = ("serial", "priority", "timeslice", "green:36")
 ALL = tuple(n for n in NAMES if n not in ("exclusive", "mps", "tacker", "aker", "streams"))
 """Policies that run on a GPU: `mps` needs other processes, `tacker` and `aker` fused steps in a plan's graph. By
@@ -84,7 +99,7 @@ SUITES: dict[str, tuple[Pair, ...]] = {
     "batch1": tuple(
         Pair(m, 1, j, (0.3, 0.5), False, ("timeslice", "weft"), True)
         for m in FIVE
-        for j in ("mriq", "cp", "stencil", "histo")
+        for j in ("mriq", "cp", "stencil", "histo", *TWO)
     ),
     "end-to-end": tuple(Pair(m, 16, j, (0.8,), True, (*PEERS, "weft")) for m in FIVE for j in TWELVE),
 }
@@ -99,6 +114,30 @@ def spec_of(name: str) -> tuple[JobSpec, Path]:
     """A job of `benchmarks/best_effort`, without end, and its folder."""
     found = jobs.load(name)
     return JobSpec(name, "kernels", stages=tuple(s.manifest.path.name for s in found.stages)), jobs.ROOT / name
+
+
+def network_of(job: str) -> tuple[str, int] | None:
+    """Name and batch of a network that is a job; None: it is a job of kernels."""
+    found = re.fullmatch(r"(?P<name>\w+)-b(?P<batch>[1-9][0-9]*)", job)
+    return (found["name"], int(found["batch"])) if found is not None else None
+
+
+def compiled_for(pairs: Sequence[Pair]) -> list[tuple[tuple[str, int], tuple[SmBudget | None, ...]]]:
+    """What is compiled: every model under a budget and without one, every network that is a job without one."""
+    models = dict.fromkeys((p.model, p.batch) for p in pairs)
+    networks = dict.fromkeys(n for p in pairs if (n := network_of(p.job)) is not None and n not in models)
+    return [(m, (BUDGET, None)) for m in models] + [(n, (None,)) for n in networks]
+
+
+def network_folder(job: str, folder: Path) -> JobSpec:
+    """Write inputs of a network as a job, each drawn with another seed, into a folder; what the job is."""
+    name, batch = network_of(job) or ("", 0)
+    kind = NETWORKS.get(name) or FURTHER[name]
+    (folder / "in").mkdir()
+    for k in range(FILES):
+        given = [x.half() if x.is_floating_point() else x for x in kind.inputs(batch, k)]
+        np.savez(folder / "in" / f"{k}.npz", *(x.numpy() for x in given))
+    return JobSpec(job, "network", model=f"{name}.onnx", inputs="in", outputs="out")
 
 
 def figures(made: PolicyRun) -> Row:
@@ -198,6 +237,43 @@ class Asked:
             self.record.add(row)
 
 
+@contextlib.contextmanager
+def job_of(name: str, session: GpuSession, facts: GpuFacts, asked: Asked) -> Iterator[Callable[[], str]]:
+    """A job of a session; what it gives says what is wrong behind all runs, empty: nothing is."""
+    with ExitStack() as held:
+        if (network := network_of(name)) is None:
+            spec, folder = spec_of(name)
+            job = KernelJob(spec, folder, facts=facts, held=held)
+            session.add_job(job)
+            yield job.check
+            return
+        place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="weft-network-")))
+        own = posed(*network)
+        plan = compiled(own, None, asked.plans, asked.budget)
+        for static, given in zip(plan.static_inputs, own.inputs, strict=True):
+            static.copy_(given)
+        spec = network_folder(name, place)
+        made = network_job(spec, place, plan, device=session.device, stream=session.low, held=held)
+        session.add_job(made)
+
+        def wrong() -> str:
+            made.finish()
+            return wrong_results(plan, place)
+
+        yield wrong
+
+
+def wrong_results(plan: CudaExecutable, folder: Path) -> str:
+    """What of the results that were written is not what the plan gives alone; empty: all are the same bits."""
+    for path in sorted((folder / "out").glob("*.npz")):
+        with np.load(folder / "in" / path.name) as given, np.load(path) as found:
+            alone = plan(*(torch.from_numpy(given[n]).to(plan.device) for n in given.files))
+            pairs = zip((found[n] for n in found.files), alone, strict=True)
+            if not all(np.array_equal(x, y.cpu().numpy()) for x, y in pairs):
+                return f"results of {path.name} are others than alone"
+    return ""
+
+
 def measured(pairs: Sequence[Pair], asked: Asked) -> list[str]:
     """All pairs of one model, with its plans recorded once; those that failed, and why."""
     left = {p: loads for p in pairs if (loads := asked.loads(p))}
@@ -217,7 +293,7 @@ def measured(pairs: Sequence[Pair], asked: Asked) -> list[str]:
                 continue
             try:
                 _pair(pair, loads, session, facts, asked)
-            except (PolicyError, KernelDeclinedError, ValueError) as error:  # the GPU still answers
+            except (PolicyError, KernelDeclinedError, JobError, ValueError) as error:  # the GPU still answers
                 failed.append(f"{pair}: {error}")
     gc.collect()
     torch.cuda.empty_cache()
@@ -225,10 +301,7 @@ def measured(pairs: Sequence[Pair], asked: Asked) -> list[str]:
 
 
 def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFacts, asked: Asked) -> None:
-    spec, folder = spec_of(pair.job)
-    with ExitStack() as held:
-        job = KernelJob(spec, folder, facts=facts, held=held)
-        session.add_job(job)
+    with job_of(pair.job, session, facts, asked) as check:
         commit = "" if asked.record is None else str(asked.record.head["commit"])
         modes = [m for m in MODES if m != "streams" and ("priority" in pair.policies or m != "priority")]
         samples, _ = session.record(modes, commit=commit, driver=facts.driver)
@@ -248,7 +321,7 @@ def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFac
                 asked.add(row)
             if not pair.relative and (more := peers_of(rows, pair, load)) is not None:
                 asked.add(more)
-        if wrong := job.check():
+        if wrong := check():
             raise ValueError(wrong)
 
 
@@ -279,7 +352,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{len(pairs)} pairs, {runs} runs of {chosen.queries} queries")
         return
     if chosen.prepare is not None:
-        prepare(list(dict.fromkeys((p.model, p.batch) for p in pairs)), BUDGET, chosen.prepare, chosen.budget, end)
+        for at, budgets in compiled_for(pairs):
+            prepare([at], budgets, chosen.prepare, chosen.budget, end)
         return
     if chosen.plans is None:
         parser.error("--prepare DIR compiles plans, --plans DIR measures them")

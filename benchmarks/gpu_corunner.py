@@ -333,14 +333,16 @@ def dry(budget: SmBudget) -> int:
     return bad
 
 
-def prepare(names: Sequence[tuple[str, int]], budget: SmBudget, folder: Path, seconds: float, end: float) -> None:
-    """Compile all plans into a folder."""
+def prepare(
+    names: Sequence[tuple[str, int]], budgets: Sequence[SmBudget | None], folder: Path, seconds: float, end: float
+) -> None:
+    """Compile all plans into a folder, each under all of these budgets, None: without one."""
     for name, batch in names:
         if time.perf_counter() > end:
             print(f"not begun in time: {name}/b{batch}", flush=True)
             continue
         model = posed(name, batch)
-        for own in (budget, None):
+        for own in budgets:
             compiled(model, own, folder, seconds)
         del model
         torch.cuda.empty_cache()
@@ -455,7 +457,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("one of --prepare, --plans and --dry is needed")
     if chosen.prepare is not None:
         names = list(dict.fromkeys((m, b) for m, b, _ in asked))
-        prepare(names, budget, chosen.prepare, chosen.budget, end)
+        prepare(names, (budget, None), chosen.prepare, chosen.budget, end)
         return
     with ExitStack() as ends:
         record = None

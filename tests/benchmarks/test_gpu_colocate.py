@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from benchmarks.best_effort import jobs
 from tests.colocate.recorded import constant, samples
 from tests.colocate.virtual_machine import VirtualMachine
@@ -13,6 +15,8 @@ from tools.colocate_tables import HEAD, near, over, policy_rows
 
 from benchmarks import gpu_colocate as g
 from weft.colocate.compare import Cell
+from weft.colocate.gpu import BUDGET
+from weft.colocate.inference_files import input_files, members
 from weft.colocate.live import LiveBackend, run
 from weft.colocate.operating import Prepared
 from weft.colocate.outcome import Outcome
@@ -86,13 +90,46 @@ def test_a_table_of_runs() -> None:
 
 
 def test_jobs_are_those_of_the_folder() -> None:
-    assert {p.job for pairs in g.SUITES.values() for p in pairs} <= set(jobs.names())
+    assert {p.job for pairs in g.SUITES.values() for p in pairs} - set(g.TWO) <= set(jobs.names())
     spec, folder = g.spec_of("tpacf")
     assert spec.stages == ("directions.toml", "pairs.toml") and (folder / spec.stages[0]).is_file()
 
 
+def test_networks_are_jobs_too(tmp_path: Path) -> None:
+    assert g.network_of("resnet50-b16") == ("resnet50", 16) and g.network_of("bert_base-b16") == ("bert_base", 16)
+    assert not any(map(g.network_of, jobs.names()))
+    spec = g.network_folder("bert_base-b2", tmp_path)
+    assert spec.kind == "network" and spec.name == "bert_base-b2" and spec.outputs == "out"
+    names = input_files(tmp_path / "in")
+    assert len(names) == g.FILES
+    first, second = (members(tmp_path / "in" / n) for n in names[:2])
+    assert all(x.shape[0] == 2 for x in first.values())
+    assert any(not np.array_equal(first[k], second[k]) for k in first)
+    pairs = [p for p in g.SUITES["batch1"] if p.model in ("vgg16", "bert_base")]
+    made = dict(g.compiled_for(pairs))
+    assert made["vgg16", 1] == (BUDGET, None) and made["resnet50", 16] == made["bert_base", 16] == (None,)
+
+
+def test_results_are_compared_with_those_alone(tmp_path: Path) -> None:
+    class Plan:
+        device = torch.device("cpu")
+
+        def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (x * 2, x + 1)
+
+    for name in ("in", "out"):
+        (tmp_path / name).mkdir()
+    x = np.arange(3, dtype=np.float32)
+    for name in ("0.npz", "1.npz"):
+        np.savez(tmp_path / "in" / name, x)
+    np.savez(tmp_path / "out" / "1.npz", x * 2, x + 1)
+    assert g.wrong_results(Plan(), tmp_path) == ""  # type: ignore[arg-type]
+    np.savez(tmp_path / "out" / "0.npz", x * 2, x)
+    assert g.wrong_results(Plan(), tmp_path) == "results of 0.npz are others than alone"  # type: ignore[arg-type]
+
+
 def test_what_is_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert {k: len(v) for k, v in g.SUITES.items()} == {"policies": 4, "batch1": 20, "end-to-end": 60}
+    assert {k: len(v) for k, v in g.SUITES.items()} == {"policies": 4, "batch1": 30, "end-to-end": 60}
     pair = g.SUITES["end-to-end"][0]
     assert g.wanted(pair, ["resnet50/b16"]) and g.wanted(pair, []) and not g.wanted(pair, ["resnet50/b1"])
     g.main(["--dry", "--suite", "end-to-end"])

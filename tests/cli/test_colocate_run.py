@@ -152,9 +152,11 @@ def test_without_a_gpu_nothing_runs(
     (tmp_path / "a.onnx").write_bytes(b"")
     (tmp_path / "in").mkdir()
     (tmp_path / "net.toml").write_text('name = "n"\nkind = "network"\nmodel = "a.onnx"\ninputs = "in"\n')
+    (tmp_path / "train.toml").write_text('name = "t"\nkind = "process"\ncommand = ["python"]\n')
     for more, says in (
         (("-s", "exclusive"), "needs an NVIDIA GPU"),
-        (("-s", "weft", "--be", "net.toml"), "jobs of kernels run here, this is one of a network"),
+        (("-s", "weft", "--be", "net.toml"), "needs an NVIDIA GPU"),
+        (("-s", "weft", "--be", "train.toml"), "jobs of kernels and networks run here, this is one of a process"),
         (("-s", "exclusive", "--budget", "-1"), "is no time"),
         (("-s", "weft", "--be", "none.toml"), "none.toml"),
     ):

@@ -105,6 +105,9 @@ class FakeDevice:
     def copy(self, place: int, address: int, size: int, stream: int) -> None:
         raise AssertionError("a job of tests has no copies")
 
+    def fill(self, address: int, place: int, size: int, stream: int) -> None:
+        raise AssertionError("a job of tests has no copies")
+
     def drain(self) -> None:
         self.run(self.now)
 
@@ -125,6 +128,9 @@ class FakeDevice:
 
     def call(self, stream: int, what: str, value: Any = None) -> None:
         self.queues[stream].append(Op("call", (what, value)))
+
+    def do(self, stream: int, what: Callable[[], object]) -> None:
+        self.queues[stream].append(Op("do", what))
 
     def persistent(self, stream: int) -> None:
         self.queues[stream].append(Op("persistent"))
@@ -162,6 +168,8 @@ class FakeDevice:
             event, told = op.value
             if self.seen[event] < told:
                 return False
+        elif op.kind == "do":
+            op.value()
         elif op.kind == "call":
             what, value = op.value
             self.log.append((self.now, what, value))
@@ -200,8 +208,11 @@ class FakeJob:
     def stop(self, stream: int) -> None:
         self.device.call(stream, "stop")
 
-    def plain(self, stream: int) -> None:
-        self.device.work(stream, round(self.kernel_us * 1e3), "plain")
+    def plain(self, stream: int, us: float) -> float:
+        passes = max(1, round(us / self.kernel_us))
+        for _ in range(passes):
+            self.device.work(stream, round(self.kernel_us * 1e3), "plain")
+        return passes * self.kernel_us
 
     def blocks(self) -> int:
         assert self.device.resident == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -205,6 +206,10 @@ def test_weft_fills_idle_time_by_whole_kernels_only_where_p99_leaves_room_for_on
     assert filled(0.0) == ("on", 0.0)  # nothing is known yet
     assert filled(120.0, 400.0) == ("on", 0.0)  # a query of 100 could not wait for 305
     assert filled(120.0, busy_us=20.0) == ("keep", 0.0)
+    short = setting()
+    assert short.job is not None
+    stages = Weft(replace(short, job=replace(short.job, kernel_us=9.0)))  # a stop takes 10: it loses nothing
+    assert stages.decide(situation(10.0, recent=Recent(p99_ns=120 * US))).co_runner == "on"
 
 
 def test_weft_caps_variants_by_the_rate_that_it_sees() -> None:

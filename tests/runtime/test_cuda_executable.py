@@ -15,6 +15,7 @@ from tests.runtime.plans import library_plan
 from tests.typed import noting
 
 from weft.device.cuda.tensor_map import encode_tensor_map
+from weft.errors import InvalidGraphError
 from weft.generate import bind
 from weft.generate.library import execute
 from weft.ir.graph import Graph, GraphBuilder
@@ -345,3 +346,28 @@ def test_stages_of_a_few_kernels_are_a_run(cuda: FakeCuda, most: int, expected_k
         found.place(x, x)
     with pytest.raises(InputError, match="expected"):
         found.place(x.double())
+
+
+@pytest.mark.parametrize("lengths", [[3], [1, 2], [2, 1], [1, 1, 1]])
+def test_steps_are_recorded_once_more_as_other_stages(cuda: FakeCuda, lengths: list[int]) -> None:
+    b = GraphBuilder()
+    node = b.input(TensorType(DType.F32, (64, 64)))
+    for _ in range(3):
+        node = b.apply(Prim.TANH, node)
+    graph = b.build([node])
+    linked = Linked(graph, library_plan(graph), {}, None, None, 0, FACTS)
+    found = CudaExecutable(linked, device=torch.device("cpu"), stage_kernels=1)
+    x = torch.randn(64, 64)
+    graphs = found.stages_on(cast("Any", cuda.new_stream()), lengths)
+    assert [len(cast("Any", g).launches) for g in graphs] == lengths
+    found.place(x)
+    for one, other in zip(graphs, found.stages_on(cast("Any", cuda.new_stream()), lengths), strict=True):
+        assert one is not other
+    for one in graphs:
+        one.replay()
+    assert torch.equal(found.static_outputs[0], x.tanh().tanh().tanh()), "in the same memory"
+    for wrong in ([2], [2, 2], []):
+        with pytest.raises(InvalidGraphError, match="are no stages of"):
+            found.stages_on(cast("Any", cuda.new_stream()), wrong)
+    with pytest.raises(InvalidGraphError, match="are no stages of"):
+        CudaExecutable(linked, device=torch.device("cpu"), stage_kernels=2).stages_on(cast("Any", cuda.current), [3])

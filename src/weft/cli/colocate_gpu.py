@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.cli.colocate_job import Examples, job_of, job_on
 from weft.cli.inputs import Dims, dims_of
 from weft.cli.policy_runs import (
     Form,
@@ -28,7 +29,7 @@ from weft.cli.policy_runs import (
     show_run,
     write_report,
 )
-from weft.cli.show import Screen, plain, visible, writing
+from weft.cli.show import Screen, plain, writing
 from weft.errors import DeviceError, OptionError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from weft.colocate.gpu import GpuSession
     from weft.kernels.samples import SampleRecord
     from weft.options import Options
+    from weft.runtime.cuda_executable import CudaExecutable
 
 File = Annotated[Path, typer.Option("-m", "--model", help="latency-critical model, an ONNX file")]
 Job = Annotated[Path | None, typer.Option("--be", help="best-effort job, a job.toml")]
@@ -115,13 +117,19 @@ def prepare_command(
 
     Example: weft colocate prepare -m resnet50.onnx --be mriq/job.toml -o samples.json.
     """
+    from weft.colocate.recording import RecordInterruptedError
     from weft.kernels.samples import write
 
     screen = Screen(format)
     if not 20 <= queries <= 100_000:
         raise OptionError(option="--queries", problem=f"{queries}: a number from 20 to 100000 is taken")
-    with _session(screen, model, be, budget, dim) as session:
-        samples, refused = _measured(screen, session, modes, queries=queries, seed=seed)
+    try:
+        with _session(screen, model, be, budget, dim) as session:
+            samples, refused = _measured(screen, session, modes, queries=queries, seed=seed)
+    except RecordInterruptedError as ended:  # what was measured is kept
+        with writing(output):
+            output.write_text(write(ended.record), encoding="utf-8")
+        raise
     with writing(output):
         output.write_text(write(samples), encoding="utf-8")
     if screen.json:
@@ -171,36 +179,35 @@ def _session(screen: Screen, model: Path, be: Path | None, budget: float, dims: 
     """The model compiled with and without a budget of an SM, and the job on the GPU.
 
     Raises:
-        OptionError: a job of a kind that does not run here yet, or a budget that is no time [W001].
+        OptionError: a job of a kind that does not run here, or a budget that is no time [W001].
         DeviceError: there is no GPU [W301].
         WeftError: what reading the files and compiling the model raise.
     """
-    from weft.colocate.job import read_job
-
     if not budget >= 0:
         raise OptionError(option="--budget", problem=f"{budget} is no time")
-    spec = None if be is None else read_job(be)
-    if spec is not None and spec.kind != "kernels":
-        problem = f"{visible(spec.name)}: jobs of kernels run here, this is one of a {spec.kind}"
-        raise OptionError(option="--be", problem=problem)
+    spec = job_of(be)
     import torch
 
     if not torch.cuda.is_available():
         raise DeviceError(problem="a model beside a job needs an NVIDIA GPU, and there is none here")
     from weft.colocate.gpu import BUDGET, GpuSession, Plans
-    from weft.colocate.kernel_job import KernelJob
     from weft.colocate.network import plan_on_gpu
     from weft.device.cuda.driver import primary_context
     from weft.device.cuda.facts import gpu_facts
     from weft.options import Options
 
     torch.zeros(1, device="cuda")
+    usual = replace(Options.from_environment(os.environ), budget_s=budget, device="cuda")
+
+    def network(file: Path, given: Examples) -> CudaExecutable:
+        return plan_on_gpu(_compiled(screen, file, usual, given=given), "--be")
+
     with primary_context(), ExitStack() as held:
         plans = []
         for sm_budget in (None, BUDGET) if spec is not None else (None,):
-            options = replace(Options.from_environment(os.environ), budget_s=budget, device="cuda", sm_budget=sm_budget)
+            options = replace(usual, sm_budget=sm_budget)
             try:
-                plans.append(plan_on_gpu(_compiled(screen, model, options, dims), "--model"))
+                plans.append(plan_on_gpu(_compiled(screen, model, options, dims_of(dims)), "--model"))
             except UnsupportedError as error:
                 if sm_budget is None:
                     raise
@@ -211,13 +218,15 @@ def _session(screen: Screen, model: Path, be: Path | None, budget: float, dims: 
         facts = gpu_facts(None, calibrate=False)
         session = GpuSession(model.stem, Plans(*plans), facts, held=held)
         if spec is not None and be is not None:
-            session.add_job(KernelJob(spec, be.parent, facts=facts, held=held))
+            held.enter_context(job_on(session, spec, be.parent, facts=facts, compiled=network, screen=screen))
         yield session
 
 
-def _compiled(screen: Screen, model: Path, options: Options, dims: Sequence[str]) -> Compiled:
+def _compiled(
+    screen: Screen, model: Path, options: Options, dims: Mapping[str, int] | None = None, given: Examples | None = None
+) -> Compiled:
     import weft
 
-    made = weft.compile(model, options=options, dims=dims_of(dims), name=model.stem, say=screen.progress)
+    made = weft.compile(model, given, options=options, dims=dims, name=model.stem, say=screen.progress)
     screen.done()
     return made

@@ -16,7 +16,7 @@ import gc
 import re
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +29,7 @@ from weft.colocate.arrivals import Arrivals
 from weft.colocate.gpu_machine import WHOLE, Form, GpuMachine, Lane
 from weft.colocate.kernel_job import CoRunner, KernelJob
 from weft.colocate.live import LiveBackend, run
+from weft.colocate.network_job import NetworkGpuJob
 from weft.colocate.operating import Prepared
 from weft.colocate.outcome import Outcome
 from weft.colocate.policies import make
@@ -127,6 +128,7 @@ class GpuJob:
     def __init__(self, job: KernelJob, kernel_us: float, device: Queue, copies: int) -> None:
         """`kernel_us`: of all its kernels once, alone. `copies`: a stream on which counters are copied."""
         self._job, self._device, self._copies = job, device, copies
+        self.name = job.name
         self.kernel_us, self.block_us = kernel_us, kernel_us / job.pass_blocks
         self._before = self._look = 0
 
@@ -138,14 +140,17 @@ class GpuJob:
         """See `Job`."""
         self._job.stop(stream)
 
-    def plain(self, stream: int) -> None:
-        """See `Job`.
+    def plain(self, stream: int, us: float) -> float:
+        """See `Job`: whole passes.
 
         Raises:
             PolicyError: its kernels cannot be launched whole now [W206].
         """
-        if (declined := self._job.run_pass(stream)) is not None:
-            raise PolicyError(policy="any", reason=f"{self._job.name}: {declined.reason}", remedy=_NO_PASSES)
+        passes = max(1, round(us / self.kernel_us))
+        for _ in range(passes):
+            if (declined := self._job.run_pass(stream)) is not None:
+                raise PolicyError(policy="any", reason=f"{self._job.name}: {declined.reason}", remedy=_NO_PASSES)
+        return passes * self.kernel_us
 
     def blocks(self) -> int:
         """See `Job`."""
@@ -195,7 +200,7 @@ class GpuSession:
         self._high = [self._stream(self._greatest) for _ in range(LANES)]
         self._same = self._stream(self._greatest)
         self._low, self._copies = self._stream(least), self._stream(self._greatest)
-        self._job: GpuJob | None = None
+        self._job: GpuJob | NetworkGpuJob | None = None
         self._kernel_job: KernelJob | None = None
         self._whole = True
         """Whether the job's kernels may be launched whole at any time: no pass reads what the one before wrote."""
@@ -208,12 +213,26 @@ class GpuSession:
         self._idle: Form | None = None
         self.query_us = self._query_us()
 
-    def add_job(self, job: KernelJob) -> None:
+    @property
+    def device(self) -> Queue:
+        """Of its machines."""
+        return self._device
+
+    @property
+    def low(self) -> torch.cuda.Stream:
+        """Of the lowest priority, with the whole GPU."""
+        return self._low
+
+    def add_job(self, job: KernelJob | NetworkGpuJob) -> None:
         """The best-effort job: its time alone is measured, and how it runs fastest on the whole GPU.
 
         Raises:
             DeviceError: the GPU refuses a kernel [W301, W302].
         """
+        if isinstance(job, NetworkGpuJob):
+            self._job, self._kernel_job, self._whole = job, None, True
+            self._idle = job.form(self._low.cuda_stream, apart=True)
+            return
         self._kernel_job = job
         job.through(self._device)
         self._whole = job.mixes and not job.passes
@@ -231,6 +250,8 @@ class GpuSession:
 
     def lane_of(self, way: Way) -> Lane | Declined:
         """How queries run in a way; or why they cannot here."""
+        if isinstance(self._job, NetworkGpuJob):
+            return self._network_lane(way, self._job)
         job = self._kernel_job
         if job is None:
             return Declined("there is no job")
@@ -259,6 +280,20 @@ class GpuSession:
         period = 0 if way.duty == WHOLE else round(self.query_us * 1e3 / PERIODS)
         form = replace(self._form(job, made, self._low.cuda_stream), duty=way.duty, period_ns=period)
         return Lane(self._beside.stream, self._beside.launch, form)
+
+    def _network_lane(self, way: Way, job: NetworkGpuJob) -> Lane | Declined:
+        if way.sharing == "co-runner":
+            return Declined(f"{job.name} is a network: it has no persistent kernel")
+        if way.sharing != "partition":
+            stream = self._low if way.sharing == "priority" else self._same
+            return Lane(self._alone.stream, self._alone.launch, job.form(stream.cuda_stream))
+        found = self._part(way.number)
+        if isinstance(found, Declined):
+            return found
+        lane, rest, sms = found
+        if (why := job.network.fits(self._facts, sms)) is not None:
+            return why
+        return Lane(lane.stream, lane.launch, job.form(rest, apart=True))
 
     def machine(self, names: Sequence[str]) -> GpuMachine:
         """What a policy runs on whose variants behind the first are these ways.
@@ -294,12 +329,15 @@ class GpuSession:
                 ways.append(way)
         job = self._job
         what = What(
-            self._facts.name, driver, commit, self.name, self._plans.plain.kernels,
-            "" if self._kernel_job is None else self._kernel_job.name,
+            self._facts.name, driver, commit, self.name, self._plans.plain.kernels, "" if job is None else job.name,
             0.0 if job is None else job.kernel_us, 0.0 if job is None else job.block_us,
         )  # fmt: skip
-        machine = self.machine([w.name for w in ways])
-        return recorded(machine, what, [Mode(w.name, w.sharing) for w in ways], queries=queries, seed=seed), refused
+        rehearsal = job.rehearsal() if isinstance(job, NetworkGpuJob) else contextlib.nullcontext()
+        with rehearsal:
+            machine = self.machine([w.name for w in ways])
+            with _ended(machine):
+                made = recorded(machine, what, [Mode(w.name, w.sharing) for w in ways], queries=queries, seed=seed)
+        return made, refused
 
     def run(self, prepared: Prepared, arrivals: Arrivals) -> Outcome:
         """One policy on given arrivals.
@@ -321,12 +359,8 @@ class GpuSession:
             prepared = replace(prepared, job=replace(prepared.job, kernel_us=NOT_WHOLE_US))
         policy = make(prepared.policy, prepared.setting)
         machine = self.machine(names)
-        try:
+        with _ended(machine):
             return run(policy, LiveBackend(machine, [(prepared, arrivals)], policy=policy))
-        except BaseException:
-            with contextlib.suppress(DeviceError):  # of what is raised already
-                machine.close_job()
-            raise
 
     def results(self) -> tuple[torch.Tensor, ...]:
         """What a query gives now, alone, by the plan without a budget."""
@@ -434,6 +468,17 @@ class GpuSession:
         time.sleep(0.02)
         span = machine.now_ns() - begun
         return machine.close_job().blocks * 1e9 / span
+
+
+@contextlib.contextmanager
+def _ended(machine: GpuMachine) -> Iterator[None]:
+    """The job does not run on where something is raised."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(DeviceError):  # of what is raised already
+            machine.close_job()
+        raise
 
 
 def whole_sm(facts: GpuFacts) -> SmBudget:

@@ -21,12 +21,12 @@ from weft.kernels.scheduling import OFF, Query
 WHOLE = 256
 """Of a duty: all of the time."""
 AHEAD = 4
-"""Plain kernels of a job that are queued at once, where it runs beside queries by itself."""
+"""Times that plain kernels of a job are queued at once, where it runs beside queries by itself."""
 SPIN_NS = 20_000_000
 """Before what is due the thread looks again and again; further ahead it sleeps. Who sleeps is woken some 100 us late
 now and then, and is slow in what follows."""
 FEED_NS = 100_000
-"""So often it looks after plain kernels."""
+"""So often it looks after plain kernels, or all the time where a few such times are as long as what is queued."""
 LIMIT_S = 10.0
 """Of what is waited for at the end of a run."""
 
@@ -41,7 +41,7 @@ class Job(Protocol):
 
     @property
     def kernel_us(self) -> float:
-        """Of all its kernels once, launched plainly, alone."""
+        """Of the longest that is launched plainly and that nothing stops, alone: all its kernels once, or a stage."""
         ...
 
     def arm(self, stream: int, *, duty: int, period_ns: int) -> None:
@@ -52,8 +52,11 @@ class Job(Protocol):
         """In the order of a stream: no further block is drawn."""
         ...
 
-    def plain(self, stream: int) -> None:
-        """All its kernels once, as they are, on a stream."""
+    def plain(self, stream: int, us: float) -> float:
+        """Kernels as they are on a stream, of about so much time alone, the least that there is in any case.
+
+        How much time: 0 where there is nothing to launch now.
+        """
         ...
 
     def blocks(self) -> int:
@@ -74,6 +77,11 @@ class Form:
     """Puts its persistent kernel on a stream; None: its kernels are launched plainly, again and again."""
     duty: int = WHOLE
     period_ns: int = 0
+    ahead: int = AHEAD
+    """Times that plain kernels are queued at once."""
+    apart: bool = False
+    """Of plain kernels: they run beside queries of the form's own variant alone, and while these do. All others wait
+    for those that are queued. Otherwise they run beside any query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +145,14 @@ class GpuMachine:
         self._owned = False
         """It runs for the queries in flight, not because it was told to."""
         self._armed, self._job_end = device.event(), device.event()
-        self._job_stream = 0
-        """Of the persistent kernel that was launched last; 0: none was."""
+        self._job_stream, self._job_apart = 0, False
+        """Of the persistent kernel, or of plain ones apart from queries, that was launched last; 0: none was."""
         self._feeding: Form | None = None
         self._fed: deque[int] = deque()
         self._kernels: list[int] = []
         """The event behind plain kernels that queries wait for; empty: none run."""
-        self._plain_passes = 0
+        self._plain_us = 0.0
+        """Of plain kernels that were launched, alone."""
 
     # -- Machine
 
@@ -173,17 +182,20 @@ class GpuMachine:
         device, lane = self._device, self._lanes[query.model][variant]
         if self._last is not None and self._last[0] != lane.stream:
             device.wait(lane.stream, self._last[1])
-        if self._owned and lane.form is not self._running:
+        if self._owned and lane.form is not (self._running or self._feeding):
             assert self._last is not None
-            self._halt(self._last[0])  # behind the query that it was for
+            self._end(self._last[0])  # behind the query that it was for
         self._after_kernels(lane.stream)
         own = lane.form if self._running is None and self._feeding is None else None
-        stops = self._running is None and self._job_stream != 0 and not device.happened(self._job_end)
+        apart = self._job_stream != 0 and self._job_apart
+        if apart and (lane.form is None or lane.form is not self._feeding):
+            device.wait(lane.stream, self._job_end)  # kernels that nothing stops
+        stops = self._running is None and self._job_stream != 0 and not apart and not device.happened(self._job_end)
         begin, end = self._event(), self._event()
         device.record(begin, lane.stream)
         lane.launch()
         device.mark(end, lane.stream, since=begin)
-        if own is not None and own.launch is None:
+        if own is not None and own.launch is None and not own.apart:
             self._one_pass(own)
         elif own is not None:
             self._begin(own, behind=self._last)
@@ -211,32 +223,27 @@ class GpuMachine:
             if self._last is None or self._last[1] != end:  # else the next query may still wait for it
                 self._pool.append(end)
         if self._owned and not self._flying:
-            self._halt(self._copies)
+            self._end(self._copies)
         return found
 
     def set_form(self, form: int) -> None:
         """See `Machine`."""
-        if self._running is not None:
-            self._halt(self._copies)
-        self._feeding = None
+        self._end(self._copies)
         if form != OFF:
             self._begin(self._form(form), behind=self._last)
 
     def kernels(self, us: float) -> None:
-        """See `Machine`: whole passes, at least one."""
+        """See `Machine`: whole passes or stages, at least one."""
         assert self._job is not None
         device, stream = self._device, self._first_stream()
-        if self._running is not None:
-            self._halt(self._copies)
+        self._end(self._copies)
         if self._job_stream:
             device.wait(stream, self._job_end)
         if self._last is not None and self._last[0] != stream:
             device.wait(stream, self._last[1])
         for event in self._fed:  # passes are counted in their order
             device.wait(stream, event)
-        for _ in range(max(1, round(us / self._job.kernel_us))):
-            self._job.plain(stream)
-            self._plain_passes += 1
+        self._plain_us += self._job.plain(stream, us)
         event = self._event()
         device.mark(event, stream)
         self._pool += self._kernels
@@ -258,7 +265,10 @@ class GpuMachine:
             return
         left = until_ns - self._device.now_ns() - SPIN_NS
         if self._feeding is not None:
+            assert self._job is not None
             self._feed()
+            if self._fed and self._feeding.ahead * self._job.kernel_us * 1e3 < 4 * FEED_NS:
+                return
             left = min(left, FEED_NS)
         if left > 0:
             self._device.sleep(left)
@@ -279,7 +289,7 @@ class GpuMachine:
                 raise DeviceError(problem=f"the best-effort job was told to stop, and runs on after {LIMIT_S:g} s")
             self._device.sleep(50_000)
         blocks = self._job.blocks()
-        return JobWork(blocks, blocks * self._job.block_us + self._plain_passes * self._job.kernel_us)
+        return JobWork(blocks, blocks * self._job.block_us + self._plain_us)
 
     # -- the job
 
@@ -302,23 +312,29 @@ class GpuMachine:
 
     def _one_pass(self, form: Form) -> None:
         """Its plain kernels once beside a query, if none of before are under way."""
-        assert self._job is not None
         self._drain()
         if not self._fed:
             self._after_kernels(form.stream)
-            self._pass(form.stream)
+            self._pass(form)
 
     def _drain(self) -> None:
         while self._fed and self._device.happened(self._fed[0]):
             self._pool.append(self._fed.popleft())
 
-    def _pass(self, stream: int) -> None:
+    def _pass(self, form: Form) -> bool:
+        """Plain kernels once; False: there is nothing to launch now."""
         assert self._job is not None
-        self._job.plain(stream)
-        self._plain_passes += 1
+        us = self._job.plain(form.stream, 0.0)
+        if us <= 0:
+            return False
+        self._plain_us += us
         event = self._event()
-        self._device.mark(event, stream)
+        self._device.mark(event, form.stream)
         self._fed.append(event)
+        if form.apart:
+            self._device.mark(self._job_end, form.stream)
+            self._job_stream, self._job_apart = form.stream, True
+        return True
 
     def _begin(self, form: Form, *, behind: tuple[int, int] | None) -> None:
         """The job in a form, behind the end of a query on its stream: that may need what the job would take."""
@@ -326,35 +342,36 @@ class GpuMachine:
         self._after_kernels(form.stream)
         if self._job_stream and (form.launch is None or self._job_stream != form.stream):
             self._device.wait(form.stream, self._job_end)
+        if behind is not None and (form.launch is not None or form.apart):
+            self._device.wait(form.stream, behind[1])
         if form.launch is None:
             self._feeding = form
             self._feed()
             return
-        if behind is not None:
-            self._device.wait(form.stream, behind[1])
         for event in self._fed:
             self._device.wait(form.stream, event)
         self._job.arm(form.stream, duty=form.duty, period_ns=form.period_ns)
         self._device.record(self._armed, form.stream)
         form.launch(form.stream)
         self._device.mark(self._job_end, form.stream)
-        self._job_stream = form.stream
+        self._job_stream, self._job_apart = form.stream, False
         self._running = form
 
-    def _halt(self, stream: int) -> None:
-        """Told in the order of a stream, behind what let it draw."""
-        assert self._job is not None
-        self._device.wait(stream, self._armed)
-        self._job.stop(stream)
-        self._running, self._owned = None, False
+    def _end(self, stream: int) -> None:
+        """No more of the job: a persistent kernel is told in the order of a stream, behind what let it draw."""
+        if self._running is not None:
+            assert self._job is not None
+            self._device.wait(stream, self._armed)
+            self._job.stop(stream)
+        self._running = self._feeding = None
+        self._owned = False
 
     def _feed(self) -> None:
         """Plain kernels, as many as are to be queued."""
         assert self._feeding is not None
-        assert self._job is not None
         self._drain()
-        while len(self._fed) < AHEAD:
-            self._pass(self._feeding.stream)
+        while len(self._fed) < self._feeding.ahead and self._pass(self._feeding):
+            pass
 
     def _event(self) -> int:
         return self._pool.pop() if self._pool else self._device.event()

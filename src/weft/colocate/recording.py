@@ -59,6 +59,14 @@ class What:
     block_us: float = 0.0
 
 
+class RecordInterruptedError(KeyboardInterrupt):
+    """Ctrl-C while ways of sharing were measured: `record` has those that were."""
+
+    def __init__(self, record: SampleRecord) -> None:
+        super().__init__()
+        self.record = record
+
+
 def spread(us: Sequence[float], source: int) -> Spread:
     """Quantiles of times.
 
@@ -128,20 +136,29 @@ def recorded(
 
     Raises:
         DeviceError: something does not end, or a kernel fails [W301, W302].
+        RecordInterruptedError: Ctrl-C, once both were measured alone.
     """
+    found: list[ModeSamples] = []
+    interrupted = False
     with quietly():
         back_to_back(machine, what.model, 0, WARM_UP)
         solo, clocks = back_to_back(machine, what.model, 0, queries)
         alone = float(np.median(solo))
         launch = longer(machine, what.model, small, alone, lambda _: _rest(machine, REST_NS))
         job = (_job(machine, what, alone, small, seed),) if what.job else ()
-        found = [_mode(machine, what, number, mode, queries) for number, mode in enumerate(modes, 1)]
+        try:
+            found += (_mode(machine, what, number, mode, queries) for number, mode in enumerate(modes, 1))
+        except KeyboardInterrupt:
+            interrupted = True
     clock = round(float(np.median(clocks)))
     model = ModelSamples(what.model, spread(solo, 0), what.kernels, clock)
     source = Source("", what.model, what.commit, "measured by `weft colocate prepare` on this GPU")
-    return SampleRecord(
+    record = SampleRecord(
         FORMAT, what.gpu, what.driver, (model,), job, tuple(found), (), spread(launch, 0), (source,)
     )  # fmt: skip
+    if interrupted:
+        raise RecordInterruptedError(record)
+    return record
 
 
 def _rest(machine: Machine, ns: int) -> int:

@@ -23,12 +23,13 @@ between them (`weft.colocate.network`).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast, final
+from typing import Any, cast, final
 
 import torch
 
@@ -120,6 +121,16 @@ def _launch_and_drop(launch: Run, ends: Sequence[Held]) -> None:
     launch()
     for held in ends:
         held.drop()
+
+
+def _graph_of(run: Sequence[Run], stream: torch.cuda.Stream, pool: Any) -> torch.cuda.CUDAGraph:
+    """What launches them on a stream, recorded."""
+    graph = torch.cuda.CUDAGraph()
+    # only this thread is kept from what cannot be recorded
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        for launch in run:
+            launch()
+    return graph
 
 
 @final
@@ -356,12 +367,7 @@ class CudaExecutable:
     def _record(self) -> list[Stage]:
         """Run once (libraries choose algorithms and allocate), then record runs of steps that may be recorded."""
         (stream,) = self._lease.streams(1)
-        if stream != torch.cuda.current_stream():
-            stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for launch in (*self._launches, *self._ends):
-                launch()
-        stream.synchronize()
+        self._run_once(stream)
         stages: list[Stage] = []
         run: list[Run] = []
         held = 0
@@ -378,11 +384,7 @@ class CudaExecutable:
         def flush() -> None:
             nonlocal held
             if run:
-                graph = torch.cuda.CUDAGraph()
-                # only this thread is kept from what cannot be recorded
-                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    for launch in run:
-                        launch()
+                graph = _graph_of(run, stream, pool)
                 self._graphs.append(graph)
                 stages.append(Stage(held, graph.replay))
                 run.clear()
@@ -405,6 +407,38 @@ class CudaExecutable:
             add(copy, 1)
         flush()
         return stages
+
+    def _run_once(self, stream: torch.cuda.Stream) -> None:
+        """On a stream, and wait."""
+        if stream != torch.cuda.current_stream():
+            stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for launch in (*self._launches, *self._ends):
+                launch()
+        stream.synchronize()
+
+    def stages_on(self, stream: torch.cuda.Stream, lengths: Sequence[int]) -> tuple[torch.cuda.CUDAGraph, ...]:
+        """Recorded once more on another stream, in the same memory, which is overwritten: all run once first.
+
+        Graphs that are launched one after another are a run on what `static_inputs` hold. Whoever launches them keeps
+        this, and runs it in no other way.
+
+        Args:
+            stream: of another priority or another part of the GPU.
+            lengths: how many of this executable's own stages (`stage_kernels=1`: its steps) go into each graph.
+
+        Raises:
+            InvalidGraphError: other lengths than there are stages, or a stage that cannot be recorded.
+            DeviceError: a launch fails.
+        """
+        runs = [*self._launches, *self._ends]
+        if self._stage_kernels != 1 or len(self._graphs) != len(runs) or sum(lengths) != len(runs):
+            raise InvalidGraphError(problem=f"{len(runs)} steps, recorded one by one, are no stages of {list(lengths)}")
+        rest = iter(runs)
+        pool = torch.cuda.graph_pool_handle()
+        with self._policy(), self._lock, torch.cuda.device(self.device), torch.no_grad():
+            self._run_once(stream)
+            return tuple(_graph_of(list(itertools.islice(rest, n)), stream, pool) for n in lengths)
 
     def _bring(self) -> None:
         """Beside a co-runner the first run shall wait for nothing: what it would load, is loaded now."""

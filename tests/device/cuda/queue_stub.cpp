@@ -52,6 +52,9 @@ int cuStreamWriteValue32_v2(void* s, uint64_t to, uint32_t value, unsigned) {
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t n, void* s) {
   return memcpy(to, (void*)from, n), note("copy", n, (size_t)s);
 }
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t n, void* s) {
+  return memcpy((void*)to, from, n), note("fill", n, (size_t)s);
+}
 int nvmlInit_v2() { return 0; }
 int nvmlDeviceGetHandleByUUID(const char* uuid, void** gpu) { return *gpu = nullptr, strcmp(uuid, "GPU-1-2") ? 6 : 0; }
 int nvmlDeviceGetClockInfo(void*, int, unsigned* mhz) { return *mhz = 1755, 0; }

@@ -70,12 +70,13 @@ def test_commands_are_carried_out_in_order_in_the_context(opened: Opened) -> Non
     queue.launch(3000, ONE)
     queue.write(at(source), 0x41424344, TWO)
     queue.copy(at(target), at(source), 16, ONE)
+    queue.fill(at(target) + 14, at(source), 2, TWO)
     queue.mark(last, ONE, since=first)
     queue.drain()
-    want = ["wait 1 0", "record 1 0", "graph 3000 1", f"write 2 {0x41424344}", "copy 16 1", "record 1 0"]
+    want = ["wait 1 0", "record 1 0", "graph 3000 1", f"write 2 {0x41424344}", "copy 16 1", "fill 2 2", "record 1 0"]
     assert opened.notes() == ["current 0 0", *want]
     assert opened.stub.stub_context() == 4711
-    assert target.raw == b"DCBA456789abcdef"
+    assert target.raw == b"DCBA456789abcdDC"
     opened.until(last)
     assert queue.apart_ns(last) >= 3000
 
@@ -119,7 +120,8 @@ def test_thousands_of_commands_are_neither_lost_nor_mixed_up(opened: Opened) -> 
 @pytest.mark.parametrize(("fault", "said"), [
     ("graph", "cuGraphLaunch failed: CUDA_ERROR_LAUNCH_FAILED"), ("record", "cuEventRecord failed"),
     ("wait", "cuStreamWaitEvent failed"), ("write", "cuStreamWriteValue32 failed"),
-    ("copy", "cuMemcpyDtoHAsync failed"), ("query", "cuEventQuery failed: CUDA_ERROR_ILLEGAL_ADDRESS"),
+    ("copy", "cuMemcpyDtoHAsync failed"), ("fill", "cuMemcpyHtoDAsync failed"),
+    ("query", "cuEventQuery failed: CUDA_ERROR_ILLEGAL_ADDRESS"),
 ])  # fmt: skip
 def test_a_failure_is_raised_and_nothing_follows_it(
     fault: str, said: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
@@ -131,6 +133,7 @@ def test_a_failure_is_raised_and_nothing_follows_it(
     queue.wait(ONE, event)
     queue.launch(1, ONE)
     queue.copy(at, at, 4, ONE)
+    queue.fill(at, at, 4, ONE)
     queue.write(at, 7, ONE)
     queue.mark(event, ONE)
     with pytest.raises(CudaError, match=said):

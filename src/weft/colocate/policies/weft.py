@@ -7,8 +7,8 @@
    one. (A single late query does not: at p99 one of a hundred is.)
 4. Of several models the earliest deadline goes first, and nobody is preempted.
 5. Where no query runs the job has the whole GPU, and is stopped when one comes. It is launched while the last query
-   still runs, so that its launch hides behind it. A whole kernel, which nothing stops, runs where the next query's
-   headroom and the p99 seen allow it: p99 rises by no more than the kernel's length.
+   still runs, so that its launch hides behind it. A whole kernel, which nothing stops, runs where it is longer than a
+   stop takes, and the next query's headroom and the p99 seen allow it: p99 rises by no more than the kernel's length.
 
 A variant whose times drift is not used for a second, then tried with half as much headroom again until it is refitted.
 """
@@ -116,7 +116,8 @@ class Weft:
         costs = self._costs
         p99 = s.recent.p99_ns
         spent = costs.kernel_ns + costs.launch_ns
-        if p99 > 0 and spent <= costs.tightest and p99 + spent <= OF_TARGET * self._target and s.now_ns >= self._until:
+        fits = spent <= costs.tightest and p99 + spent <= OF_TARGET * self._target
+        if costs.kernel_ns > costs.stop_ns and p99 > 0 and fits and s.now_ns >= self._until:
             return Decision(kernels_us=costs.kernel_us)
         return Decision(co_runner="on")
 

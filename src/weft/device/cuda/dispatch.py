@@ -38,9 +38,10 @@ _SOURCE = Path(__file__).with_name("dispatcher.cpp")
 _FAILED, _RESULT, _DONE, _SENT, _CLOCK, _FIRST = range(6)
 """Words of `Status`, and the first of the events."""
 _PUT, _SEEN, _SEEN_NS, _APART, _OF_EVENT = range(5)
-_RECORD, _MARK, _WAIT, _GRAPH, _WRITE, _COPY = range(6)
+_RECORD, _MARK, _WAIT, _GRAPH, _WRITE, _COPY, _FILL = range(7)
 _CALLS = (
     "cuEventRecord", "cuEventRecord", "cuStreamWaitEvent", "cuGraphLaunch", "cuStreamWriteValue32", "cuMemcpyDtoHAsync",
+    "cuMemcpyHtoDAsync",
 )  # fmt: skip
 _NOT_READY = 600
 
@@ -98,6 +99,10 @@ class Queue(Protocol):
 
     def copy(self, place: int, address: int, size: int, stream: int) -> None:
         """Device memory into pinned memory of the host."""
+        ...
+
+    def fill(self, address: int, place: int, size: int, stream: int) -> None:
+        """Pinned memory of the host into device memory."""
         ...
 
     def drain(self) -> None:
@@ -301,6 +306,10 @@ class Dispatcher:
         """See `Queue`."""
         self._push(self._own, _COPY, place, address, size, stream)
 
+    def fill(self, address: int, place: int, size: int, stream: int) -> None:
+        """See `Queue`."""
+        self._push(self._own, _FILL, address, place, size, stream)
+
     def drain(self) -> None:
         """See `Queue`."""
         if self._own is None:  # all was carried out
@@ -445,6 +454,10 @@ class Direct:
     def copy(self, place: int, address: int, size: int, stream: int) -> None:
         """See `Queue`."""
         call(self._api.cuMemcpyDtoHAsync, place, address, size, self._of(stream))
+
+    def fill(self, address: int, place: int, size: int, stream: int) -> None:
+        """See `Queue`."""
+        call(self._api.cuMemcpyHtoDAsync, address, place, size, self._of(stream))
 
     def drain(self) -> None:
         """See `Queue`."""

@@ -19,7 +19,7 @@
 namespace {
 
 using Handle = void*;
-enum Op : int64_t { RECORD, MARK, WAIT, GRAPH, WRITE, COPY };
+enum Op : int64_t { RECORD, MARK, WAIT, GRAPH, WRITE, COPY, FILL };
 
 struct Command {
   int64_t op;
@@ -54,6 +54,7 @@ struct Driver {
   int (*graph_launch)(Handle, Handle);
   int (*write_value)(Handle, uint64_t, uint32_t, unsigned);
   int (*copy_to_host)(void*, uint64_t, size_t, Handle);
+  int (*copy_to_device)(uint64_t, const void*, size_t, Handle);
 };
 constexpr int NOT_READY = 600;
 
@@ -128,6 +129,7 @@ int carry_out(Dispatcher& d, const Command& c) {
     case GRAPH: return v.graph_launch((Handle)c.a, (Handle)c.b);
     case WRITE: return v.write_value((Handle)c.a, c.b, (uint32_t)c.c, 0);
     case COPY: return v.copy_to_host((void*)c.a, c.b, (size_t)c.c, (Handle)c.d);
+    case FILL: return v.copy_to_device(c.a, (const void*)c.b, (size_t)c.c, (Handle)c.d);
   }
   return 1;
 }
@@ -250,7 +252,8 @@ void* weft_dispatcher(const char* library, void* context, int64_t spin_ns, void*
       !symbol(lib, "cuStreamWaitEvent", v.stream_wait) ||
       !symbol(lib, "cuGraphLaunch", v.graph_launch) ||
       !symbol(lib, "cuStreamWriteValue32_v2", v.write_value) ||
-      !symbol(lib, "cuMemcpyDtoHAsync_v2", v.copy_to_host))
+      !symbol(lib, "cuMemcpyDtoHAsync_v2", v.copy_to_host) ||
+      !symbol(lib, "cuMemcpyHtoDAsync_v2", v.copy_to_device))
     return nullptr;
   Dispatcher* d = new (std::nothrow) Dispatcher();
   if (!d) return nullptr;

@@ -1,0 +1,129 @@
+"""The best-effort job of `weft colocate run` and `prepare`: made on the GPU, its progress saved whatever happens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from weft.cli.show import Screen, plain, visible
+from weft.errors import DeviceError, OptionError
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.colocate.gpu import GpuSession
+    from weft.colocate.kernel_job import KernelJob
+    from weft.colocate.network_job import NetworkGpuJob
+    from weft.device.cuda.facts import GpuFacts
+    from weft.kernels.scheduling import JobProgress, JobSpec
+    from weft.runtime.cuda_executable import CudaExecutable
+
+Examples: TypeAlias = "Sequence[torch.Tensor] | Mapping[str, torch.Tensor | None]"
+Compile: TypeAlias = "Callable[[Path, Examples], CudaExecutable]"
+"""The plan of a network's file, without a budget of an SM, for inputs like these."""
+
+
+def job_of(be: Path | None) -> JobSpec | None:
+    """What a job.toml says, if there is one.
+
+    Raises:
+        JobError: it cannot be taken [W018].
+        OptionError: a job of a kind that does not run here [W001].
+    """
+    from weft.colocate.job import read_job
+
+    if be is None:
+        return None
+    spec = read_job(be)
+    if spec.kind == "process":
+        problem = f"{visible(spec.name)}: jobs of kernels and networks run here, this is one of a process"
+        raise OptionError(option="--be", problem=problem)
+    return spec
+
+
+@contextmanager
+def job_on(
+    session: GpuSession, spec: JobSpec, folder: Path, *, facts: GpuFacts, compiled: Compile, screen: Screen
+) -> Iterator[None]:
+    """The job of a session, where it was left; at the end its results are written and its progress is saved.
+
+    Args:
+        session: which gets it.
+        spec: of kernels or of a network.
+        folder: where its job.toml lies.
+        facts: the GPU.
+        compiled: makes a network's plan.
+        screen: on which it is told how far it has come.
+
+    Raises:
+        WeftError: what making the job, its files, or the GPU raise.
+    """
+    from weft.colocate.job import resume, save_progress
+    from weft.colocate.kernel_job import KernelJob
+
+    file = folder / spec.progress if spec.progress else None
+    progress = resume(file, spec) if file is not None else None
+    with ExitStack() as held:
+        made: KernelJob | NetworkGpuJob
+        if spec.kind == "kernels":
+            made = KernelJob(spec, folder, facts=facts, held=held, progress=progress)
+        else:
+            made = _network(session, spec, folder, compiled, held, progress)
+        session.add_job(made)
+        try:
+            yield
+        finally:
+            try:
+                _finish(made)
+            finally:  # what was written counts
+                found = made.progress()
+                if file is not None:
+                    save_progress(file, found)
+                screen.err.print(_told(spec, found))
+
+
+def examples(arrays: Mapping[str, torch.Tensor]) -> Examples:
+    """Example inputs of a network by name; in order, where a file has no names of its own, or one array."""
+    if len(arrays) == 1 or all(re.fullmatch(r"arr_[0-9]+", name) for name in arrays):
+        return [arrays[name] for name in sorted(arrays, key=lambda n: int(n[4:]) if n.startswith("arr_") else 0)]
+    return dict(arrays)
+
+
+def _network(
+    session: GpuSession, spec: JobSpec, folder: Path, compiled: Compile, held: ExitStack, progress: JobProgress | None
+) -> NetworkGpuJob:
+    import torch
+
+    from weft.colocate.inference_files import input_files, members
+    from weft.colocate.staged_plan import network_job
+
+    first = folder / spec.inputs / input_files(folder / spec.inputs)[0]
+    arrays = {name: torch.from_numpy(x) for name, x in members(first).items()}
+    plan = compiled(folder / spec.model, examples(arrays))
+    return network_job(
+        spec, folder, plan, device=session.device, stream=session.low, held=held, progress=progress
+    )  # fmt: skip
+
+
+def _finish(job: KernelJob | NetworkGpuJob) -> None:
+    """All that was launched has ended, and is right as far as is seen."""
+    from weft.colocate.network_job import NetworkGpuJob
+
+    if isinstance(job, NetworkGpuJob):
+        job.finish()
+    elif wrong := job.check():
+        raise DeviceError(problem=f"{job.name}: {wrong}")
+
+
+def _told(spec: JobSpec, found: JobProgress) -> str:
+    """How far a job has come, for people."""
+    name = plain(spec.name)
+    if spec.passes and found.passes >= spec.passes:
+        return f"{name}: all {spec.passes} passes are done"
+    unit = "input" if spec.kind == "network" else "stage"
+    part = "stages" if spec.kind == "network" else "blocks"
+    kept = f", saved in {plain(spec.progress)}" if spec.progress else ""
+    return f"{name}: {found.passes} passes, then {found.stage} {unit}s and {found.blocks} {part}{kept}"

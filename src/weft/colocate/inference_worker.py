@@ -1,0 +1,106 @@
+"""The process that reads a network's inputs and writes its results, so that the thread that launches never waits.
+
+Started as `python -m weft.colocate.inference_worker`, with one line of JSON on its standard input. It ends when it is
+told to and all results are written, when an inference cannot be read or written, or with the process that started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.colocate.inference_files import TensorSpec, read_into, write_results
+from weft.colocate.inference_ring import READING, WRITING, Ring
+from weft.colocate.job import JobError
+from weft.errors import WeftError
+from weft.kernels.dataclass_json import from_json, to_json
+
+NAP_S = 0.0005
+"""Where there is nothing to read or write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is read and written."""
+
+    fd: int
+    """Of the memory."""
+    folder: str
+    """Of the inputs."""
+    results: str
+    """Folder of the results; empty: they are dropped."""
+    files: tuple[str, ...]
+    """Names of the inputs, in order."""
+    first: int
+    """Number of the inference that comes first, over all passes."""
+    end: int
+    """Behind the last; 0: there is none."""
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def line_of(task: Task) -> bytes:
+    """As the process reads it."""
+    return json.dumps(to_json(task)).encode() + b"\n"
+
+
+def work(task: Task, ring: Ring, *, nap: Callable[[], bool]) -> None:
+    """Until all is done. `nap`: called where there is nothing to do; False: nobody is there any more.
+
+    Behind inputs that cannot be read nothing is read, but what was put is still written.
+
+    Raises:
+        ArtifactError: results cannot be written [W401].
+    """
+    read, written, count = 0, 0, len(task.files)
+    while True:
+        idle = True
+        more = (not task.end or task.first + read < task.end) and not ring.word("stop") and not ring.word("failed")
+        if more and read - ring.word("released") < ring.slots:
+            try:
+                file = task.files[(task.first + read) % count]
+                read_into(Path(task.folder) / file, task.inputs, ring.inputs(read))
+            except JobError as error:
+                ring.fail(READING, str(error))
+                continue
+            read += 1
+            ring.say("filled", read)
+            idle = False
+        if written < ring.word("put"):
+            if task.results:
+                file = task.files[(task.first + written) % count]
+                write_results(Path(task.results) / file, task.outputs, ring.outputs(written))
+            written += 1
+            ring.say("written", written)
+            idle = False
+        if idle and ring.word("stop") and written >= ring.word("put"):
+            return
+        if idle and not nap():
+            return
+
+
+def main(lines: Sequence[bytes] | None = None) -> None:
+    """Read the task, and work."""
+    data: Mapping[str, Any] = json.loads(lines[0] if lines else sys.stdin.buffer.readline())
+    task = from_json(Task, data)
+    parent = os.getppid()
+    ring = Ring(task.inputs, task.outputs if task.results else (), task.fd)
+
+    def nap() -> bool:
+        time.sleep(NAP_S)
+        return os.getppid() == parent
+
+    try:
+        work(task, ring, nap=nap)
+    except Exception as error:  # the job tells of it
+        ring.fail(WRITING, f"{'' if isinstance(error, WeftError) else type(error).__name__ + ': '}{error}")
+
+
+if __name__ == "__main__":
+    main()
