@@ -104,6 +104,13 @@ class Form:
     """Puts its persistent kernel on a stream; None: its kernels are launched plainly, again and again."""
     duty: int = WHOLE
     period_ns: int = 0
+    inside: bool = False
+    """Roles in the kernels of queries draw its blocks: it is armed on their stream, and has no kernel of its own."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its kernels are launched as they are."""
+        return self.launch is None and not self.inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +198,7 @@ class GpuMachine:
         own = lane.form if self._running is None and self._feeding is None else None
         if self._running is None and self._job_stream:
             device.wait(lane.stream, self._job_end)  # it was told to stop
-        if own is not None and own.launch is None:
+        if own is not None and own.is_plain:
             self._one_pass(own)
         elif own is not None:
             self._begin(own)
@@ -335,7 +342,7 @@ class GpuMachine:
         self._after_kernels(form.stream)
         if self._job_stream and (form.launch is None or self._job_stream != form.stream):
             self._device.wait(form.stream, self._job_end)
-        if form.launch is None:
+        if form.is_plain:
             self._feeding = form
             self._feed()
             return
@@ -345,17 +352,27 @@ class GpuMachine:
             self._device.wait(form.stream, event)
         self._job.arm(form.stream, duty=form.duty, period_ns=form.period_ns)
         self._device.record(self._armed, form.stream)
-        form.launch(form.stream)
-        self._device.record(self._job_end, form.stream)
-        self._job_stream = form.stream
+        if form.launch is not None:
+            form.launch(form.stream)
+            self._ends_on(form.stream)
         self._running = form
 
     def _halt(self, stream: int) -> None:
         """Told in the order of a stream, behind what let it draw."""
         assert self._job is not None
+        assert self._running is not None
         self._device.wait(stream, self._armed)
         self._job.stop(stream)
+        if self._running.inside:  # its end is that of the queries that draw, and the word is told before it begins anew
+            if self._last is not None:
+                self._device.wait(stream, self._last[1])
+            self._ends_on(stream)
         self._running, self._owned = None, False
+
+    def _ends_on(self, stream: int) -> None:
+        """What follows waits for this."""
+        self._device.record(self._job_end, stream)
+        self._job_stream = stream
 
     def _feed(self) -> None:
         """Plain kernels, as many as are to be queued."""
