@@ -165,7 +165,7 @@ class FakeJob:
         self.device.work(stream, round(self.kernel_us * 1e3), "plain")
 
     def blocks(self) -> int:
-        assert self.device.resident == 0
+        assert self.device.resident == self.device.inside == 0, "something still draws"
         return round(self.device.blocks)
 
     def is_done(self) -> bool:

@@ -19,7 +19,7 @@ from weft.colocate.fused_plan import ENTRY, FusedPlan, FusedStep, compiled, is_f
 from weft.colocate.kernel_job import ENTRY as CO_RUNNER
 from weft.colocate.kernel_job import KEPT_AT, PASSES_AT, KernelJob
 from weft.colocate.plan_roles import StepRole
-from weft.colocate.whole_kernels import TEXT
+from weft.colocate.whole_kernels import TEXT, drain_of
 from weft.device.cuda.confined import ConfinedJob, ConfinedResult
 from weft.errors import DeviceError
 from weft.generate.bind import Addresses, BoundCuda, CudaDriver, Encode
@@ -207,6 +207,19 @@ def test_another_counter_leaves_the_jobs_own_alone(made: Made, folder: Path) -> 
     assert one.given["arguments"][-1] == 0x7700
     (one,) = put(gpu, own.launch)
     assert one.given["arguments"][-1] == job.counter
+
+
+def test_a_drain_has_as_many_ctas_as_stay_at_once(made: Made, folder: Path) -> None:
+    job = made(folder, Gpu())
+    few = replace(H200, threads_per_sm=128)  # two of its CTAs
+    for facts, of_an_sm in ((H200, 8), (few, 2)):
+        own = made(folder, Gpu(), facts=facts)
+        found = drain_of(own, facts)
+        assert not isinstance(found, Declined) and found.ctas == of_an_sm * H200.sms
+    assert drain_of(job, H200) is job.co_runner(8 * H200.sms)
+    none = replace(H200, threads_per_sm=32)
+    declined = drain_of(made(folder, Gpu(), facts=none), none)
+    assert isinstance(declined, Declined) and "0 stay at once" in declined.reason
 
 
 def test_memory_of_a_job_is_told_with_its_guards(made: Made, folder: Path) -> None:

@@ -182,6 +182,14 @@ def test_the_whole_gpu_and_plain_kernels_wait_for_roles_and_roles_for_them() -> 
     assert machine.close_job().blocks == round(device.blocks)
 
 
+def test_who_closes_the_job_waits_for_queries_that_draw() -> None:
+    device = FakeDevice()
+    machine = with_roles(device)
+    machine.launch(queries(1)[0], 1)
+    device.sleep(50_000)
+    assert machine.close_job().blocks == round(device.blocks) and device.now >= 110_000
+
+
 def test_a_stop_of_roles_comes_before_the_job_is_armed_anew() -> None:
     """However late the stream of copies is: else it would end what begins next."""
     device = FakeDevice()

@@ -19,7 +19,7 @@ from typing import Protocol, final
 
 from weft.colocate.fused_plan import Compiled, FusedPlan, FusedStep, compiled, shapes_for
 from weft.colocate.plan_roles import StepRole
-from weft.colocate.whole_kernels import DRAIN_CTAS
+from weft.colocate.whole_kernels import drain_of
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.bind import Addresses, BoundCuda, Prepared
 from weft.ir.declined import Declined
@@ -204,7 +204,7 @@ class FusedSearch:
         self, loaded: FusedStep, at: _Step, memory: tuple[Memory, ...], stages: tuple[int, ...]
     ) -> Pair | Declined:
         job, counters = self._fused.job, self._counters
-        drain = job.co_runner(DRAIN_CTAS * self._facts.sms, counter=counters.now)
+        drain = drain_of(job, self._facts, counter=counters.now)
         if isinstance(drain, Declined):
             return drain
         fused = loaded.prepare(job, at.kernel, at.addresses, True, counter=counters.now)

@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from weft.colocate.kernel_job import KEPT_AT, KernelJob
+from weft.colocate.kernel_job import KEPT_AT, CoRunner, KernelJob
 from weft.device.cuda.confined import ConfinedJob
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.bind import CudaModule, Prepared
 from weft.ir.declined import Declined
 from weft.kernels.colocation import WorkCounter
 
-DRAIN_CTAS = 8
-"""Of a multiprocessor, for what a fused step leaves."""
+DRAIN_CTAS = (8, 4, 2, 1)
+"""Of a multiprocessor, for what a fused step leaves: as many as stay there at once."""
 TEXT = """extern "C" __global__ void w_keep(const unsigned* limit, unsigned* kept) { *kept = *limit; }
 extern "C" __global__ void w_grant(unsigned* limit, const unsigned* finished, const unsigned* kept,
                                    unsigned long long blocks) {
@@ -58,7 +58,7 @@ def whole_kernels(job: KernelJob, facts: GpuFacts) -> WholeKernels | Declined:
         DeviceError: the GPU refuses a kernel [W301, W302].
     """
     (result,) = job.compiler([ConfinedJob(TEXT, facts.arch, ("w_keep",))])
-    drain = job.co_runner(DRAIN_CTAS * facts.sms)
+    drain = drain_of(job, facts)
     if isinstance(drain, Declined):
         return drain
     if isinstance(result, Declined):
@@ -69,6 +69,21 @@ def whole_kernels(job: KernelJob, facts: GpuFacts) -> WholeKernels | Declined:
         _bound(module, "w_keep", limit, kept), _bound(module, "w_grant", limit, finished, kept, job.pass_blocks),
         drain.launch, _bound(module, "w_give_back", limit, kept),
     )  # fmt: skip
+
+
+def drain_of(job: KernelJob, facts: GpuFacts, *, counter: int = 0) -> CoRunner | Declined:
+    """The job as a persistent kernel that runs what fused steps leave; `counter`: as of `KernelJob.co_runner`.
+
+    Raises:
+        KernelDeclinedError: its constants are not those of the files [W205].
+        DeviceError: the GPU refuses it [W301, W302].
+    """
+    found: CoRunner | Declined = Declined(f"{job.name} has no persistent kernel")
+    for ctas in DRAIN_CTAS:
+        found = job.co_runner(ctas * facts.sms, counter=counter)
+        if not isinstance(found, Declined):
+            break
+    return found
 
 
 def _bound(module: CudaModule, entry: str, *arguments: int) -> Prepared:
