@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 from tests.colocate import test_kernel_job as jobs
 from tests.colocate.cuda_plans import H200, cuda_plan, products
 from tests.colocate.test_kernel_job import COPIES, LOW, Bound, Gpu, Made, compiler
 
+from weft.colocate import fused_plan
+from weft.colocate.fuse import LOOP_REGISTERS
 from weft.colocate.fused_plan import ENTRY, FusedPlan, FusedStep, compiled, is_for_plans, shapes_for
 from weft.colocate.kernel_job import ENTRY as CO_RUNNER
 from weft.colocate.kernel_job import KEPT_AT, PASSES_AT, KernelJob
@@ -25,7 +27,7 @@ from weft.errors import DeviceError
 from weft.generate.bind import Addresses, BoundCuda, CudaDriver, Encode
 from weft.generate.bind_fused import BoundFused
 from weft.ir.declined import Declined
-from weft.kernels.colocation import FusionShape, WorkCounter
+from weft.kernels.colocation import FusionShape, Place, RoleRegisters, WorkCounter
 from weft.kernels.source import CudaSource
 
 folder, made = jobs.folder, jobs.made
@@ -196,6 +198,18 @@ def test_shapes_are_those_that_share_a_counter_with_others(made: Made, folder: P
     for step in fused.steps.values():
         found = shapes_for(step, fused.job, H200)
         assert all(map(is_for_plans, found)) and len(set(found)) == len(found)
+
+
+def test_shapes_of_each_place_come_in_turn(made: Made, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those whose threads have few registers last, alike ones once, and none too small or of another counter."""
+    fused = plan_of(made(folder, Gpu()))
+    few, enough = (RoleRegisters(24, 200, fused.job.registers + LOOP_REGISTERS + n) for n in (-8, 0))
+    extra, idle = (FusionShape(place, 128, 4, 1024, registers=few) for place in get_args(Place))
+    every = [extra, replace(extra, registers=enough), replace(extra, barrier=5), idle, replace(idle, registers=enough)]
+    every += [replace(extra, threads=64), replace(extra, fill_grid=True), replace(idle, threads=32, replicas=4)]
+    monkeypatch.setattr(fused_plan, "shapes", lambda lc, be, facts: every)
+    found = shapes_for(product_of(fused), fused.job, H200)
+    assert found == [replace(extra, registers=enough), replace(idle, registers=enough), extra, idle]
 
 
 def test_another_counter_leaves_the_jobs_own_alone(made: Made, folder: Path) -> None:

@@ -84,14 +84,17 @@ def is_for_plans(shape: FusionShape) -> bool:
 def shapes_for(step: StepRole, job: KernelJob, facts: GpuFacts) -> list[FusionShape]:
     """Shapes worth trying: of each place, number of threads and of registers one.
 
-    Those first whose best-effort threads have as many registers as the job's kernels have by themselves.
+    Of each place in turn, those first whose best-effort threads have as many registers as the job's kernels have by
+    themselves.
     """
     kinds: dict[object, FusionShape] = {}
     for s in shapes(step.role, [one.source for one in job.sides], facts):
         if is_for_plans(s) and (s.place == "extra" or s.replicas == 1) and s.threads * s.replicas >= LEAST_THREADS:
             kinds.setdefault((s.place, s.threads * s.replicas, s.registers and s.registers.best_effort), s)
     wanted = job.registers + LOOP_REGISTERS
-    return sorted(kinds.values(), key=lambda s: s.registers is not None and s.registers.best_effort < wanted)
+    every = sorted(kinds.values(), key=lambda s: s.registers is not None and s.registers.best_effort < wanted)
+    turn = {s: sum(x.place == s.place for x in every[:k]) for k, s in enumerate(every)}
+    return sorted(every, key=turn.__getitem__)
 
 
 def compiled(step: StepRole, job: KernelJob, shape: FusionShape, facts: GpuFacts) -> Compiled | Declined:

@@ -36,7 +36,7 @@ SECONDS = 60.0
 """Of a search, about."""
 MOST_STEPS = 12
 """That are looked at, the costliest."""
-MOST_SHAPES = 4
+MOST_SHAPES = 6
 """Of a step."""
 COMPILERS = 8
 COMPILING = 0.6
