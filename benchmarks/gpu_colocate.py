@@ -41,7 +41,7 @@ from benchmarks.co_runner.plans import compiled, posed
 from benchmarks.gpu_corunner import known, prepare
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from benchmarks.models import FURTHER, NETWORKS
-from weft.colocate.compare import CarryOut, Cell, cell_of, run, simulated
+from weft.colocate.compare import CarryOut, Cell, Settle, cell_of, run, simulated
 from weft.colocate.gpu import BUDGET, MODES, GpuSession, Plans
 from weft.colocate.job import JobError
 from weft.colocate.kernel_job import KernelJob
@@ -64,9 +64,11 @@ TWO = ("resnet50-b16", "bert_base-b16")
 FILES = 4
 """Of inputs of a network."""
 PEERS = ("serial", "priority", "timeslice", "green:36")
-ALL = tuple(n for n in NAMES if n not in ("exclusive", "mps", "tacker", "aker", "streams"))
-"""Policies that run on a GPU: `mps` needs other processes, `tacker` and `aker` fused steps in a plan's graph. By
-`streams` each kernel of a query waits for one of the job: a run would take minutes; it is in `weft colocate run`."""
+ALL = tuple(n for n in NAMES if n not in ("exclusive", "mps", "streams"))
+"""Policies that run on a GPU: `mps` needs other processes. By `streams` each kernel of a query waits for one of the
+job: a run would take minutes; it is in `weft colocate run`."""
+FUSES = frozenset(("tacker", "aker", "weft"))
+"""Policies whose variants may have fused steps."""
 TARGETS = (1.10, 1.25)
 """Of `batch1`, over p99 of `exclusive`."""
 QUERIES = 3_300
@@ -165,9 +167,12 @@ def row_of(suite: str, case: str, made: PolicyRun, sim: PolicyRun) -> Row:
 
 def cell_rows(
     suite: str, pair: Pair, record: SampleRecord, load: float, carry_out: CarryOut, *, queries: int, seed: int,
-    known: Callable[[str], bool] = lambda _: False,
+    known: Callable[[str], bool] = lambda _: False, settle: Settle = lambda p: p,
 ) -> Iterator[Row]:  # fmt: skip
-    """Rows of one load: `exclusive`, then every policy to each target; where one cannot run, why not."""
+    """Rows of one load: `exclusive`, then every policy to each target; where one cannot run, why not.
+
+    A simulation has the variants that ran.
+    """
     name = record.models[0].name
     first = cell_of(
         record, name, pair.job, qos_ms=None, load=load, of_peak=pair.of_peak, process="poisson", trace=None,
@@ -184,12 +189,13 @@ def cell_rows(
             if known(case):
                 continue
             try:
-                made = run(record, policy, cell, exclusive=alone, carry_out=carry_out)
+                made = run(record, policy, cell, exclusive=alone, carry_out=carry_out, settle=settle)
             except PolicyError as error:
                 reason = str(error.details["reason"])[:300]
                 yield {"record": "case", "suite": suite, "case": case, "policy": policy, "declined": reason}
                 continue
-            yield row_of(suite, case, made, run(record, policy, cell, exclusive=alone, carry_out=simulated))
+            sim = run(record, policy, cell, exclusive=alone, carry_out=simulated, settle=settle)
+            yield row_of(suite, case, made, sim)
 
 
 def peers_of(rows: Sequence[Row], pair: Pair, load: float) -> Row | None:
@@ -219,6 +225,8 @@ class Asked:
     """Of the clock, behind which nothing is begun."""
     samples: Path | None = None
     """A folder into which the samples of each pair are written."""
+    fuse_s: float = 0.0
+    """In which fused steps of a pair are looked for."""
 
     def known(self, case: str) -> bool:
         """Whether a case has a row of this commit that did not fail."""
@@ -304,7 +312,8 @@ def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFac
     with job_of(pair.job, session, facts, asked) as check:
         commit = "" if asked.record is None else str(asked.record.head["commit"])
         modes = [m for m in MODES if m != "streams" and ("priority" in pair.policies or m != "priority")]
-        samples, _ = session.record(modes, commit=commit, driver=facts.driver)
+        fuse_s = asked.fuse_s if FUSES.intersection(pair.policies) else 0.0
+        samples, _ = session.record(modes, commit=commit, driver=facts.driver, fuse_s=fuse_s)
         if asked.samples is not None:
             asked.samples.mkdir(parents=True, exist_ok=True)
             (asked.samples / f"{str(pair).replace('/', '-')}.json").write_text(write(samples), encoding="utf-8")
@@ -315,7 +324,7 @@ def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFac
             rows = []
             for row in cell_rows(
                 asked.suite, pair, samples, load, lambda p, c: session.run(p, c.arrivals), queries=asked.queries,
-                seed=asked.seed, known=asked.known,
+                seed=asked.seed, known=asked.known, settle=session.settled,
             ):  # fmt: skip
                 rows.append(row)
                 asked.add(row)
@@ -336,6 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of arrivals")
     parser.add_argument("--again", action="store_true", help="cases that have a row of this commit, too")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of tuning of a plan, as it was prepared")
+    parser.add_argument("--fuse", type=float, default=20.0, help="seconds to look for fused steps of a pair")
     parser.add_argument("--seconds", type=float, default=540.0, help="nothing is begun after so many")
     parser.add_argument("--samples", type=Path, metavar="DIR", help="keep the samples of each pair, for simulations")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
@@ -367,7 +377,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record = Record(folder_of_gpu(), suite, path=path)
             ends.callback(record.close)
         asked = Asked(
-            suite, chosen.plans, chosen.budget, chosen.queries, chosen.seed, chosen.again, record, end, chosen.samples
+            suite,
+            chosen.plans,
+            chosen.budget,
+            chosen.queries,
+            chosen.seed,
+            chosen.again,
+            record,
+            end,
+            chosen.samples,
+            chosen.fuse,
         )
         for at in dict.fromkeys((p.model, p.batch) for p in pairs):
             failed += measured([p for p in pairs if (p.model, p.batch) == at], asked)

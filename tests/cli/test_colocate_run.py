@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,15 @@ from weft.colocate.arrivals import Arrivals
 from weft.colocate.gpu_machine import Form, GpuMachine, Lane
 from weft.colocate.live import LiveBackend
 from weft.colocate.live import run as live
-from weft.colocate.operating import Prepared
+from weft.colocate.operating import Prepared, Whole, settle
 from weft.colocate.outcome import Outcome
 from weft.colocate.policies import make
 from weft.colocate.recording import Mode, What, recorded
-from weft.kernels.samples import SampleRecord, read
+from weft.kernels.samples import SampleRecord, StepSamples, read
 
 Run = Callable[..., tuple[int, str, str]]
 HIGH, LOW, COPIES = 1, 2, 3
+STEP = StepSamples("net", "work", "tma 0123", 1, 40.0, 0.1, 0.5, 0.0, True, 0)
 JOB = 'name = "work"\nkind = "kernels"\nstages = ["kernel.toml"]\n'
 
 
@@ -36,23 +38,27 @@ class Session:
         self.name, self.job, self.device = "net", job, FakeDevice(look_ns=200)
 
     def machine(self, names: Iterable[str]) -> GpuMachine:
-        device, resident = self.device, Form(LOW, self.device.persistent)
+        device, resident, inside = self.device, Form(LOW, self.device.persistent), Form(HIGH, None, inside=True)
         lanes = [Lane(HIGH, query(device, HIGH, 100.0))]
-        lanes += [
-            Lane(HIGH, query(device, HIGH, 104.0), resident if "co-runner" in n else Form(LOW, None)) for n in names
-        ]
+        for n in names:
+            form = inside if "role" in n else resident if "co-runner" in n else Form(LOW, None)
+            lanes.append(Lane(HIGH, query(device, HIGH, 104.0, draws=form is inside), form))
         if not self.job:
             return GpuMachine(device, {"net": lanes}, copies=COPIES)
         return GpuMachine(device, {"net": lanes}, copies=COPIES, job=FakeJob(device), idle=resident)
 
     def record(
-        self, modes: Iterable[str], *, commit: str, driver: str, queries: int, seed: int
+        self, modes: Iterable[str], *, commit: str, driver: str, queries: int, seed: int, fuse_s: float
     ) -> tuple[SampleRecord, dict[str, str]]:
         ways = [n for n in modes if not n.startswith("green")] if self.job else []
         sharing = {"p": "priority", "s": "streams", "c": "co-runner"}
         what = What("NVIDIA H200", driver, commit, "net", 5, self.job, 300.0, 1.0)
         made = recorded(self.machine(ways), what, [Mode(n, sharing[n[0]]) for n in ways], queries=30, small=5)  # type: ignore[arg-type]
-        return made, {n: "no part of this GPU" for n in modes if n.startswith("green")}
+        steps = (STEP,) if self.job and fuse_s else ()
+        return replace(made, steps=steps), {n: "no part of this GPU" for n in modes if n.startswith("green")}
+
+    def settled(self, prepared: Prepared) -> Prepared:
+        return settle(prepared, lambda p: Whole(p.lc, 30.0, 1980))
 
     def run(self, prepared: Prepared, arrivals: Arrivals) -> Outcome:
         policy = make(prepared.policy, prepared.setting)
@@ -101,6 +107,18 @@ def test_several_policies_for_programs(run: Run) -> None:
     assert data["runs"][0]["off_lindley_us"] < 20 and data["runs"][1]["be_throughput"] > 0
 
 
+@pytest.mark.parametrize("fuse", [60, 0])
+def test_policies_of_fused_steps(run: Run, fuse: int) -> None:
+    code, out, _ = run(
+        "run", "-s", "aker,weft", "-m", "net.onnx", "--be", "job.toml", "--queries", 300, "--fuse", fuse, "--json"
+    )
+    data = json.loads(out)
+    assert code == 0 and data["refused"] == ({} if fuse else {"aker": "no fused kernels of net beside work"})
+    if fuse:
+        aker = next(r for r in data["runs"] if r["policy"] == "aker")
+        assert [v["name"].split()[0] for v in aker["variants"]] == ["alone", "role"] and aker["be_throughput"] > 0
+
+
 def test_the_model_alone_needs_no_job(run: Run) -> None:
     code, out, _ = run("run", "-s", "exclusive", "-m", "net.onnx", "--load", 0.5, "--of", "service", "--queries", 200)
     assert code == 0 and "off a single queue" in out and "net, alone" in out
@@ -109,6 +127,7 @@ def test_the_model_alone_needs_no_job(run: Run) -> None:
 def test_samples_are_kept_and_used_again(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("prepare", "-m", "net.onnx", "--be", "job.toml", "-o", "samples.json")
     assert code == 0 and "added work" in out and "co-runner 128" in out and "green36: not here: no part" in out
+    assert "fused steps" in out and "tma 0123" in out
     found = read(json.loads((tmp_path / "samples.json").read_text()))
     assert found.models[0].name == "net" and {m.name for m in found.modes} >= {"co-runner 64", "priority"}
     code, out, _ = run("-s", "weft", "-m", "net.onnx", "--be", "job.toml", "--record", "samples.json", "--queries", 200)
@@ -121,6 +140,7 @@ def test_samples_are_kept_and_used_again(run: Run, tmp_path: Path) -> None:
         "prepare", "-m", "n.onnx", "--be", "job.toml", "-o", "s.json", "--modes", "priority", "--format", "json"
     )
     assert code == 0 and list(json.loads(out)["modes"]) == ["priority"]
+    assert json.loads(out)["steps"] == {"tma 0123": {"count": 1, "slowdown": 0.1, "be": 0.5}}
 
 
 def test_a_report_is_written(run: Run, tmp_path: Path) -> None:
@@ -137,6 +157,8 @@ def test_a_report_is_written(run: Run, tmp_path: Path) -> None:
         (("-s", "best", "--be", "job.toml"), "there is none of this name"),
         (("-s", "exclusive", "--queries", 0), "a number from 1"),
         (("-s", "exclusive", "--load", -1), "load"),
+        (("-s", "exclusive", "--fuse", -1), "-1.0 is no time"),
+        (("-s", "exclusive", "--fuse", "inf"), "inf is no time"),
     ],
 )
 def test_what_cannot_be_is_told(run: Run, args: tuple[object, ...], says: str) -> None:

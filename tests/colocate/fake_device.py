@@ -40,6 +40,8 @@ class FakeDevice:
     stop: int = 0
     stopped_at: int = 0
     resident: int = 0
+    inside: int = 0
+    """Queries under way whose kernels draw blocks, unless the job is told to stop."""
     blocks: float = 0.0
     log: list[tuple[int, str, Any]] = field(default_factory=list)
     """What was done when."""
@@ -94,7 +96,7 @@ class FakeDevice:
         return self.sender.sent_ns(number)
 
     def clock_mhz(self) -> int:
-        return 0
+        return 1980
 
     def launch(self, graph: int, stream: int) -> None:
         raise AssertionError("work of tests is put on queues by themselves")
@@ -146,7 +148,7 @@ class FakeDevice:
             later = min([until, *(e for e in ends if e > self.now)])
             if later == self.now or later > until:
                 return
-            self.blocks += (later - self.now) / self.blocks_ns * self.resident
+            self.blocks += (later - self.now) / self.blocks_ns * (self.resident + self.inside * (not self.stop))
             self.now = later
             if later == until:
                 while any(self._step(q) for q in self.queues.values() if q):
@@ -175,13 +177,18 @@ class FakeDevice:
             self.log.append((self.now, what, value))
             if what == "arm":
                 self.stop = 0
+                assert not self.inside, "armed while kernels of a query draw"
             elif what == "stop":
                 self.stop, self.stopped_at = 1, self.now
         elif op.since < 0:
             op.since = self.now
             self.log.append((self.now, op.kind, "begin"))
             if op.kind == "persistent":
+                assert not self.inside, "the job on the GPU beside roles that draw its blocks"
                 self.resident += 1
+            elif op.kind == "drawing":
+                assert not self.resident, "roles that draw beside the job on the GPU"
+                self.inside += 1
             elif op.kind == "query" and self.resident:
                 op.value *= self.slow
             return True
@@ -191,6 +198,8 @@ class FakeDevice:
             self.log.append((self.now, op.kind, "end"))
             if op.kind == "persistent":
                 self.resident -= 1
+            elif op.kind == "drawing":
+                self.inside -= 1
         queue.popleft()
         return True
 
@@ -215,12 +224,13 @@ class FakeJob:
         return passes * self.kernel_us
 
     def blocks(self) -> int:
-        assert self.device.resident == 0
+        assert self.device.resident == self.device.inside == 0, "something still draws"
         return round(self.device.blocks)
 
     def is_done(self) -> bool:
         return self.done
 
 
-def query(device: FakeDevice, stream: int, us: float) -> Callable[[], None]:
-    return lambda: device.work(stream, round(us * 1e3), "query")
+def query(device: FakeDevice, stream: int, us: float, *, draws: bool = False) -> Callable[[], None]:
+    """`draws`: roles in its kernels draw the job's blocks."""
+    return lambda: device.work(stream, round(us * 1e3), "drawing" if draws else "query")

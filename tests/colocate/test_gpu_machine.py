@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,22 +17,27 @@ from weft.colocate.operating import Prepared, prepare
 from weft.colocate.outcome import Outcome, off_lindley_us
 from weft.colocate.policies import NAMES, make
 from weft.errors import DeviceError
+from weft.kernels.samples import SampleRecord
 from weft.kernels.scheduling import OFF, Query
 
 US = 1000
 HIGH, LOW, COPIES, PART, REST = 1, 2, 3, 4, 5
 STEADY = samples(constant(100.0), launch_us=5.0, stop_us=10.0)
-ALL = [n for n in NAMES if n not in ("mps", "tacker", "aker")] + ["green:16"]
-"""Those whose variants need no fused kernel."""
+SHORT = replace(STEADY, jobs=tuple(replace(j, kernel_us=20.0) for j in STEADY.jobs))
+"""With whole kernels that fused steps have room for."""
+ALL = [n for n in NAMES if n != "mps"] + ["green:16"]
 
 
-def machine_of(device: FakeDevice, policy: str, target_us: float = 500.0) -> tuple[GpuMachine, Prepared]:
+def machine_of(device: FakeDevice, policy: str, record: SampleRecord = STEADY) -> tuple[GpuMachine, Prepared]:
     """A machine with the variants that the policy is made for."""
-    p = prepare(STEADY, policy, "net", "" if policy == "exclusive" else "work", round(target_us * US))
+    p = prepare(record, policy, "net", "" if policy == "exclusive" else "work", 500 * US)
     lanes = []
+    inside = Form(HIGH, None, inside=True)
     for point in p.points:
         kind, us = point.variant.sharing, point.lc.at(0.5)
-        if kind == "partition":
+        if kind == "role":
+            lanes.append(Lane(HIGH, query(device, HIGH, us, draws=True), inside))
+        elif kind == "partition":
             lanes.append(Lane(PART, query(device, PART, us), Form(REST, device.persistent)))
         elif kind in ("priority", "streams"):
             lanes.append(Lane(HIGH, query(device, HIGH, us), Form(LOW, None)))
@@ -44,9 +50,9 @@ def machine_of(device: FakeDevice, policy: str, target_us: float = 500.0) -> tup
     return GpuMachine(device, {"net": lanes}, copies=COPIES, job=FakeJob(device), idle=Form(LOW, device.persistent)), p
 
 
-def lived(policy: str, arrivals: Arrivals) -> tuple[Outcome, FakeDevice]:
+def lived(policy: str, arrivals: Arrivals, record: SampleRecord = STEADY) -> tuple[Outcome, FakeDevice]:
     device = FakeDevice()
-    machine, p = machine_of(device, policy)
+    machine, p = machine_of(device, policy, record)
     made = make(policy, p.setting)
     return run(made, LiveBackend(machine, [(p, arrivals)], policy=made)), device
 
@@ -56,12 +62,12 @@ def test_every_policy_runs(policy: str) -> None:
     out, device = lived(policy, poisson(4000.0, 300, seed=2))
     assert all(d > 0 for d in out.done_ns) and device.resident == 0
     assert (np.diff(out.begin_ns) >= 0).all()
-    running = {"query": 0, "persistent": 0, "plain": 0}
+    running = {"query": 0, "drawing": 0, "persistent": 0, "plain": 0}
     for _, what, value in device.log:
         if what in running:
             running[what] += 1 if value == "begin" else -1
-            assert running["query"] <= 1 and running["persistent"] <= 1, "one query, and the job once, at a time"
-    assert running == {"query": 0, "persistent": 0, "plain": 0}
+            assert running["query"] + running["drawing"] <= 1 and running["persistent"] <= 1, "one query, the job once"
+    assert not any(running.values())
     if policy != "exclusive":
         assert out.work_us > 0
         plain = sum(what == "plain" and value == "end" for _, what, value in device.log)
@@ -89,6 +95,116 @@ def test_exclusive_is_a_single_queue() -> None:
     assert off_lindley_us(out) < 10.0
     service = np.array(out.done_ns) - np.array(out.begin_ns)
     assert np.median(service) == pytest.approx(100 * US, abs=2 * US)
+
+
+@pytest.mark.parametrize("policy", ["tacker", "aker"])
+def test_what_fused_steps_draw_is_counted(policy: str) -> None:
+    out, device = lived(policy, poisson(4000.0, 200, seed=5), SHORT)
+    assert any(out.variants) and any(what == "drawing" for _, what, _ in device.log)
+    assert out.blocks == round(device.blocks) > 0 and device.stop and not device.inside
+
+
+def with_roles(device: FakeDevice) -> GpuMachine:
+    """A machine whose variants 1 and 2 have roles in their kernels, and 3 a co-runner."""
+    inside = Form(HIGH, None, inside=True)
+    lanes = [
+        Lane(HIGH, query(device, HIGH, 100.0)),
+        Lane(HIGH, query(device, HIGH, 110.0, draws=True), inside),
+        Lane(HIGH, query(device, HIGH, 120.0, draws=True), inside),
+        Lane(HIGH, query(device, HIGH, 130.0), Form(LOW, device.persistent)),
+    ]
+    idle = Form(LOW, device.persistent)
+    return GpuMachine(device, {"net": lanes}, copies=COPIES, job=FakeJob(device), idle=idle)
+
+
+def ended(machine: GpuMachine, n: int) -> None:
+    done = 0
+    while done < n:
+        done += len(machine.ended())
+
+
+def told_of(device: FakeDevice) -> list[str]:
+    """What the device did, the ends left out."""
+    return [what for _, what, value in device.log if value != "end"]
+
+
+def test_roles_draw_during_their_query_and_nothing_else_is_launched() -> None:
+    device = FakeDevice()
+    machine = with_roles(device)
+    machine.launch(queries(1)[0], 1)
+    ended(machine, 1)
+    device.sleep(1_000_000)
+    assert told_of(device) == ["arm", "drawing", "stop"]
+    assert machine.close_job().blocks == round(device.blocks) == pytest.approx(110, abs=2)
+
+
+def test_the_job_is_armed_once_for_queries_with_roles_that_follow_each_other() -> None:
+    device = FakeDevice()
+    machine = with_roles(device)
+    for q, variant in zip(queries(4), (1, 2, 2, 1), strict=True):
+        machine.launch(q, variant)
+    ended(machine, 4)
+    device.sleep(100_000)
+    assert told_of(device) == ["arm", *["drawing"] * 4, "stop"]
+
+
+@pytest.mark.parametrize("others", [(0,), (3,), (0, 1), (3, 1), (1, 0, 3, 2, 0)])
+def test_each_form_is_told_to_stop_before_the_next_begins(others: tuple[int, ...]) -> None:
+    """Queries with roles, alone and beside a co-runner: `FakeDevice` looks that no two of them draw at a time."""
+    device = FakeDevice()
+    machine = with_roles(device)
+    variants = (1, *others)
+    for q, variant in zip(queries(len(variants)), variants, strict=True):
+        machine.launch(q, variant)
+        if q.number % 2:
+            ended(machine, 2)
+    ended(machine, len(variants) % 2)
+    device.sleep(1_000_000)
+    said = [x for x in told_of(device) if x in ("arm", "stop")]
+    assert said == ["arm", "stop"] * (len(said) // 2) and device.resident == 0
+    assert machine.close_job().blocks == round(device.blocks)
+
+
+def test_the_whole_gpu_and_plain_kernels_wait_for_roles_and_roles_for_them() -> None:
+    device = FakeDevice()
+    machine = with_roles(device)
+    first, second, third = queries(3)
+    machine.set_form(0)
+    machine.set_form(OFF)
+    machine.launch(first, 1)
+    machine.set_form(0)  # while it is under way
+    machine.set_form(OFF)
+    machine.launch(second, 1)
+    machine.kernels(300.0)
+    machine.launch(third, 2)
+    ended(machine, 3)
+    device.sleep(2_000_000)
+    assert marks(device).count("drawing end") == 3 and marks(device).count("plain end") == 1
+    plain = marks(device).index("plain begin")
+    assert marks(device)[plain - 1] == "drawing end" and marks(device)[plain + 2] == "drawing begin"
+    assert machine.close_job().blocks == round(device.blocks)
+
+
+def test_who_closes_the_job_waits_for_queries_that_draw() -> None:
+    device = FakeDevice()
+    machine = with_roles(device)
+    machine.launch(queries(1)[0], 1)
+    device.sleep(50_000)
+    assert machine.close_job().blocks == round(device.blocks) and device.now >= 110_000
+
+
+def test_a_stop_of_roles_comes_before_the_job_is_armed_anew() -> None:
+    """However late the stream of copies is: else it would end what begins next."""
+    device = FakeDevice()
+    machine = with_roles(device)
+    machine.launch(queries(1)[0], 1)
+    device.work(COPIES, 900_000, "copies")
+    ended(machine, 1)
+    machine.set_form(0)
+    device.sleep(3_000_000)
+    assert [x for x in told_of(device) if x != "copies"] == ["arm", "drawing", "stop", "arm", "persistent"]
+    assert device.resident == 1 and not device.stop
+    machine.close_job()
 
 
 def queries(n: int) -> list[Query]:

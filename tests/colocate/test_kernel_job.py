@@ -198,7 +198,7 @@ class Gpu:
         base = max(b for b in self.memory if b <= address)
         return bytes(self.memory[base][address - base : address - base + size])
 
-    def load(self, path: Path) -> Loaded:
+    def load(self, path: Path, *, prefer_shared: bool = True) -> Loaded:
         self._called()
         assert path.read_bytes()[:4] == b"\x7fELF"
         self._holding("module")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.colocate.fake_device import FakeDevice, FakeJob, query
+from tests.colocate.recorded import samples
 
 from weft.colocate.arrivals import poisson
 from weft.colocate.gpu_machine import Form, GpuMachine, Lane
@@ -14,6 +16,7 @@ from weft.colocate.operating import prepare
 from weft.colocate.policies import make
 from weft.colocate.recording import Mode, What, back_to_back, recorded, spread
 from weft.errors import DeviceError
+from weft.kernels.colocation import FusionShape, RoleRegisters
 from weft.kernels.samples import read, write
 
 HIGH, LOW, COPIES, PART, REST = 1, 2, 3, 4, 5
@@ -88,3 +91,12 @@ def test_spreads_are_of_times() -> None:
     assert spread([3.0, 1.0, 2.0], 0).at(0.5) == 2.0 and spread([3.0, 1.0, 2.0], 0).at(1.0) == 3.0
     with pytest.raises(ValueError, match="no times"):
         spread([], 0)
+
+
+def test_a_step_says_in_which_shape_it_was_fused() -> None:
+    """Records from before, which do not, are read as ever."""
+    record = samples()
+    assert "shape" not in write(record) and read(json.loads(write(record))) == record
+    shape = FusionShape("extra", 128, 4, 1024, registers=RoleRegisters(24, 200, 104))
+    told = replace(record, steps=tuple(replace(s, shape=shape) for s in record.steps))
+    assert read(json.loads(write(told))) == told and prepare(told, "aker", "net", "work", 500_000).steps == told.steps

@@ -24,7 +24,7 @@ from weft.ir.types import DType, TensorType
 from weft.kernels.source import CallStep, CudaSource, Launch, LibraryCall, Pointer, Ref, Schedule
 from weft.platform.cuda import captured as capturing
 from weft.runtime import artifact, cuda_artifact
-from weft.runtime.cuda_executable import CudaExecutable
+from weft.runtime.cuda_executable import CudaExecutable, Rebind
 from weft.runtime.executable import InputError, Linked
 
 FACTS = {"gpu": "NVIDIA H200", "capability": "90"}
@@ -320,6 +320,39 @@ def test_a_kernel_of_several_steps_is_loaded_once(cuda: FakeCuda, monkeypatch: p
     CudaExecutable(linked, device=torch.device("cpu"))
     assert seen.paths == [Path("one.cubin"), Path("two.cubin")]
     assert len(set(seen.bound)) == 3, "each step has addresses of its own"
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_a_step_is_launched_in_another_way(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, branches: int) -> None:
+    """What binds it is told its kernel, its addresses and whether it may begin early; the others are as they were."""
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (64, 64)))
+    sides = [b.apply(prim, x) for prim in (Prim.TANH, Prim.EXP)]
+    graph, seen = b.build([b.add(Prim.MATMUL, *sides)]), Loads()
+    launch = Launch("double", (1, 1, 1), (32, 1, 1), (Pointer("in", 0), Pointer("out", 0)))
+    source = CudaSource(Schedule("cuda"), "text", (launch,))
+    plan = replace(library_plan(graph), branches=branches)
+    plan = replace(plan, steps=tuple(replace(s, kernel=source) for s in plan.steps))
+    monkeypatch.setattr(bind, "real_driver", lambda: bind.CudaDriver(cast("Any", seen.load), encode_tensor_map))
+    told: list[tuple[int, bind.BoundCuda, bind.Addresses, bool]] = []
+    launched: list[int] = []
+
+    def other(number: int) -> Rebind:
+        def rebind(kernel: bind.BoundCuda, at: bind.Addresses, dependent: bool) -> bind.Prepared:
+            told.append((number, kernel, at, dependent))
+            return lambda stream: launched.append(number)
+
+        return rebind
+
+    linked = Linked(graph, plan, {source.sha256: Path("one.cubin")}, None, None, 0, FACTS)
+    found = CudaExecutable(linked, device=torch.device("cpu"), rebound={1: other(1), 2: other(2)})
+    assert [x[0] for x in told] == [1, 2] == launched[:2] and len(seen.bound) == 1
+    assert all(kernel.source is source for _, kernel, _, _ in told)
+    assert told[0][2].outputs == [told[1][2].inputs[1]], "what one writes the other reads"
+    assert [x[3] for x in told] == [True, branches == 1], "one that waits for another stream begins when all has ended"
+    assert found.order.width == min(branches, 2) and seen.bound[0][0] == told[0][2].inputs[0]
+    found.with_graph(graph)
+    assert [x[0] for x in told] == [1, 2, 1, 2]
 
 
 @pytest.mark.parametrize(("most", "expected_kernels"), [(0, [3]), (1, [1, 1, 1]), (2, [2, 1]), (5, [3])])

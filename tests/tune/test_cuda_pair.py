@@ -21,6 +21,7 @@ from weft.tune.cuda_pair import (
     forms,
     launches_for,
     measure,
+    moment,
     rate,
     verify,
     verify_drain,
@@ -243,3 +244,27 @@ def test_a_drain_that_is_wrong_is_told_by_itself() -> None:
     m = Simulated(fault="undrained")
     want = alone(m, pair_of(m))
     assert isinstance(want, Wanted) and "persistent" in verify_drain(m, pair_of(m), want)
+
+
+def test_a_moment_is_of_a_job_without_end() -> None:
+    m = Simulated(capacity=30)
+    drawn = list[WorkCounter]()
+
+    def draw(most: int) -> None:
+        found = m.counter()
+        drawn.append(found)
+        end = min(found.limit, found.finished + most)
+        m.time_us += 0.1 * (end - found.finished)
+        m.write(COUNTER, replace(found, finished=end).pack())
+
+    m.draw = draw  # type: ignore[method-assign]
+
+    def fused(stream: int) -> None:
+        m.lc(stream)
+        m.time_us += 1.0
+        m.draw(m.capacity)
+
+    found = moment(m, replace(pair_of(m), fused=fused), 20, 3)
+    assert found.lc_us == pytest.approx(10.0) and found.idle_us == pytest.approx(11.0)
+    assert found.fused_us == pytest.approx(14.0) and found.blocks == 30.0, "600 blocks of a job of 240"
+    assert max(c.limit for c in drawn) == (1 << 31) - 1 and min(c.limit for c in drawn) == 0

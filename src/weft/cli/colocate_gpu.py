@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -45,6 +46,7 @@ Modes = Annotated[
     str, typer.Option(help="ways of sharing to measure, comma separated, e.g. 'co-runner 128,green36' [default: all]")
 ]
 Budget = Annotated[float, typer.Option(help="seconds of tuning for each of the model's plans")]
+Fuse = Annotated[float, typer.Option("--fuse", help="seconds to look for steps to fuse with the job; 0: none are")]
 
 
 def run_command(
@@ -64,6 +66,7 @@ def run_command(
     seed: Seed = 0,
     modes: Modes = "",
     budget: Budget = 60.0,
+    fuse: Fuse = 60.0,
     dim: Dims = [],  # noqa: B006
     report: Report = None,
     format: Form = "text",
@@ -87,13 +90,13 @@ def run_command(
         )
     given = samples_of(record) if record is not None else None
     with _session(screen, model, be, budget, dim) as session:
-        samples = given or _measured(screen, session, modes)[0]
+        samples = given or _measured(screen, session, modes, fuse)[0]
         job = samples.jobs[0].name if samples.jobs else ""
         (cell,) = cells_of(
             samples, session.name, job, qos=qos, loads=[load], of=of, arrivals=arrivals, queries=queries, seed=seed
         )
         screen.progress("run", f"{len(names)} policies, {len(cell.arrivals)} queries each")
-        found = compare(samples, names, cell, carry_out=lambda p, c: session.run(p, c.arrivals))
+        found = compare(samples, names, cell, carry_out=lambda p, c: session.run(p, c.arrivals), settle=session.settled)
         screen.done()
     write_report(report, found)
     if len(found.runs) > 2 or found.refused:
@@ -110,6 +113,7 @@ def prepare_command(
     queries: Annotated[int, typer.Option(help="queries of each way")] = 400,
     seed: Seed = 0,
     budget: Budget = 60.0,
+    fuse: Fuse = 60.0,
     dim: Dims = [],  # noqa: B006
     format: Form = "text",
 ) -> None:
@@ -125,7 +129,7 @@ def prepare_command(
         raise OptionError(option="--queries", problem=f"{queries}: a number from 20 to 100000 is taken")
     try:
         with _session(screen, model, be, budget, dim) as session:
-            samples, refused = _measured(screen, session, modes, queries=queries, seed=seed)
+            samples, refused = _measured(screen, session, modes, fuse, queries=queries, seed=seed)
     except RecordInterruptedError as ended:  # what was measured is kept
         with writing(output):
             output.write_text(write(ended.record), encoding="utf-8")
@@ -136,6 +140,7 @@ def prepare_command(
         screen.data({
             "record": samples.digest, "gpu": samples.gpu, "solo_us": samples.models[0].solo.at(0.5), "refused": refused,
             "modes": {m.name: {"lc_us": m.lc.at(0.5), "be_rate": m.be_rate} for m in samples.modes},
+            "steps": {s.step: {"count": s.count, "slowdown": s.slowdown, "be": s.fraction} for s in samples.steps},
         })  # fmt: skip
         return
     _show(screen, samples, refused)
@@ -150,20 +155,26 @@ def _show(screen: Screen, samples: SampleRecord, refused: dict[str, str]) -> Non
                      f"{1 / slower + m.be_rate:.2f}"])  # fmt: skip
     title = f"{plain(samples.models[0].name)} on {plain(samples.gpu)}, record {samples.digest}"
     screen.table(title, ["way", "p50 us", "p99 us", "× alone", "BE rate", "added work"], rows)
+    fused = [[s.step, str(s.count), f"{s.lc_us:.1f}", f"{1 + s.slowdown:.3f}", f"{s.fraction:.3f}",
+              f"{(1 + s.fraction) / (1 + s.slowdown):.2f}"] for s in samples.steps]  # fmt: skip
+    if fused:
+        screen.table("fused steps", ["step", "times", "us", "× alone", "BE work", "added work"], fused)
     for name, reason in refused.items():
         screen.out.print(f"{plain(name)}: not here: {plain(reason, 200)}")
 
 
 def _measured(
-    screen: Screen, session: GpuSession, modes: str, *, queries: int = 400, seed: int = 0
+    screen: Screen, session: GpuSession, modes: str, fuse: float, *, queries: int = 400, seed: int = 0
 ) -> tuple[SampleRecord, dict[str, str]]:
     import weft
     from weft.colocate.gpu import MODES
 
+    if not 0 <= fuse < math.inf:
+        raise OptionError(option="--fuse", problem=f"{fuse} is no time")
     names = [n.strip() for n in modes.split(",") if n.strip()] or list(MODES)
     screen.progress("measure", f"{session.name}, {len(names)} ways of sharing")
     made_by = f"weft {weft.__version__}"
-    found = session.record(names, commit=made_by, driver=_driver(), queries=queries, seed=seed)
+    found = session.record(names, commit=made_by, driver=_driver(), queries=queries, seed=seed, fuse_s=fuse)
     screen.done()
     return found
 

@@ -147,6 +147,12 @@ def simulated(prepared: Prepared, cell: Cell, *, trace: bool = False, most_block
 
 CarryOut = Callable[[Prepared, Cell], Outcome]
 """Runs a policy on the arrivals of a cell: a simulation, or a GPU."""
+Settle = Callable[[Prepared], Prepared]
+"""What is run of prepared variants: a GPU measures those first that were only predicted."""
+
+
+def _as_prepared(prepared: Prepared) -> Prepared:
+    return prepared
 
 
 def run(
@@ -156,13 +162,14 @@ def run(
     *,
     exclusive: PolicyRun | None = None,
     carry_out: CarryOut = simulated,
+    settle: Settle = _as_prepared,
 ) -> PolicyRun:
     """One policy, and what it came to.
 
     Raises:
         PolicyError: it cannot run with this model and job [W206].
     """
-    prepared = prepare(record, policy, cell.model, "" if policy == "exclusive" else cell.job, cell.target_ns)
+    prepared = settle(prepare(record, policy, cell.model, "" if policy == "exclusive" else cell.job, cell.target_ns))
     return summed_up(prepared, cell, carry_out(prepared, cell), exclusive)
 
 
@@ -203,6 +210,7 @@ def compare(
     others: Sequence[Cell] = (),
     *,
     carry_out: CarryOut = simulated,
+    settle: Settle = _as_prepared,
 ) -> Comparison:
     """Policies on the same arrivals, `exclusive` always among them; those that cannot run are told, with the reason.
 
@@ -212,19 +220,20 @@ def compare(
         cell: of the comparison.
         others: the same at other loads.
         carry_out: what runs a policy.
+        settle: what it runs of the variants that were prepared.
 
     Raises:
         PolicyError: no such policy, model or job [W206].
     """
     names = list(dict.fromkeys(["exclusive", *policies]))
-    found, refused = _cell(record, names, cell, carry_out)
+    found, refused = _cell(record, names, cell, carry_out, settle)
     ran = [r.policy for r in found]
-    over_load = [r for other in others for r in _cell(record, ran, other, carry_out)[0]]
+    over_load = [r for other in others for r in _cell(record, ran, other, carry_out, settle)[0]]
     return Comparison(record.gpu, record.digest, tuple(found), tuple(refused), tuple(over_load))
 
 
 def _cell(
-    record: SampleRecord, names: Sequence[str], cell: Cell, carry_out: CarryOut
+    record: SampleRecord, names: Sequence[str], cell: Cell, carry_out: CarryOut, settle: Settle
 ) -> tuple[list[PolicyRun], list[Refused]]:
     alone = run(record, "exclusive", cell, carry_out=carry_out)
     found, refused = [alone], []
@@ -232,7 +241,7 @@ def _cell(
         if name == "exclusive":
             continue
         try:
-            found.append(run(record, name, cell, exclusive=alone, carry_out=carry_out))
+            found.append(run(record, name, cell, exclusive=alone, carry_out=carry_out, settle=settle))
         except PolicyError as error:
             if error.details["policy"] != name or error.details["reason"] == "there is none of this name":
                 raise

@@ -24,8 +24,10 @@ from weft.device.cuda.confined import ConfinedJob, ConfinedResult, compile_confi
 from weft.device.cuda.facts import GpuFacts, profile
 from weft.device.cuda.resources import Resources
 from weft.errors import ArtifactError, KernelDeclinedError, OptionError
+from weft.generate.cuda.foreign.read import Compile
 from weft.generate.cuda.role.fused import BEST_EFFORT_SPILLS, fuse, judge, shapes
 from weft.generate.cuda.role.persistent import persistent
+from weft.generate.cuda.role.role import RoleSource
 from weft.ir.declined import Declined
 from weft.kernels.colocation import FusedSource, FusionShape
 
@@ -215,7 +217,7 @@ def compile_pair(pair: Pair, architectures: Sequence[str], known: Known) -> str 
             return f"{file} does not compile for {arch}: {first[:300]}"
         found.append(_entry_of(file, arch, result))
         if file == "fused":
-            reason = judged(pair.sides, pair.fused, result, found[-1].resources, arch, profile(_FACTS[arch]))
+            reason = judged(pair.sides[0].source, pair.fused, result, arch, profile(_FACTS[arch]))
             if reason is not None:
                 return reason
     pair.compiled = found
@@ -223,19 +225,21 @@ def compile_pair(pair: Pair, architectures: Sequence[str], known: Known) -> str 
 
 
 def judged(
-    sides: Sequence[Side], fused: FusedSource, result: ConfinedResult, resources: Resources, arch: str, facts: GpuFacts
-) -> str | None:
+    lc: RoleSource, fused: FusedSource, result: ConfinedResult, arch: str, facts: GpuFacts,
+    compiler: Compile = compile_confined,
+) -> str | None:  # fmt: skip
     """Why a compiled fused kernel is not taken; None: it is."""
+    resources = dict(result.resources)[fused.entry]
     for line in result.warnings:
         if "(C7510)" in line or "(C7602)" in line:
             return f"wgmma is serialised ({arch})"
     spills = None
     if resources.spill_stores + resources.spill_loads and fused.shape is not None:
-        alone = fuse(sides[0].source, (), fused.shape, entry=ENTRY, facts=facts)
+        alone = fuse(lc, (), fused.shape, entry=fused.entry, facts=facts)
         if not isinstance(alone, Declined):
-            (one,) = compile_confined([ConfinedJob(alone.text, arch)])
+            (one,) = compiler([ConfinedJob(alone.text, arch)])
             if isinstance(one, ConfinedResult):
-                own = dict(one.resources)[ENTRY]
+                own = dict(one.resources)[fused.entry]
                 spills = own.spill_stores + own.spill_loads
     found = judge(fused, resources, facts, spills)
     return None if found is None else found.reason

@@ -6,7 +6,8 @@
     out = session.run(prepared, arrivals)                               # one policy
 
 Plans are recorded once more for each way: on streams of the highest priority, under the budget of an SM beside a
-co-runner, and on the streams of each part of the GPU. Inputs are those that the plans' buffers hold.
+co-runner, on the streams of each part of the GPU, and with the job's roles in the kernels of some steps. Inputs are
+those that the plans' buffers hold.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import gc
 import re
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,15 +27,19 @@ from typing import final
 import torch
 
 from weft.colocate.arrivals import Arrivals
+from weft.colocate.device_memory import DeviceMemory
+from weft.colocate.fused_plan import FusedPlan
+from weft.colocate.fused_search import Counters, FusedSearch
 from weft.colocate.gpu_machine import WHOLE, Form, GpuMachine, Lane
 from weft.colocate.kernel_job import CoRunner, KernelJob
 from weft.colocate.live import LiveBackend, run
 from weft.colocate.network_job import NetworkGpuJob
-from weft.colocate.operating import Prepared
+from weft.colocate.operating import Point, Prepared, Whole, settle
 from weft.colocate.outcome import Outcome
 from weft.colocate.policies import make
 from weft.colocate.policy import PolicyError
 from weft.colocate.recording import QUERIES, Mode, What, back_to_back, recorded
+from weft.colocate.role_lanes import Recorded, RoleLanes
 from weft.device.cuda import streams
 from weft.device.cuda.budget import first_over_budget
 from weft.device.cuda.cubin import usage
@@ -43,12 +48,12 @@ from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.partition import Partition, partitioned
 from weft.errors import DeviceError, OptionError
 from weft.ir.declined import Declined
-from weft.kernels.colocation import left_beside
-from weft.kernels.samples import SampleRecord
+from weft.kernels.colocation import BYTES, left_beside
+from weft.kernels.samples import SampleRecord, StepSamples
 from weft.kernels.scheduling import Sharing
 from weft.kernels.source import CudaSource
 from weft.runtime.budgeted import Budgeted
-from weft.runtime.cuda_executable import CudaExecutable
+from weft.runtime.cuda_executable import CudaExecutable, Rebind
 from weft.runtime.streams import Lease
 from weft.sm_budget import SmBudget
 
@@ -210,6 +215,7 @@ class GpuSession:
         self._alone = self._lane(plans.plain, self._high, None)
         self._beside = None if plans.budgeted is None else self._lane(plans.budgeted, self._high, BUDGET)
         self._parts: dict[int, tuple[Lane, int, int] | Declined] = {}
+        self._roles: RoleLanes | None = None
         self._idle: Form | None = None
         self.query_us = self._query_us()
 
@@ -230,7 +236,7 @@ class GpuSession:
             DeviceError: the GPU refuses a kernel [W301, W302].
         """
         if isinstance(job, NetworkGpuJob):
-            self._job, self._kernel_job, self._whole = job, None, True
+            self._job, self._kernel_job, self._roles, self._whole = job, None, None, True
             self._idle = job.form(self._low.cuda_stream, apart=True)
             return
         self._kernel_job = job
@@ -247,6 +253,10 @@ class GpuSession:
             raise PolicyError(policy="any", reason=f"{job.name} has no persistent kernel", remedy="give another job")
         most = max(rate for rate, _ in found)
         self._idle = next(form for rate, form in found if rate >= ENOUGH * most)
+        plan = self._plans.plain
+        fused = FusedPlan(plan.graph, plan.plan, job, self._facts, lanes=plan.order.width)
+        alone = Recorded(self._alone, self._kept[0].static_outputs)
+        self._roles = RoleLanes(fused, alone, self._with_roles, synchronise=self._finish)
 
     def lane_of(self, way: Way) -> Lane | Declined:
         """How queries run in a way; or why they cannot here."""
@@ -302,19 +312,28 @@ class GpuSession:
             PolicyError: one of them cannot be here [W206].
             OptionError: there is none of this name [W001].
         """
-        lanes = [self._alone]
-        for name in names:
-            lane = self.lane_of(way_of(name))
-            if isinstance(lane, Declined):
-                raise PolicyError(policy="any", reason=f"{name}: {lane.reason}", remedy="leave this way out")
-            lanes.append(lane)
+        return self._machine([self._there(name, self.lane_of(way_of(name))) for name in names])
+
+    def _machine(self, lanes: Sequence[Lane]) -> GpuMachine:
+        """Variants behind the first."""
         job = None if self._job is None else self._job.anew()
-        return GpuMachine(self._device, {self.name: lanes}, copies=self._copies.cuda_stream, job=job, idle=self._idle)
+        return GpuMachine(
+            self._device, {self.name: [self._alone, *lanes]}, copies=self._copies.cuda_stream, job=job, idle=self._idle
+        )
+
+    @staticmethod
+    def _there(name: str, lane: Lane | Declined) -> Lane:
+        if isinstance(lane, Declined):
+            raise PolicyError(policy="any", reason=f"{name}: {lane.reason}", remedy="leave this way out")
+        return lane
 
     def record(
-        self, modes: Iterable[str] = (), *, commit: str, driver: str, queries: int = QUERIES, seed: int = 0
-    ) -> tuple[SampleRecord, dict[str, str]]:
+        self, modes: Iterable[str] = (), *, commit: str, driver: str, queries: int = QUERIES, seed: int = 0,
+        fuse_s: float = 0.0,
+    ) -> tuple[SampleRecord, dict[str, str]]:  # fmt: skip
         """Samples of the model alone, of the job alone and of both in these ways; and why others cannot be.
+
+        `fuse_s`: seconds in which fused steps are looked for; 0: none are.
 
         Raises:
             DeviceError: something does not end, or a kernel fails [W301, W302].
@@ -337,36 +356,48 @@ class GpuSession:
             machine = self.machine([w.name for w in ways])
             with _ended(machine):
                 made = recorded(machine, what, [Mode(w.name, w.sharing) for w in ways], queries=queries, seed=seed)
-        return made, refused
+        steps, unfused = self._fused_steps(fuse_s) if fuse_s and self._roles is not None else ((), {})
+        return replace(made, steps=steps), refused | unfused
 
-    def run(self, prepared: Prepared, arrivals: Arrivals) -> Outcome:
-        """One policy on given arrivals.
+    def settled(self, prepared: Prepared) -> Prepared:
+        """What is run of prepared variants: those with fused steps are recorded, compared and measured whole first.
 
         Raises:
-            PolicyError: it needs a way that cannot be here, or fused steps, which no graph of a plan has yet [W206].
+            PolicyError: none is left of a policy that needs one [W206].
+            DeviceError: something does not end, or a kernel fails [W301, W302].
+        """
+
+        def measure(point: Point) -> Whole | Declined:
+            if self._roles is None:
+                return Declined("there is no job")
+            return self._roles.measured(
+                point.variant, prepared.steps, lambda lane: self._machine([lane]), self.name, whole=_is_whole(prepared)
+            )
+
+        return settle(prepared, measure)
+
+    def run(self, prepared: Prepared, arrivals: Arrivals) -> Outcome:
+        """One policy on given arrivals, with the variants that it has; see `settled`.
+
+        Raises:
+            PolicyError: it needs a way, or fused steps, that cannot be here [W206].
             DeviceError: the machine stands still, or a kernel fails [W301, W302].
         """
-        names = [p.variant.name for p in prepared.points[1:]]
-        if any(p.variant.sharing == "role" for p in prepared.points):
-            raise PolicyError(
-                policy=prepared.policy, reason="its variants have fused steps, which no graph of a plan has yet",
-                remedy="choose another policy, or simulate it",
-            )  # fmt: skip
         if not self._whole and prepared.job is not None:
             if prepared.policy in _LAUNCH_WHOLE:
                 reason = f"it launches kernels of {prepared.job.name} whole, which cannot be at any time"
                 raise PolicyError(policy=prepared.policy, reason=reason, remedy=_NO_PASSES)
             prepared = replace(prepared, job=replace(prepared.job, kernel_us=NOT_WHOLE_US))
         policy = make(prepared.policy, prepared.setting)
-        machine = self.machine(names)
+        lanes = [self._there(p.variant.name, self._lane_of_point(prepared, p)) for p in prepared.points[1:]]
+        machine = self._machine(lanes)
         with _ended(machine):
             return run(policy, LiveBackend(machine, [(prepared, arrivals)], policy=policy))
 
     def results(self) -> tuple[torch.Tensor, ...]:
         """What a query gives now, alone, by the plan without a budget."""
         self._alone.launch()
-        self._device.drain()
-        torch.cuda.synchronize()
+        self._finish()
         return tuple(x.clone() for x in self._kept[0].static_outputs)
 
     # -- parts
@@ -378,26 +409,70 @@ class GpuSession:
         torch.cuda.synchronize()
         self._parts.clear()
         self._kept.clear()
-        del self._alone, self._beside
+        del self._alone, self._beside, self._roles
         gc.collect()
         torch.cuda.empty_cache()
         self._partitions.close()
+
+    def _finish(self) -> None:
+        """Until all that was asked for has ended."""
+        self._device.drain()
+        torch.cuda.synchronize()
 
     def _stream(self, priority: int) -> torch.cuda.Stream:
         own = streams.Stream(priority=priority)
         self._held.callback(own.close)
         return torch.cuda.ExternalStream(own.handle)  # type: ignore[no-untyped-call]
 
+    def _lane_of_point(self, prepared: Prepared, point: Point) -> Lane | Declined:
+        variant = point.variant
+        if variant.sharing != "role":
+            return self.lane_of(way_of(variant.name))
+        if self._roles is None:
+            return Declined("there is no job")
+        return self._roles.of(variant, prepared.steps, whole=_is_whole(prepared))
+
+    def _with_roles(self, rebound: Mapping[int, Rebind]) -> Recorded:
+        """The plan without a budget, some of its steps launched in another way."""
+        made = self._made(self._plans.plain, self._high, None, rebound)
+        return Recorded(self._launching(made, self._high[0]), made.static_outputs, made)
+
+    def _fused_steps(self, seconds: float) -> tuple[tuple[StepSamples, ...], dict[str, str]]:
+        """Samples of fused steps; and why others are not fused, by name."""
+        assert self._roles is not None
+        assert self._job is not None
+        with ExitStack() as held:
+            counters = Counters(*(held.enter_context(streams.device_memory(BYTES)) for _ in range(2)))
+            machine = DeviceMemory(held)
+            search = FusedSearch(self._roles.fused, machine, counters, self._facts, block_us=self._job.block_us)
+            steps = search.run(self.name, lambda x: self._made(self._plans.plain, self._high, None, x), seconds)
+        gc.collect()
+        torch.cuda.empty_cache()
+        return steps, search.refused
+
     def _lane(self, found: CudaExecutable, lanes: Sequence[torch.cuda.Stream], budget: SmBudget | None) -> Lane:
         """The plan recorded anew on these streams, with the same inputs."""
+        made = self._made(found, lanes, budget)
+        self._kept.append(made)
+        return self._launching(made, lanes[0])
+
+    def _made(
+        self, found: CudaExecutable, lanes: Sequence[torch.cuda.Stream], budget: SmBudget | None,
+        rebound: Mapping[int, Rebind] | None = None,
+    ) -> CudaExecutable:  # fmt: skip
+        self._device.drain()  # streams are captured
         budgeted = None if budget is None else Budgeted(self._facts.within(budget))
-        made = CudaExecutable(found.linked, device=found.device, lease=Lease(found.device, lanes), budgeted=budgeted)
+        made = CudaExecutable(
+            found.linked, device=found.device, lease=Lease(found.device, lanes), budgeted=budgeted, rebound=rebound
+        )
         for static, given in zip(made.static_inputs, found.static_inputs, strict=True):
             static.copy_(given)
         torch.cuda.synchronize()
-        self._kept.append(made)
-        stream, device, graphs = lanes[0], self._device, made.recorded_graphs
-        handle = stream.cuda_stream
+        return made
+
+    def _launching(self, made: CudaExecutable, stream: torch.cuda.Stream) -> Lane:
+        """A plan's graphs on the first of its streams."""
+        device, graphs, handle = self._device, made.recorded_graphs, stream.cuda_stream
 
         def launch() -> None:
             for graph in graphs:
@@ -479,6 +554,11 @@ def _ended(machine: GpuMachine) -> Iterator[None]:
         with contextlib.suppress(DeviceError):  # of what is raised already
             machine.close_job()
         raise
+
+
+def _is_whole(prepared: Prepared) -> bool:
+    """Whether each fused step runs all kernels of the job once."""
+    return prepared.policy == "tacker"
 
 
 def whole_sm(facts: GpuFacts) -> SmBudget:

@@ -82,6 +82,13 @@ class Form:
     apart: bool = False
     """Of plain kernels: they run beside queries of the form's own variant alone, and while these do. All others wait
     for those that are queued. Otherwise they run beside any query."""
+    inside: bool = False
+    """Roles in the kernels of queries draw its blocks: it is armed on their stream, and has no kernel of its own."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its kernels are launched as they are."""
+        return self.launch is None and not self.inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +198,16 @@ class GpuMachine:
         if apart and (lane.form is None or lane.form is not self._feeding):
             device.wait(lane.stream, self._job_end)  # kernels that nothing stops
         stops = self._running is None and self._job_stream != 0 and not apart and not device.happened(self._job_end)
+        if own is not None and own.inside:  # in front of the roles that draw, and behind what drew before
+            self._begin(own, behind=None)
+            self._owned, stops = True, False
         begin, end = self._event(), self._event()
         device.record(begin, lane.stream)
         lane.launch()
         device.mark(end, lane.stream, since=begin)
-        if own is not None and own.launch is None and not own.apart:
+        if own is not None and own.is_plain and not own.apart:
             self._one_pass(own)
-        elif own is not None:
+        elif own is not None and not own.inside:
             self._begin(own, behind=self._last)
             self._owned = True
         if self._last is not None and not any(self._last[1] == f.end for f in self._flying):
@@ -332,8 +342,7 @@ class GpuMachine:
         self._device.mark(event, form.stream)
         self._fed.append(event)
         if form.apart:
-            self._device.mark(self._job_end, form.stream)
-            self._job_stream, self._job_apart = form.stream, True
+            self._ends_on(form.stream, apart=True)
         return True
 
     def _begin(self, form: Form, *, behind: tuple[int, int] | None) -> None:
@@ -344,7 +353,7 @@ class GpuMachine:
             self._device.wait(form.stream, self._job_end)
         if behind is not None and (form.launch is not None or form.apart):
             self._device.wait(form.stream, behind[1])
-        if form.launch is None:
+        if form.is_plain:
             self._feeding = form
             self._feed()
             return
@@ -352,19 +361,28 @@ class GpuMachine:
             self._device.wait(form.stream, event)
         self._job.arm(form.stream, duty=form.duty, period_ns=form.period_ns)
         self._device.record(self._armed, form.stream)
-        form.launch(form.stream)
-        self._device.mark(self._job_end, form.stream)
-        self._job_stream, self._job_apart = form.stream, False
+        if form.launch is not None:
+            form.launch(form.stream)
+            self._ends_on(form.stream, apart=False)
         self._running = form
 
     def _end(self, stream: int) -> None:
-        """No more of the job: a persistent kernel is told in the order of a stream, behind what let it draw."""
+        """No more of the job: what draws is told in the order of a stream, behind what let it draw."""
         if self._running is not None:
             assert self._job is not None
             self._device.wait(stream, self._armed)
             self._job.stop(stream)
+            if self._running.inside:  # its end is that of the queries that draw, and it is told before it begins anew
+                if self._last is not None:
+                    self._device.wait(stream, self._last[1])
+                self._ends_on(stream, apart=False)
         self._running = self._feeding = None
         self._owned = False
+
+    def _ends_on(self, stream: int, *, apart: bool) -> None:
+        """What follows of the job waits for this; `apart`: queries do, too."""
+        self._device.mark(self._job_end, stream)
+        self._job_stream, self._job_apart = stream, apart
 
     def _feed(self) -> None:
         """Plain kernels, as many as are to be queued."""

@@ -63,8 +63,9 @@ MOST_AHEAD = (1 << 31) - 1
 WHOLE = 256
 """Of a duty: all of the time."""
 ENTRY = "w_co_runner"
-PASSES_AT, PLACED_BYTES = BYTES, BYTES + 16
-"""Behind the counter lies one more word, the plain passes that have ended; and what both take."""
+PASSES_AT, KEPT_AT, PLACED_BYTES = BYTES, BYTES + 4, BYTES + 16
+"""Behind the counter lie two more words, the plain passes that have ended and a limit that fused steps lower for a
+while (`weft.colocate.whole_kernels`); and what all of it takes."""
 _MASK = (1 << 32) - 1
 
 
@@ -103,8 +104,8 @@ class JobDevice(Protocol):
         """Copy from the device."""
         ...
 
-    def load(self, path: Path) -> Loaded:
-        """A cubin; its functions leave as much of a multiprocessor to shared memory as there is."""
+    def load(self, path: Path, *, prefer_shared: bool = True) -> Loaded:
+        """A cubin; its functions leave as much of a multiprocessor to shared memory as there is, or as they need."""
         ...
 
     def put(self, address: int, value: int, stream: int) -> None:
@@ -153,11 +154,11 @@ class CudaJobDevice:
         self._drain()
         return streams.read_back(address, size)
 
-    def load(self, path: Path) -> Loaded:
+    def load(self, path: Path, *, prefer_shared: bool = True) -> Loaded:
         """See `JobDevice`. DeviceError: it cannot be loaded [W301, W302]."""
         module = Module(path)
         self._held.callback(module.unload)
-        return _Preferring(module)
+        return _Preferring(module) if prefer_shared else module
 
     def put(self, address: int, value: int, stream: int) -> None:
         """See `JobDevice`."""
@@ -473,7 +474,9 @@ class KernelJob:
             ArtifactError: a file with the content of a buffer cannot be read [W401].
             DeviceError: tree-sitter or NVRTC is not installed; the GPU has no room, or refuses a kernel [W301, W302].
         """
-        self.name, self._facts, self._compiler, self._digest = spec.name, facts, compiler, digest(spec)
+        self.name, self._facts, self._digest = spec.name, facts, digest(spec)
+        self.compiler = compiler
+        """Of all its kernels."""
         self.passes = spec.passes
         """That the job has; 0: it does not end."""
         self.sides = tuple(
@@ -489,12 +492,15 @@ class KernelJob:
         self.mixes = len(self.sides) == 1 or not _carries(self.sides, means)
         """Whether a plain pass may stand anywhere: of several stages, no pass reads what the one before it wrote."""
         self._count = JobCount(self.stages, spec.passes, begin=begin, mixes=self.mixes)
-        mine = ExitStack()
+        self.ends = mine = ExitStack()
+        """What is given back with the job, the last that came first."""
         with ExitStack() as failed:
             failed.push(mine)
             self._folder = Path(mine.enter_context(tempfile.TemporaryDirectory(prefix="weft-job-")))
             codes = self._compiled([_plain_job(one, facts.arch) for one in self.sides])
             self._spills = max(c.own.spill_stores + c.own.spill_loads for c in codes)
+            self.registers = max(c.own.registers for c in codes)
+            """Of a thread of its kernels by themselves, at most."""
             self._device = device(mine)
             self._placed = {name: self._place(b) for name, b in buffers.items()}
             self.addresses = tuple(_addresses(one, self._placed, means) for one in self.sides)
@@ -509,7 +515,7 @@ class KernelJob:
             )
             self._loaded: dict[str, tuple[_Code, Loaded] | Declined] = {}
             """Co-runners by their texts."""
-            self._co_runners: dict[tuple[int, int], CoRunner | Declined] = {}
+            self._co_runners: dict[tuple[int, int, int], CoRunner | Declined] = {}
             self._throttle: dict[str, int] = {}
             """As it was put on a stream last; all launches that draw wait for each other."""
             self._queue: Queue | None = None
@@ -520,6 +526,16 @@ class KernelJob:
 
     # -- forms
 
+    @property
+    def memory(self) -> tuple[tuple[int, int], ...]:
+        """Address and bytes of each buffer, the guards around it with it."""
+        return tuple((p.base, p.buffer.nbytes + 2 * len(GUARD)) for p in self._placed.values())
+
+    @property
+    def exact(self) -> bool:
+        """Whether its results have one value, bit by bit, in whatever order its blocks run."""
+        return not any(p.buffer.rtol for p in self._placed.values())
+
     def plain(self) -> tuple[PlainKernel, ...]:
         """The kernel of each stage, to be launched whole: to be timed, say. Such a launch counts for nothing.
 
@@ -527,10 +543,11 @@ class KernelJob:
         """
         return self._plain
 
-    def co_runner(self, ctas: int, *, threads: int = 0) -> CoRunner | Declined:
+    def co_runner(self, ctas: int, *, threads: int = 0, counter: int = 0) -> CoRunner | Declined:
         """The persistent kernel of so many CTAs, compiled, loaded and bound once; or why there is none.
 
-        `threads`: of a CTA; 0: as the largest block.
+        `threads`: of a CTA; 0: as the largest block. `counter`: address of another work counter than the job's own, for
+        measurements: what is drawn there counts for nothing.
 
         Raises:
             KernelDeclinedError: its constants are not those of the files [W205].
@@ -541,10 +558,35 @@ class KernelJob:
         )  # fmt: skip
         if isinstance(source, Declined):
             return source
-        key = ctas, source.threads
+        key = ctas, source.threads, counter
         if key not in self._co_runners:
-            self._co_runners[key] = self._bound(source)
+            self._co_runners[key] = self._bound(source, counter or self.counter)
         return self._co_runners[key]
+
+    def asked(self, source: FusedSource) -> ConfinedJob:
+        """What the compiler is asked for of a kernel that has all stages as roles; see `with_roles`."""
+        return ConfinedJob(source.text, self._facts.arch, (source.entry, *constant_names(self.sides)))
+
+    def with_roles(self, source: FusedSource, result: ConfinedResult) -> BoundFused:
+        """A kernel that has all stages as roles beside another's, once it is compiled: loaded, its constants filled.
+
+        Its functions ask for no more shared memory than they need, as those of a plan.
+
+        Raises:
+            KernelDeclinedError: a constant is not there, or is too small [W205].
+            DeviceError: the GPU refuses it [W301, W302].
+        """
+        module = self.module(result, prefer_shared=False)
+        self.fill(module, result.names[1:])
+        return BoundFused(source, self._cubin(result), driver=self._driver(module))
+
+    def module(self, result: ConfinedResult, *, prefer_shared: bool = True) -> Loaded:
+        """Machine code on the job's device, until the job is given back.
+
+        Raises:
+            DeviceError: the GPU refuses it [W301, W302].
+        """
+        return self._device.load(self._cubin(result), prefer_shared=prefer_shared)
 
     def fill(self, module: Loaded, symbols: Sequence[str]) -> None:
         """Fill the constants of all stages in one more kernel that has them as roles.
@@ -710,7 +752,7 @@ class KernelJob:
 
     def _compiled(self, jobs: Sequence[ConfinedJob]) -> list[_Code]:
         found = []
-        for job, result in zip(jobs, self._compiler(jobs), strict=True):
+        for job, result in zip(jobs, self.compiler(jobs), strict=True):
             code = self._kept(job, result)
             if isinstance(code, Declined):
                 raise KernelDeclinedError(reason=f"{job.names[0]}: {code.reason}")
@@ -721,10 +763,14 @@ class KernelJob:
         if isinstance(result, Declined):
             first = next((x for x in result.reason.splitlines() if "error" in x), result.reason[:200])
             return Declined(f"it does not compile for {job.arch}: {first[:300]}")
-        path = self._folder / f"{hashlib.sha256(result.code).hexdigest()}.cubin"
-        path.write_bytes(result.code)
         entry, *symbols = result.names
-        return _Code(path, entry, tuple(symbols), result.resources, result.warnings)
+        return _Code(self._cubin(result), entry, tuple(symbols), result.resources, result.warnings)
+
+    def _cubin(self, result: ConfinedResult) -> Path:
+        path = self._folder / f"{hashlib.sha256(result.code).hexdigest()}.cubin"
+        if not path.exists():
+            path.write_bytes(result.code)
+        return path
 
     def _place(self, buffer: Buffer) -> _Placed:
         found = _Placed(buffer, self._device.room(buffer.nbytes + 2 * len(GUARD)))
@@ -744,7 +790,7 @@ class KernelJob:
         """As what binds kernels takes it."""
         return CudaDriver(lambda path: module, self._device.encode)
 
-    def _bound(self, source: FusedSource) -> CoRunner | Declined:
+    def _bound(self, source: FusedSource, counter: int) -> CoRunner | Declined:
         if source.text not in self._loaded:  # it is that of any number of CTAs
             self._loaded[source.text] = self._load(source)
         found = self._loaded[source.text]
@@ -756,14 +802,14 @@ class KernelJob:
         if of_an_sm > fit:
             return Declined(f"{source.grid[0]} CTAs of {source.threads} threads: {fit * facts.sms} stay at once")
         bound = BoundFused(source, code.path, driver=self._driver(module))
-        launch = bound.prepare([Addresses(()), *self.addresses], self.counter)
+        launch = bound.prepare([Addresses(()), *self.addresses], counter)
         takes = needs(source, code.own.registers, code.own.shared_bytes, of_an_sm, facts)
         return CoRunner(source.grid[0], source.threads, launch, takes)
 
     def _load(self, source: FusedSource) -> tuple[_Code, Loaded] | Declined:
         """Compile a co-runner, load it and fill its constants; or why it is not run."""
-        job = ConfinedJob(source.text, self._facts.arch, (source.entry, *constant_names(self.sides)))
-        code = self._kept(job, *self._compiler([job]))
+        job = self.asked(source)
+        code = self._kept(job, *self.compiler([job]))
         if isinstance(code, Declined):
             return code
         most = self._spills + MAX_SPILL_BYTES

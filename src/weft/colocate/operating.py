@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from weft.colocate.durations import two_lines
-from weft.colocate.front import Choice, front, front_of_measured
+from weft.colocate.front import Choice, front, front_of_measured, settled
 from weft.colocate.policies import checked
 from weft.colocate.policy import JobFacts, ModelFacts, PolicyError, Setting
+from weft.ir.declined import Declined
 from weft.kernels.samples import JobSamples, ModelSamples, ModeSamples, SampleRecord, Spread, StepSamples
 from weft.kernels.scheduling import Assignment, Sharing, Variant
 
@@ -28,6 +29,16 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """A plan variant as it was measured as a whole."""
+
+    lc: Spread
+    be_us: float
+    """The job's work in a query, in its time alone."""
+    clock_mhz: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """All that a policy needs to be simulated with one model and job."""
 
@@ -37,6 +48,8 @@ class Prepared:
     target_ns: int
     points: tuple[Point, ...]
     launch: Spread
+    steps: tuple[StepSamples, ...] = ()
+    """Of the fused steps that variants may have."""
 
     @property
     def setting(self) -> Setting:
@@ -95,7 +108,53 @@ def prepare(record: SampleRecord, policy: str, model: str, job: str, target_ns: 
         raise _lacks(policy, f"no stop latencies of {job} were recorded")
     modes = [m for m in record.modes if (m.model, m.job) == (model, job)]
     steps = [s for s in record.steps if (s.model, s.job) == (model, job)]
-    return replace(made, points=(first, *_points(policy, made, modes, steps)))
+    return replace(made, points=(first, *_points(policy, made, modes, steps)), steps=tuple(steps))
+
+
+Measure = Callable[[Point], Whole | Declined]
+"""How a variant runs as a whole, or why it cannot."""
+
+
+def settle(made: Prepared, measure: Measure) -> Prepared:
+    """The variants with fused steps as they are once they were measured whole, the others as they were.
+
+    Not taken is what is off its prediction (`front.settled`), what does no more work than a cheaper one, and of `weft`
+    what gains no more than it costs.
+
+    Raises:
+        PolicyError: none is left of a policy that needs one [W206].
+    """
+    first, *more = made.points
+    if not any(p.variant.sharing == "role" for p in more):
+        return made
+    found, reasons = list[Point](), list[str]()
+    for point in more:
+        whole = _settled(made, point, measure) if point.variant.sharing == "role" else point
+        if isinstance(whole, Declined):
+            reasons.append(whole.reason)
+        else:
+            found.append(whole)
+    front_: list[Point] = [first]
+    for point in sorted(found, key=lambda p: (p.variant.lc_us, -p.variant.be_us)):
+        if point.variant.be_us > front_[-1].variant.be_us:
+            front_.append(replace(point, variant=replace(point.variant, number=len(front_))))
+    if len(front_) == 1 and made.policy in ("tacker", "aker"):
+        reason = "; ".join(dict.fromkeys(reasons)) or "its variants do no work"
+        raise PolicyError(policy=made.policy, reason=reason[:600], remedy="choose another policy")
+    return replace(made, points=tuple(front_))
+
+
+def _settled(made: Prepared, point: Point, measure: Measure) -> Point | Declined:
+    whole = measure(point)
+    if isinstance(whole, Declined):
+        return whole
+    variant = settled(point.variant, whole.lc.at(0.5), whole.lc.at(0.99))
+    if isinstance(variant, Declined):
+        return variant
+    cost_us = variant.lc_us - made.points[0].variant.lc_us
+    if made.policy == "weft" and whole.be_us <= cost_us:
+        return Declined(f"{variant.name} gains {whole.be_us:.1f} us and costs {cost_us:.1f}")
+    return Point(replace(variant, be_us=whole.be_us), whole.lc, whole.clock_mhz)
 
 
 def _points(policy: str, made: Prepared, modes: Sequence[ModeSamples], steps: Sequence[StepSamples]) -> Iterable[Point]:

@@ -326,8 +326,7 @@ class _Search:
         found = code.of(self._jobs[arm.record.key])
         if isinstance(found, Declined):
             return f"it does not compile: {(found.reason.splitlines() or ['no reason'])[0][:300]}"
-        resources = dict(found.resources)[found.names[0]]
-        reason = judged(self.sides, arm.source, found, resources, self.arch, self.facts)
+        reason = judged(self.sides[0].source, arm.source, found, self.arch, self.facts)
         return reason if reason is not None else (code.path(found), found.names[1:])
 
     def _first(self, first: Mapping[str, Json], code: Code) -> dict[str, Json]:

@@ -32,7 +32,8 @@ class BoundFused:
 
         Raises:
             DeviceError: the cubin cannot be loaded, lacks the entry, asks for more than the device has, or has fewer
-                registers at launch than its warpgroups wait for [W301, W302].
+                registers at launch than its warpgroups wait for; or CTAs that spin on each other find no room at once
+                [W301, W302].
         """
         self.source = source
         self._driver = driver or real_driver()
@@ -46,6 +47,8 @@ class BoundFused:
                 " it would never end",
             )
         self._function.prepare(source.shared_bytes, source.cluster)
+        if source.co_resident > 1:
+            self._function.require_co_resident(source.co_resident, source.block, source.shared_bytes)
 
     def prepare(self, addresses: Sequence[Addresses], counter: int, *, dependent: bool = True) -> Prepared:
         """Resolve the arguments: `addresses[0]` are LC's, `addresses[k]` those of BE source k - 1.
@@ -85,18 +88,18 @@ class BoundFused:
         return launch.launch
 
 
-def among(alone: BoundCuda, number: int, fused: Prepared, addresses: Addresses) -> Prepared:
+def among(alone: BoundCuda, number: int, fused: Prepared, addresses: Addresses, *, dependent: bool = True) -> Prepared:
     """A source of several launches with a fused kernel in place of launch `number`: those before it, it, those behind.
 
     `fused`: bound to the same addresses. One stream has them in this order; a launch behind it waits for best-effort
-    blocks, too.
+    blocks, too. `dependent`: as of `BoundCuda.prepare`, where a launch stands before it.
 
     Raises:
         ValueError: the source has no such launch.
     """
     if not 0 <= number < len(alone.source.launches):
         raise ValueError(f"launch {number} of {len(alone.source.launches)}")
-    before = alone.prepare(addresses, launches=slice(0, number))
+    before = alone.prepare(addresses, dependent=dependent, launches=slice(0, number))
     behind = alone.prepare(addresses, launches=slice(number + 1, None))
 
     def run(stream: int) -> None:

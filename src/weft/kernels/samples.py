@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from weft.errors import ArtifactError
 from weft.kernels.codec import Json
+from weft.kernels.colocation import FusionShape
 from weft.kernels.dataclass_json import LEFT_OUT, from_json, to_json
 from weft.kernels.scheduling import SHARINGS, Sharing
 
@@ -141,6 +142,8 @@ class StepSamples:
     pays: bool
     """It beat its best peer, and gained more than it lost."""
     source: int
+    shape: FusionShape | None = field(default=None, metadata=LEFT_OUT)
+    """In which it was measured, of a step by its kernel's name (`weft.colocate.plan_roles`); None: not recorded."""
 
     def __post_init__(self) -> None:
         numbers = (self.lc_us, self.fraction)

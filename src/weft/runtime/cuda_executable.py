@@ -25,7 +25,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +34,7 @@ from typing import Any, cast, final
 import torch
 
 from weft.errors import InvalidGraphError
-from weft.generate.bind import Addresses, BoundCuda
+from weft.generate.bind import Addresses, BoundCuda, Prepared
 from weft.generate.library.algorithm import with_room, workspace_bytes
 from weft.generate.library.execute import TORCH_DTYPE, BoundCall, Held, is_capturable, plain_math
 from weft.ir import attrs as a
@@ -54,6 +54,8 @@ from weft.runtime.values import Key, Values, survey
 ALIGNMENT = 256
 """Bytes: what the kernels' contract promises, and what tensor maps and wide loads need."""
 Run = Callable[[], None]
+Rebind = Callable[[BoundCuda, Addresses, bool], Prepared]
+"""Another way to launch a step, from its kernel, its addresses and whether it may begin before its predecessor ends."""
 _POLICY = threading.RLock()
 """The numeric policy belongs to the process: two threads that set and restore it in turn would leave it changed."""
 
@@ -150,6 +152,7 @@ class CudaExecutable:
         lease: Lease | None = None,
         budgeted: Budgeted | None = None,
         stage_kernels: int = 0,
+        rebound: Mapping[int, Rebind] | None = None,
     ) -> None:
         """Allocate, pack weights, run once, and record the graphs.
 
@@ -158,6 +161,7 @@ class CudaExecutable:
         the GPU here, not by the first run.
         `stage_kernels`: kernels of a graph, more only where one step has more, and all steps one after another; 0: as
         many as there are, in as many streams as the plan has branches.
+        `rebound`: by position steps of generated kernels that are launched in another way, with the same results.
 
         Raises:
             InvalidGraphError: the plan reads a value before a step wrote it: our bug.
@@ -174,6 +178,7 @@ class CudaExecutable:
         """False where the plan's `checks` are passed over: values that were drawn may lie anywhere."""
         self._lease = lease or Lease(self.device)
         self._stage_kernels = stage_kernels
+        self._rebound = rebound or {}
         self._values: Values = survey(self.graph, self.plan)
         hosted = any(isinstance(s.kernel, LibraryCall) and not is_capturable(s.kernel) for s in self.plan.steps)
         self.order = order_of(self.plan, self._values, 1 if hosted or stage_kernels else self.plan.branches)
@@ -209,6 +214,7 @@ class CudaExecutable:
             device=self.device,
             budgeted=self._budgeted,
             stage_kernels=self._stage_kernels,
+            rebound=self._rebound,
         )
 
     @contextlib.contextmanager
@@ -311,8 +317,10 @@ class CudaExecutable:
             state = self._state[-1].data_ptr()
         work = self._arena.data_ptr() + self._offsets[self._workspaces[i]] if i in self._workspaces else 0
         # a kernel that waits for other lanes may not start before its predecessor in its own has ended
-        alone = bool(self.order.waits[i])
-        prepared = bound.prepare(Addresses(inputs, outputs, addresses, work, state), dependent=not alone)
+        dependent = not self.order.waits[i]
+        at = Addresses(inputs, outputs, addresses, work, state)
+        other = self._rebound.get(i)
+        prepared = bound.prepare(at, dependent=dependent) if other is None else other(bound, at, dependent)
         return lambda: prepared(torch.cuda.current_stream().cuda_stream)
 
     def _load(self, source: CudaSource) -> BoundCuda:

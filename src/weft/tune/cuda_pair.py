@@ -19,6 +19,8 @@ from weft.kernels.colocation import BYTES, WorkCounter
 
 LEARNING = 4
 """Launches before a fused kernel is timed: kernels that draw in time take the clocks of LC and of a block."""
+ENDLESS = (1 << 31) - 1
+"""Blocks of a job that is not to end while fused kernels are timed."""
 SPLITS = (1, 131, 132, 133)
 """Limits besides nothing and everything: around the multiprocessors of a GPU."""
 
@@ -272,6 +274,32 @@ def rate(machine: Machine, pair: Pair, launches: int, rounds: int) -> Rate:
     machine.write(pair.fresh, _start(machine, pair).pack())
     (found,) = machine.samples_us([_begun(machine, pair, many([pair.fused], launches))], rounds)
     return Rate(statistics.median(found) / launches, _counter(machine, pair).finished / launches)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One launch, in the mean, of a fused kernel beside LC alone."""
+
+    lc_us: float
+    fused_us: float
+    idle_us: float
+    """With nothing to draw."""
+    blocks: float
+    """That run in one launch."""
+
+
+def moment(machine: Machine, pair: Pair, launches: int, rounds: int) -> Moment:
+    """So many launches in a graph, of a job without end."""
+    machine.write(pair.fresh, WorkCounter.start(pair.stages, ENDLESS).pack())
+    machine.write(pair.counter, WorkCounter.start(pair.stages, 0).pack())
+    inside, lc = many([pair.fused], launches), many(pair.lc.alone, launches)
+    (idle,) = machine.samples_us([inside], rounds)
+    found = machine.samples_us([lc, _begun(machine, pair, inside)], rounds)
+    machine.write(pair.counter, WorkCounter.start(pair.stages, ENDLESS).pack())
+    machine.run([inside])
+    blocks = _counter(machine, pair).finished
+    lc_us, fused_us, idle_us = (statistics.median(x) / launches for x in (*found, idle))
+    return Moment(lc_us, fused_us, idle_us, blocks / launches)
 
 
 def launches_for(total: int, blocks: float, most: int = 256) -> int:
