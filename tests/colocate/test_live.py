@@ -118,7 +118,7 @@ def test_the_run_begins_with_a_lead() -> None:
     p = prepared("exclusive")
     machine = machine_of(p, now=123_456)
     out = run(make("exclusive", p.setting), LiveBackend(machine, [(p, Arrivals(np.zeros(1, dtype=np.int64), "one"))]))
-    assert out.sent_ns == [0] and out.begin_ns == [5 * US] and machine.now >= 123_456 + LEAD_NS
+    assert list(out.sent_ns) == [0] and list(out.begin_ns) == [5 * US] and machine.now >= 123_456 + LEAD_NS
 
 
 def test_a_machine_that_stands_still_ends_the_run() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from weft.kernels.scheduling import NEVER, OFF, Cursor, Decision, Finished, Quer
 
 LEAD_NS = 5_000_000
 """From the begin of a run to the instant from which arrivals count."""
+_DECISIONS = 4
+"""To a query, as room is made for."""
 SILENT_NS = 30_000_000_000
 """Queries are under way or wait, and nothing has happened for so long: the run has failed."""
 
@@ -119,7 +122,10 @@ class LiveBackend:
         self._queries = queries_of(given)
         self._variants = {p.model.name: [x.variant for x in p.points] for p, _ in given}
         n = len(self._queries)
-        self.outcome = Outcome(self._queries, [-1] * n, [-1] * n, [-1] * n, [-1] * n, sent_ns=[-1] * n, put_ns=[-1] * n)
+        begin, done, sent, put = (array("q", [-1]) * n for _ in range(4))
+        self._took = array("q", [0]) * (_DECISIONS * n)
+        """Of decisions. No memory is taken during a run: the kernel gives pages when they are written first."""
+        self.outcome = Outcome(self._queries, begin, done, [-1] * n, [-1] * n, sent_ns=sent, put_ns=put)
         self._waiting: deque[Query] = deque()
         self._running: list[Running] = []
         self._finished: list[Finished] = []
@@ -182,7 +188,11 @@ class LiveBackend:
             ValueError: a query that does not wait or is not its model's first, or more in flight than may be.
         """
         out, machine = self.outcome, self._machine
-        out.decision_ns.append(machine.now_ns() - self._asked)
+        took = machine.now_ns() - self._asked
+        if out.decisions < len(self._took):
+            self._took[out.decisions] = took
+        else:
+            self._took.append(took)
         out.decisions += 1
         if decision.co_runner != "keep":
             self._set(decision.form if decision.co_runner == "on" else OFF)
@@ -261,6 +271,7 @@ class LiveBackend:
 
     def _end(self) -> None:
         self.outcome.span_ns = self._now
+        self.outcome.decision_ns = self._took[: self.outcome.decisions]
         if self._form != OFF:
             self._set(OFF)
         work = self._machine.close_job()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -41,8 +41,8 @@ class Outcome:
     """What a run came to, measured or simulated; lists are by the number of the query, in order of arrival."""
 
     queries: list[Query]
-    begin_ns: list[int]
-    done_ns: list[int]
+    begin_ns: MutableSequence[int]
+    done_ns: MutableSequence[int]
     variants: list[int]
     caps: list[int]
     """What the policy allowed when the query was launched."""
@@ -56,11 +56,11 @@ class Outcome:
     decisions: int = 0
     pieces: list[Piece] = field(default_factory=list)
     """With `trace`."""
-    sent_ns: list[int] = field(default_factory=list)
+    sent_ns: MutableSequence[int] = field(default_factory=list)
     """When each query was sent; empty: simulated, at its instant."""
-    put_ns: list[int] = field(default_factory=list)
+    put_ns: MutableSequence[int] = field(default_factory=list)
     """When each query was put on its stream; empty: simulated, when it began."""
-    decision_ns: list[int] = field(default_factory=list)
+    decision_ns: MutableSequence[int] = field(default_factory=list)
     """What each decision took; empty: simulated."""
 
 
