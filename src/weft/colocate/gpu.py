@@ -220,6 +220,11 @@ class GpuSession:
         self.query_us = self._query_us()
 
     @property
+    def plain(self) -> CudaExecutable:
+        """The model's plan without a budget, as it was given."""
+        return self._plans.plain
+
+    @property
     def device(self) -> Queue:
         """Of its machines."""
         return self._device

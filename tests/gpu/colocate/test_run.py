@@ -21,6 +21,7 @@ from weft.colocate.network import plan_on_gpu
 from weft.colocate.operating import prepare
 from weft.colocate.outcome import Outcome
 from weft.colocate.policy import PolicyError
+from weft.device.cuda.dispatch import Direct, Dispatcher
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts
 from weft.kernels.samples import SampleRecord
@@ -110,3 +111,17 @@ def whole(out: Outcome) -> None:
     for q, begin, done, sent in zip(out.queries, out.begin_ns, out.done_ns, out.sent_ns, strict=True):
         assert q.scheduled_ns <= sent <= done and begin <= done
     assert all(a <= b for a, b in zip(out.done_ns, out.done_ns[1:], strict=False))
+
+
+def test_without_a_compiler_the_caller_puts_work_on_streams(
+    session: tuple[GpuSession, KernelJob], stated: GpuFacts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEFT_CXX", "none")
+    with primary_context(), ExitStack() as held:
+        alone = GpuSession("cnn", Plans(session[0].plain), stated, held=held)
+        assert isinstance(alone.device, Direct) and isinstance(session[0].device, Dispatcher)
+        found, _ = alone.record(commit="test", driver="test", queries=50)
+        arrivals = poisson(LOAD * 1e6 / found.models[0].solo.at(0.5), 300, seed=4)
+        whole(alone.run(prepare(found, "exclusive", "cnn", "", 10**9), arrivals))
+        for x, y in zip(session[0].results(), alone.results(), strict=True):
+            assert torch.equal(x, y)
