@@ -79,7 +79,7 @@ def test_a_lane_is_recorded_and_compared_once_and_has_the_form_of_roles() -> Non
     world = World()
     lane = world.lanes.of(variant("tma 1b", "tma 0a"), STEPS)
     assert isinstance(lane, Lane) and lane.form == Form(HIGH, None, inside=True) and lane.stream == HIGH
-    assert world.log == ["waited"] * 3 + ["armed", "stopped", "snapshot", "waited", "read"]
+    assert world.log == ["waited"] * 6 + ["armed", "stopped", "snapshot", "waited", "read"]
     assert world.lanes.of(variant("tma 0a", "tma 1b"), STEPS) is lane and len(world.recorded) == 1
     other = world.lanes.of(variant("tma 0a"), STEPS)
     whole = world.lanes.of(variant("tma 0a"), STEPS, whole=True)

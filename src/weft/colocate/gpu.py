@@ -17,7 +17,7 @@ import gc
 import re
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,7 @@ from weft.colocate.arrivals import Arrivals
 from weft.colocate.device_memory import DeviceMemory
 from weft.colocate.fused_plan import FusedPlan
 from weft.colocate.fused_search import Counters, FusedSearch
-from weft.colocate.gpu_machine import WHOLE, Form, GpuMachine, Lane
+from weft.colocate.gpu_machine import WHOLE, Form, GpuMachine, Lane, ending
 from weft.colocate.kernel_job import CoRunner, KernelJob
 from weft.colocate.live import LiveBackend, run
 from weft.colocate.network_job import NetworkGpuJob
@@ -38,7 +38,7 @@ from weft.colocate.operating import Point, Prepared, Whole, settle
 from weft.colocate.outcome import Outcome
 from weft.colocate.policies import make
 from weft.colocate.policy import PolicyError
-from weft.colocate.recording import QUERIES, Mode, What, back_to_back, recorded
+from weft.colocate.recording import QUERIES, Mode, RecordInterruptedError, What, back_to_back, recorded
 from weft.colocate.role_lanes import Recorded, RoleLanes
 from weft.device.cuda import streams
 from weft.device.cuda.budget import first_over_budget
@@ -210,11 +210,11 @@ class GpuSession:
         self._whole = True
         """Whether the job's kernels may be launched whole at any time: no pass reads what the one before wrote."""
         self._kept: list[CudaExecutable] = []
+        self._parts: dict[int, tuple[Lane, int, int] | Declined] = {}
         self._partitions = ExitStack()
         held.callback(self._close)
         self._alone = self._lane(plans.plain, self._high, None)
         self._beside = None if plans.budgeted is None else self._lane(plans.budgeted, self._high, BUDGET)
-        self._parts: dict[int, tuple[Lane, int, int] | Declined] = {}
         self._roles: RoleLanes | None = None
         self._idle: Form | None = None
         self.query_us = self._query_us()
@@ -359,9 +359,12 @@ class GpuSession:
         rehearsal = job.rehearsal() if isinstance(job, NetworkGpuJob) else contextlib.nullcontext()
         with rehearsal:
             machine = self.machine([w.name for w in ways])
-            with _ended(machine):
+            with ending(machine):
                 made = recorded(machine, what, [Mode(w.name, w.sharing) for w in ways], queries=queries, seed=seed)
-        steps, unfused = self._fused_steps(fuse_s) if fuse_s and self._roles is not None else ((), {})
+        try:
+            steps, unfused = self._fused_steps(fuse_s) if fuse_s and self._roles is not None else ((), {})
+        except KeyboardInterrupt:
+            raise RecordInterruptedError(made) from None
         return replace(made, steps=steps), refused | unfused
 
     def settled(self, prepared: Prepared) -> Prepared:
@@ -393,17 +396,22 @@ class GpuSession:
                 reason = f"it launches kernels of {prepared.job.name} whole, which cannot be at any time"
                 raise PolicyError(policy=prepared.policy, reason=reason, remedy=_NO_PASSES)
             prepared = replace(prepared, job=replace(prepared.job, kernel_us=NOT_WHOLE_US))
-        policy = make(prepared.policy, prepared.setting)
+        setting = prepared.setting
+        if setting.job is not None:
+            setting = replace(setting, job=replace(setting.job, cuts=False))  # a machine has whole ones alone
+        policy = make(prepared.policy, setting)
         lanes = [self._there(p.variant.name, self._lane_of_point(prepared, p)) for p in prepared.points[1:]]
         machine = self._machine(lanes)
-        with _ended(machine):
+        with ending(machine):
             return run(policy, LiveBackend(machine, [(prepared, arrivals)], policy=policy))
 
     def results(self) -> tuple[torch.Tensor, ...]:
         """What a query gives now, alone, by the plan without a budget."""
         self._alone.launch()
         self._finish()
-        return tuple(x.clone() for x in self._kept[0].static_outputs)
+        found = tuple(x.clone() for x in self._kept[0].static_outputs)
+        torch.cuda.synchronize()  # before the next graph writes there
+        return found
 
     # -- parts
 
@@ -414,7 +422,8 @@ class GpuSession:
         torch.cuda.synchronize()
         self._parts.clear()
         self._kept.clear()
-        del self._alone, self._beside, self._roles
+        for name in ("_alone", "_beside", "_roles"):  # it may have failed before they were there
+            self.__dict__.pop(name, None)
         gc.collect()
         torch.cuda.empty_cache()
         self._partitions.close()
@@ -548,17 +557,6 @@ class GpuSession:
         time.sleep(0.02)
         span = machine.now_ns() - begun
         return machine.close_job().blocks * 1e9 / span
-
-
-@contextlib.contextmanager
-def _ended(machine: GpuMachine) -> Iterator[None]:
-    """The job does not run on where something is raised."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(DeviceError):  # of what is raised already
-            machine.close_job()
-        raise
 
 
 def _is_whole(prepared: Prepared) -> bool:

@@ -8,8 +8,9 @@ word written in the order of a stream, by no multiprocessor.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
@@ -359,12 +360,12 @@ class GpuMachine:
             return
         for event in self._fed:
             self._device.wait(form.stream, event)
+        self._running = form  # an interrupt behind this has it told to stop
         self._job.arm(form.stream, duty=form.duty, period_ns=form.period_ns)
         self._device.record(self._armed, form.stream)
         if form.launch is not None:
             form.launch(form.stream)
             self._ends_on(form.stream, apart=False)
-        self._running = form
 
     def _end(self, stream: int) -> None:
         """No more of the job: what draws is told in the order of a stream, behind what let it draw."""
@@ -393,3 +394,14 @@ class GpuMachine:
 
     def _event(self) -> int:
         return self._pool.pop() if self._pool else self._device.event()
+
+
+@contextlib.contextmanager
+def ending(machine: GpuMachine) -> Iterator[None]:
+    """The job does not run on where something is raised."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(DeviceError):  # of what is raised already
+            machine.close_job()
+        raise

@@ -60,6 +60,8 @@ from weft.sm_budget import SmBudget
 
 MOST_AHEAD = (1 << 31) - 1
 """Blocks that a limit lies ahead, at most: numbers of the counter are compared by the sign of their difference."""
+NEAR = 1 << 30
+"""Blocks before a limit at which it is raised."""
 WHOLE = 256
 """Of a duty: all of the time."""
 ENTRY = "w_co_runner"
@@ -144,7 +146,8 @@ class CudaJobDevice:
 
     def write(self, address: int, data: bytes) -> None:
         """See `JobDevice`. The copy of what is not pinned may return early, and streams of ours wait for no other."""
-        self._drain()
+        with contextlib.suppress(DeviceError):  # of the queue: a job is told to stop whatever has failed
+            self._drain()
         streams.write(address, data)
         api = driver_api()
         call(api.cuStreamSynchronize, api.CUstream(0))
@@ -308,6 +311,11 @@ class JobCount:
         self.limit, self.stands = limit, False
         self._launch += 1
         return {name: number & _MASK for name, number in {**words, "limit": limit}.items()}
+
+    @property
+    def is_low(self) -> bool:
+        """Whether what draws now would soon be at its limit, and more is left."""
+        return self.limit - self.ended < NEAR and self.limit < self._most()
 
     def extend(self) -> int:
         """Raise the limit of what draws now to all that is left, as far as is known; the word."""
@@ -625,19 +633,21 @@ class KernelJob:
         words = self._count.begin(most_blocks)
         throttle = {"duty": duty, "sms": sms, "period": period_ns}
         changed = {name: x for name, x in throttle.items() if self._throttle.get(name) != x}
-        self._throttle.update(throttle)
         for name, value in {**words, **changed, "stop": 0}.items():
             self._device.put(self.counter + WorkCounter.offset(name), value, stream)
+        self._throttle.update(throttle)
 
     def extend(self, stream: int) -> None:
         """Raise the limit of what draws now, as far as the last `read` allows.
 
-        Jobs of more than `MOST_AHEAD` blocks end there if nobody does so.
+        Jobs of more than `MOST_AHEAD` blocks end there if nobody does so. Nothing is put before it is near: fused steps
+        may have lowered the word for a while.
 
         Raises:
             DeviceError: the GPU does not answer [W302].
         """
-        self._device.put(self.counter + WorkCounter.offset("limit"), self._count.extend(), stream)
+        if self._count.is_low:
+            self._device.put(self.counter + WorkCounter.offset("limit"), self._count.extend(), stream)
 
     def stop(self, stream: int) -> None:
         """Raise `stop`: no further block is drawn. It is the number of the launch, by which `read` knows it.

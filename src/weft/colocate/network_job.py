@@ -28,6 +28,8 @@ from weft.device.cuda.facts import GpuFacts
 from weft.ir.declined import Declined
 from weft.kernels.scheduling import JobProgress, JobSpec
 
+LIMIT_NS = 5_000_000_000
+"""Until ends that have happened are seen."""
 APART_AHEAD = 2
 """Stages that are queued where queries wait for them: the second hides the launch of the next."""
 
@@ -160,7 +162,7 @@ class NetworkGpuJob:
     def blocks(self) -> int:
         """See `Job`: there is no persistent kernel. Nothing of it runs: what was launched has ended."""
         self._poll()
-        if not self._rehearsing:
+        if not self._rehearsing and not self._open:
             self._ended = self._next
         return 0
 
@@ -215,6 +217,10 @@ class NetworkGpuJob:
             DeviceError: the GPU reports a fault, or the results' process says nothing [W301, W302].
         """
         self.network.wait()
+        until = self._device.now_ns() + LIMIT_NS
+        while self._open and self._device.now_ns() < until:  # what has happened is seen a moment later
+            self._poll()
+            self._device.sleep(20_000)
         self.blocks()
         try:
             self._feed.finish()
@@ -252,11 +258,12 @@ class NetworkGpuJob:
     def _poll(self) -> None:
         """Hand on what has ended."""
         while self._open and self._device.happened(self._open[0][1]):
-            number, event = self._open.popleft()
-            self._pool.append(event)
+            number, event = self._open[0]
             self._feed.release(number)
             self._feed.put(number)
             self._ended = max(self._ended, Position(number + 1, 0))
+            self._open.popleft()  # last: an interrupt before has it handed on again
+            self._pool.append(event)
 
     def _again(self) -> None:
         """Compute the values of the inference under way anew, up to the next stage; inputs are still in their place."""

@@ -45,6 +45,8 @@ class JobFacts:
     """Its longest kernel alone, as it is launched plainly."""
     stop_us: float
     """q99 from the flag to the end of the last block."""
+    cuts: bool = True
+    """Whether a part of a kernel can be launched, which nothing stops."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from weft.colocate.fused_plan import FusedPlan
-from weft.colocate.gpu_machine import Form, GpuMachine, Lane
+from weft.colocate.gpu_machine import Form, GpuMachine, Lane, ending
 from weft.colocate.operating import Whole
 from weft.colocate.recording import WARM_UP, back_to_back, spread
 from weft.ir.declined import Declined
@@ -130,7 +130,9 @@ class RoleLanes:
     def _results(self, made: Recorded) -> list[torch.Tensor]:
         made.lane.launch()
         self._synchronise()
-        return _bits(made)
+        found = _bits(made)
+        self._synchronise()  # before the next graph writes there
+        return found
 
     def _forget(self, key: _Key) -> None:
         """Before the kernels that its graphs launch are given back."""
@@ -154,8 +156,9 @@ def measured_whole(machine: GpuMachine, model: str, queries: int = QUERIES) -> W
     Raises:
         DeviceError: something does not end, or a kernel fails [W301, W302].
     """
-    back_to_back(machine, model, 1, WARM_UP)
-    before = machine.close_job().work_us
-    us, clocks = back_to_back(machine, model, 1, queries)
-    work = machine.close_job().work_us - before
+    with ending(machine):
+        back_to_back(machine, model, 1, WARM_UP)
+        before = machine.close_job().work_us
+        us, clocks = back_to_back(machine, model, 1, queries)
+        work = machine.close_job().work_us - before
     return Whole(spread(us, 0), work / len(us), round(float(np.median(clocks))))

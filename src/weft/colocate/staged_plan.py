@@ -246,9 +246,15 @@ def network_job(
             problem = f"its plan takes {taken} bytes, it may have {spec.memory_bytes}"
             raise JobError(where=spec.name, key="memory", problem=problem, remedy="raise it")
         feed = _feed(spec, folder, network, progress, failed)
+        failed.callback(_ended, network)  # before memory that copies use is given back
         job = NetworkGpuJob(spec, network, feed, device, files=len(feed.files), progress=progress)
         held.push(failed.pop_all())
     return job
+
+
+def _ended(network: StagedPlan) -> None:
+    with contextlib.suppress(DeviceError):  # it was raised where it was met
+        network.wait()
 
 
 def _feed(

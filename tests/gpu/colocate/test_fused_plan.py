@@ -79,6 +79,7 @@ def test_a_query_that_is_not_armed_draws_nothing(session: Both, record: SampleRe
     blocks = job.ended_blocks
     for _ in range(10):
         lane.launch()
+    gpu.device.drain()
     torch.cuda.synchronize()
     assert job.check() == "" and job.ended_blocks == blocks
 

@@ -71,7 +71,7 @@ class _Fusing:
 
     def __init__(self, setting: Setting, *, split: bool) -> None:
         self._costs = Costs(setting)
-        self._split = split
+        self._split = split and setting.job is not None and setting.job.cuts
         """Whether a BE kernel may be cut, so that what fits runs."""
 
     def decide(self, situation: Situation) -> Decision:

@@ -32,7 +32,7 @@ SPIN_NS = 1_000_000_000
 """The thread looks without a rest for so long behind the last thing that happened."""
 CLOCK_S = 2.0
 """The clock of the multiprocessors is read so often: on an H200 that takes 5 ms, and launches were seen to wait."""
-EVENTS = 1024
+EVENTS = 16384
 """Of a dispatcher, at most; as in `dispatcher.cpp`."""
 _SOURCE = Path(__file__).with_name("dispatcher.cpp")
 _FAILED, _RESULT, _DONE, _SENT, _CLOCK, _FIRST = range(6)

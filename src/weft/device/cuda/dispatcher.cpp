@@ -41,7 +41,7 @@ struct Event {
   int64_t apart_ns;  // from the event that it was marked with, by the GPU's clock
 };
 constexpr uint32_t RING = 8192;  // commands
-constexpr int EVENTS = 1024;
+constexpr int EVENTS = 16384;
 
 struct Driver {
   int (*set_current)(Handle);
@@ -182,7 +182,7 @@ void* dispatch(void* given) {
         if (const int result = carry_out(d, c)) fail(d, c.op + 1, result);
       d.popped.store(at + 1, std::memory_order_release);
       *(volatile int64_t*)&d.status->done = (int64_t)at + 1;
-    } else if (d.over.load(std::memory_order_acquire)) {
+    } else if (d.over.load(std::memory_order_acquire) && at == d.pushed.load(std::memory_order_acquire)) {
       return nullptr;
     } else if (d.watching) {
       busy = look(d);
