@@ -78,9 +78,9 @@ def trace_header() -> str:
 
 
 @cache
-def persistent_header() -> str:
-    """What stands behind that one in a co-runner."""
-    return _text("timer") + _text("persistent")
+def persistent_header(*, chunks: bool = False) -> str:
+    """What stands behind that one in a co-runner; `chunks`: in one that draws several blocks at once, too."""
+    return _text("timer") + _text("persistent") + (_text("chunks") if chunks else "")
 
 
 @dataclass(frozen=True, slots=True)
