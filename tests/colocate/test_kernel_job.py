@@ -896,6 +896,11 @@ def test_co_runners_are_made_once_and_declined_by_name(made: Made, folder: Path)
     other, narrow = job.co_runner(1), job.co_runner(132, threads=32)
     assert isinstance(other, CoRunner) and isinstance(narrow, CoRunner) and narrow.threads == 32
     assert len(asked) == 4 and len(gpu.modules) == 4, "two plain ones, and two numbers of threads"
+    few, many = job.co_runner(132, chunk=2), job.co_runner(264, chunk=16, ahead=True)
+    assert isinstance(few, CoRunner) and isinstance(many, CoRunner) and job.co_runner(132, chunk=2) is few
+    assert [(x.chunk, x.ahead) for x in (first, few, many)] == [(1, False), (2, False), (16, True)]
+    assert [b.given["arguments"][:2] for b in gpu.bound[-2:]] == [[2, 0], [16, 1]], "arguments, and not text"
+    assert len(asked) == 5 and len(gpu.modules) == 5 and "ahead of chunks" in reason(job.co_runner(1, ahead=True))
     for ctas, threads, said in (
         (0, 0, "0 CTAs of 64 threads"), (8, 48, "whole warps"), (8, 2048, "up to 1024 threads"),
         (132 * 33, 0, r"4356 CTAs of 64 threads: 4224 stay at once"),
