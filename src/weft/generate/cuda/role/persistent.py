@@ -4,6 +4,9 @@ A few small CTAs, as many as fit beside what else runs, draw the job's blocks fr
 fused kernels do (`fused`), so both may work on one job at once. They end when the limit is reached, unless they are to
 stay, and when they are told to stop: at the latest when the block under way has ended. A throttle in the counter says
 how much of its time a CTA works, and on which multiprocessors, while they run.
+
+A kernel draws single blocks, or chunks of blocks that follow each other, whose number is an argument: one text does for
+all chunks. A chunk that is drawn is run to its end; at a stop one more may be drawn before it is seen.
 """
 
 from __future__ import annotations
