@@ -263,7 +263,11 @@ def signed(x: int) -> int:
 
 @dataclass
 class Cta:
-    block: int | None = None
+    chunk: int = 1
+    """Blocks that it draws at once; of several the next are drawn while the last one runs."""
+    blocks: deque[int] = field(default_factory=deque)
+    """Of the chunk, that have not ended."""
+    ahead: deque[int] = field(default_factory=deque)
     uncounted: int = 0
     over: bool = False
 
@@ -271,9 +275,11 @@ class Cta:
 class Roles:
     """CTAs that draw from a counter, one step of one of them at a time, in a random order."""
 
-    def __init__(self, stages: Sequence[int], counter: WorkCounter, seed: int, ctas: int = 3) -> None:
+    def __init__(
+        self, stages: Sequence[int], counter: WorkCounter, seed: int, chunks: Sequence[int] = (1, 1, 1)
+    ) -> None:
         self.stages, self.w, self.chance = stages, counter, random.Random(seed)
-        self.ctas = [Cta() for _ in range(ctas)]
+        self.ctas = [Cta(n) for n in chunks]
         self.drawn: list[int] = []
         self.ended: list[int] = []
 
@@ -286,14 +292,26 @@ class Roles:
         if not there:
             return False
         one = self.chance.choice(there)
-        if one.block is None:
-            self._draw(one)
+        if not one.blocks:
+            one.blocks, one.ahead = one.ahead, deque()
+            if not one.blocks:
+                self._draw(one)
+        elif len(one.blocks) == 1 < one.chunk and not one.ahead and not self.w.stop and self.chance.random() < 0.5:
+            one.ahead = self._take(one.chunk)
         else:
-            self.ended.append(one.block)
-            one.block, one.uncounted = None, one.uncounted + 1
-            if one.uncounted == 8:
+            self.ended.append(one.blocks.popleft())
+            one.uncounted += 1
+            if not one.blocks and one.uncounted >= 8:
                 self._count(one)
         return True
+
+    def _take(self, many: int) -> deque[int]:
+        """One addition: the blocks below the end, or none."""
+        there, ticket = signed(self.w.end - self.w.ticket), self.w.ticket
+        found = deque(ticket + k & MASK for k in range(min(many, max(0, there))))
+        self.drawn.extend(found)
+        self.set(ticket=ticket + many & MASK)
+        return found
 
     def _count(self, one: Cta) -> None:
         n, one.uncounted = one.uncounted, 0
@@ -308,12 +326,10 @@ class Roles:
             self._count(one)
             one.over = True
         elif signed(w.end - w.ticket) > 0:
-            one.block = w.ticket
-            self.drawn.append(w.ticket)
-            self.set(ticket=w.ticket + 1 & MASK)
+            one.blocks = self._take(one.chunk)
         else:
             if self.chance.random() < 0.3:
-                self.set(ticket=w.ticket + 1 & MASK)  # two have looked before one drew
+                self._take(one.chunk)  # two have looked before one drew
             self._count(one)
             w = self.w
             goal = w.limit if signed(w.limit - w.open) < 0 else w.open
@@ -373,8 +389,10 @@ STEPS = st.lists(
 class Work:
     """A job's counter on a device, and the count of the host beside it."""
 
-    def __init__(self, stages: Sequence[int], begin: int, passes: int, mixes: bool, seed: int) -> None:
-        self.stages, self.begin, self.seed = stages, begin, seed
+    def __init__(
+        self, stages: Sequence[int], begin: int, passes: int, mixes: bool, seed: int, chunks: Sequence[int] = (1, 1, 1)
+    ) -> None:
+        self.stages, self.begin, self.seed, self.chunks = stages, begin, seed, chunks
         self.count = JobCount(stages, passes, begin=begin, mixes=mixes)
         self.device, self.passed = counter_at(stages, begin), 0
         self.ran: list[int] = []
@@ -383,7 +401,7 @@ class Work:
         """One launch of a co-runner, stopped after so many steps."""
         words = self.count.begin(most)
         assert self.count.limit - self.count.ended <= MOST_AHEAD and not self.count.stands
-        roles = Roles(self.stages, replace(self.device, stop=0, **words), self.seed + len(self.ran))
+        roles = Roles(self.stages, replace(self.device, stop=0, **words), self.seed + len(self.ran), self.chunks)
         was = len(self.ran)
         for number in itertools.count():
             if number == stop_after:
@@ -404,7 +422,7 @@ class Work:
         ended = {(x - self.begin - was) & MASK for x in roles.ended}
         assert ended >= set(range(sure)) and self.count.ended - self.begin <= was + len(ended)
         if self.count.stands:
-            assert all(c.block is None for c in roles.ctas)
+            assert not any(c.blocks or c.ahead for c in roles.ctas)
 
     def seen(self) -> None:
         self.count.see(self.device, self.passed)
@@ -416,14 +434,24 @@ class Work:
 
 
 @settings(deadline=None, max_examples=150)
-@given(STAGES, NEAR, st.integers(-30, 30), st.integers(0, 5), STEPS, st.booleans(), st.integers(0, 1 << 20))
+@given(
+    STAGES, NEAR, st.integers(-30, 30), st.integers(0, 5), STEPS, st.booleans(), st.integers(0, 1 << 20),
+    st.lists(st.sampled_from([1, 2, 3, 7, 40]), min_size=1, max_size=4),
+)  # fmt: skip
 def test_no_block_is_lost_or_doubled_whatever_is_begun_and_stopped(
-    stages: list[int], near: int, off: int, passes: int, steps: list[tuple[str, int, int]], mixes: bool, seed: int
+    stages: list[int],
+    near: int,
+    off: int,
+    passes: int,
+    steps: list[tuple[str, int, int]],
+    mixes: bool,
+    seed: int,
+    chunks: list[int],
 ) -> None:
-    """Co-runners, plain passes, limits and stops in any order, wherever the counter's words wrap."""
+    """Co-runners of chunks and single blocks, plain passes, limits and stops, wherever the counter's words wrap."""
     begin = max(0, near + off)
     own = passes and begin // sum(stages) + passes  # of the whole job
-    work = Work(stages, begin, own, mixes, seed)
+    work = Work(stages, begin, own, mixes, seed, chunks)
     old: list[tuple[WorkCounter, int]] = []
     for kind, first, most in steps:
         before = (work.count.ended, work.count.passed, work.count.progress())
@@ -867,6 +895,11 @@ def test_co_runners_are_made_once_and_declined_by_name(made: Made, folder: Path)
     other, narrow = job.co_runner(1), job.co_runner(132, threads=32)
     assert isinstance(other, CoRunner) and isinstance(narrow, CoRunner) and narrow.threads == 32
     assert len(asked) == 4 and len(gpu.modules) == 4, "two plain ones, and two numbers of threads"
+    few, many = job.co_runner(132, chunk=2), job.co_runner(264, chunk=16, ahead=True)
+    assert isinstance(few, CoRunner) and isinstance(many, CoRunner) and job.co_runner(132, chunk=2) is few
+    assert [(x.chunk, x.ahead) for x in (first, few, many)] == [(1, False), (2, False), (16, True)]
+    assert [b.given["arguments"][:2] for b in gpu.bound[-2:]] == [[2, 0], [16, 1]], "arguments, and not text"
+    assert len(asked) == 5 and len(gpu.modules) == 5 and "ahead of chunks" in reason(job.co_runner(1, ahead=True))
     for ctas, threads, said in (
         (0, 0, "0 CTAs of 64 threads"), (8, 48, "whole warps"), (8, 2048, "up to 1024 threads"),
         (132 * 33, 0, r"4356 CTAs of 64 threads: 4224 stay at once"),

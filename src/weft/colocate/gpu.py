@@ -31,6 +31,7 @@ from weft.colocate.device_memory import DeviceMemory
 from weft.colocate.fused_plan import FusedPlan
 from weft.colocate.fused_search import Counters, FusedSearch
 from weft.colocate.gpu_machine import WHOLE, Form, GpuMachine, Lane, ending
+from weft.colocate.idle import Drawing, fastest
 from weft.colocate.kernel_job import CoRunner, KernelJob
 from weft.colocate.live import LiveBackend, run
 from weft.colocate.network_job import NetworkGpuJob
@@ -66,14 +67,12 @@ BUDGET = SmBudget(registers=57344, shared_bytes=220 << 10, threads=1792, ctas=31
 """What a plan leaves a co-runner of 256 threads with 32 registers each."""
 LANES = 4
 """Streams of a priority, or of a part of the GPU, that a plan is recorded on."""
-IDLE_CTAS = (1, 2, 4, 8)
-"""Of an SM, where the job has the whole GPU: as few as run nearly as fast as any, since these stop sooner."""
-ENOUGH = 0.97
-"""Of the highest rate."""
 PERIODS = 4
 """Of a query, in each of which a throttled co-runner works in the same part."""
 LOOK_NS = 200_000_000
 """So often a job's counter is looked at."""
+PROVEN_CHUNK = 1
+"""Blocks that a co-runner draws at once: longer chunks have not run on a GPU yet."""
 NOT_WHOLE_US = 1e9
 """Stands for the time of kernels that cannot be launched whole: they never have the time."""
 _LAUNCH_WHOLE = ("serial", "timeslice", "orion")
@@ -217,6 +216,8 @@ class GpuSession:
         self._beside = None if plans.budgeted is None else self._lane(plans.budgeted, self._high, BUDGET)
         self._roles: RoleLanes | None = None
         self._idle: Form | None = None
+        self._drawing = Drawing(1)
+        """How the job draws where it has an SM for itself."""
         self.query_us = self._query_us()
 
     @property
@@ -237,6 +238,8 @@ class GpuSession:
     def add_job(self, job: KernelJob | NetworkGpuJob) -> None:
         """The best-effort job: its time alone is measured, and how it runs fastest on the whole GPU.
 
+        Cost: two texts to compile, and 20 ms for each of at most 20 ways.
+
         Raises:
             DeviceError: the GPU refuses a kernel [W301, W302].
         """
@@ -248,16 +251,19 @@ class GpuSession:
         job.through(self._device)
         self._whole = job.mixes and not job.passes
         self._job = GpuJob(job, self._pass_us(job), self._device, self._copies.cuda_stream)
-        found = []
-        for many in IDLE_CTAS:
-            made = job.co_runner(many * self._facts.sms)
-            if not isinstance(made, Declined):
-                form = self._form(job, made, self._low.cuda_stream)
-                found.append((self._rate(form), form))
-        if not found:
+        forms: dict[Drawing, Form] = {}
+
+        def rate(drawing: Drawing) -> float | None:
+            made = self._drawn(job, drawing, self._facts.sms)
+            if isinstance(made, Declined):
+                return None
+            forms[drawing] = self._form(job, made, self._low.cuda_stream)
+            return self._rate(forms[drawing])
+
+        best = fastest(rate, self._facts.sms, most_chunk=PROVEN_CHUNK)
+        if best is None:
             raise PolicyError(policy="any", reason=f"{job.name} has no persistent kernel", remedy="give another job")
-        most = max(rate for rate, _ in found)
-        self._idle = next(form for rate, form in found if rate >= ENOUGH * most)
+        self._drawing, self._idle = best, forms[best]
         plan = self._plans.plain
         fused = FusedPlan(plan.graph, plan.plan, job, self._facts, lanes=plan.order.width)
         alone = Recorded(self._alone, self._kept[0].static_outputs)
@@ -281,7 +287,7 @@ class GpuSession:
             if isinstance(found, Declined):
                 return found
             lane, rest, sms = found
-            made = job.co_runner(8 * sms)
+            made = self._drawn(job, self._drawing, sms)
             return made if isinstance(made, Declined) else Lane(lane.stream, lane.launch, self._form(job, made, rest))
         if self._beside is None:
             return Declined("the model has no plan under a budget of an SM")
@@ -500,6 +506,10 @@ class GpuSession:
         launch_by_steps()
         torch.cuda.synchronize()
         return Lane(handle, launch if graphs else launch_by_steps)
+
+    def _drawn(self, job: KernelJob, how: Drawing, sms: int) -> CoRunner | Declined:
+        """The persistent kernel for so many multiprocessors, which it has for itself."""
+        return job.co_runner(how.ctas_per_sm * sms, chunk=how.chunk, ahead=how.ahead)
 
     def _form(self, job: KernelJob, made: CoRunner, stream: int) -> Form:
         """A persistent kernel on a stream, as a graph."""

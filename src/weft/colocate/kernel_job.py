@@ -26,7 +26,7 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, final
@@ -409,6 +409,10 @@ class CoRunner:
     """Puts it on a stream; it draws what `KernelJob.begin` allowed, and ends at the limit or at `stop`."""
     takes: SmBudget
     """Of a multiprocessor that holds its share of the CTAs."""
+    chunk: int = 1
+    """Blocks that a CTA draws at once, at most."""
+    ahead: bool = False
+    """Whether it draws the next chunk while the last block of one runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -523,7 +527,7 @@ class KernelJob:
             )
             self._loaded: dict[str, tuple[_Code, Loaded] | Declined] = {}
             """Co-runners by their texts."""
-            self._co_runners: dict[tuple[int, int, int], CoRunner | Declined] = {}
+            self._co_runners: dict[tuple[int, int, int, bool, int], CoRunner | Declined] = {}
             self._throttle: dict[str, int] = {}
             """As it was put on a stream last; all launches that draw wait for each other."""
             self._queue: Queue | None = None
@@ -551,24 +555,41 @@ class KernelJob:
         """
         return self._plain
 
-    def co_runner(self, ctas: int, *, threads: int = 0, counter: int = 0) -> CoRunner | Declined:
+    def co_runner(
+        self, ctas: int, *, threads: int = 0, chunk: int = 1, ahead: bool = False, counter: int = 0
+    ) -> CoRunner | Declined:
         """The persistent kernel of so many CTAs, compiled, loaded and bound once; or why there is none.
 
-        `threads`: of a CTA; 0: as the largest block. `counter`: address of another work counter than the job's own, for
-        measurements: what is drawn there counts for nothing.
+        One that draws single blocks ends sooner at a stop, by the blocks that a CTA has drawn; all others share one
+        text. Under a throttle all draw single blocks.
+
+        Args:
+            ctas: of the whole grid; all of them stay at once.
+            threads: of a CTA; 0: as the largest block.
+            chunk: blocks that a CTA draws at once, at most, and runs to their end.
+            ahead: of chunks of several blocks the next one is drawn while the last block of one runs.
+            counter: address of another work counter than the job's own, for measurements: what is drawn there counts
+                for nothing.
 
         Raises:
             KernelDeclinedError: its constants are not those of the files [W205].
             DeviceError: the GPU refuses it [W301, W302].
         """
         source = persistent(
-            [s.source for s in self.sides], ctas=ctas, entry=ENTRY, threads=threads, facts=self._facts
-        )  # fmt: skip
+            [s.source for s in self.sides],
+            ctas=ctas,
+            entry=ENTRY,
+            threads=threads,
+            chunk=chunk,
+            ahead=ahead,
+            facts=self._facts,
+        )
         if isinstance(source, Declined):
             return source
-        key = ctas, source.threads, counter
+        key = ctas, source.threads, chunk, ahead, counter
         if key not in self._co_runners:
-            self._co_runners[key] = self._bound(source, counter or self.counter)
+            found = self._bound(source, counter or self.counter)
+            self._co_runners[key] = found if isinstance(found, Declined) else replace(found, chunk=chunk, ahead=ahead)
         return self._co_runners[key]
 
     def asked(self, source: FusedSource) -> ConfinedJob:
@@ -801,7 +822,7 @@ class KernelJob:
         return CudaDriver(lambda path: module, self._device.encode)
 
     def _bound(self, source: FusedSource, counter: int) -> CoRunner | Declined:
-        if source.text not in self._loaded:  # it is that of any number of CTAs
+        if source.text not in self._loaded:  # it is that of any number of CTAs and of blocks in a chunk
             self._loaded[source.text] = self._load(source)
         found = self._loaded[source.text]
         if isinstance(found, Declined):

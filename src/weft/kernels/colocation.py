@@ -85,7 +85,7 @@ class FusedParameter:
     """A parameter of a fused kernel, and whose it is."""
 
     role: int
-    """0: LC's; k: that of BE source k - 1; `JOB`: the work counter."""
+    """0: LC's, or of a persistent kernel itself; k: that of BE source k - 1; `JOB`: the work counter."""
     name: str
     """As the role's own text calls it."""
     type: str

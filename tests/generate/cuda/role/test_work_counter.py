@@ -1,4 +1,7 @@
-"""The work counter by itself: threads of the operating system draw its blocks, while another raises the limit."""
+"""The work counter by itself: threads of the operating system draw its blocks, while another raises the limit.
+
+They draw single blocks, as roles of fused kernels do, or some of them chunks of blocks, as co-runners do.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.slow import few
 
-from weft.generate.cuda.role.fused import fused_header
+from weft.generate.cuda.role.fused import fused_header, persistent_header
 
 PROGRAM = r"""
 #include <atomic>
@@ -37,6 +40,9 @@ static bool w_exchange(unsigned long long* p, unsigned long long from, unsigned 
 static void w_settled() { __atomic_thread_fence(__ATOMIC_ACQ_REL); }
 static unsigned long long w_now() { return 0; }
 static struct { unsigned x; } blockIdx;
+static const struct { unsigned x; } gridDim = {1};  // as if others drew little, so that chunks are whole
+static unsigned long long w_timer() { return 0; }
+static unsigned w_sm() { return 0; }
 static unsigned w_seen(const unsigned* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 static void w_pause(unsigned) { std::this_thread::yield(); }
 HEADER
@@ -57,19 +63,22 @@ int main() {
   const unsigned total = all * passes;
   alignas(16) w_work work{};
   work.granted = (unsigned long long)begin << 32 | begin;
+  work.duty = 256;
   work.limit = begin, work.open = begin + SIZES[first], work.stage = first, work.finished = begin;
   std::vector<std::vector<unsigned>> ran;  // plain memory: how often each block of a stage has run
   for (unsigned n : SIZES) ran.emplace_back(n, 0u);
   std::atomic<unsigned> launches{0};
   std::atomic<bool> over{false};
+  std::atomic<unsigned> several{0}, short_ones{0};
   std::thread feeder([&] {
     chance = 99;
     while (!over) {
       const unsigned now = work.limit - begin;
       if (now < total) {
-        const unsigned step = 1 + (unsigned)(chance >> 33) % 7;
+        const unsigned step = 1 + (unsigned)(chance >> 33) % (7 * CHUNK);
         __atomic_store_n(&work.limit, begin + (now + step < total ? now + step : total), __ATOMIC_RELAXED);
       }
+      if (CHUNK > 1) __atomic_store_n(&work.stop, (unsigned)(chance >> 33) % 5 == 0, __ATOMIC_RELAXED);
       maybe();
       std::this_thread::yield();
     }
@@ -79,12 +88,7 @@ int main() {
     for (unsigned r = 0; r < 5; ++r)
       roles.emplace_back([&, r] {
         chance = 1000 * launches++ + r;
-        w_hand hand;
-        unsigned ended = 0, left = (unsigned)(chance >> 2) % 23;
-        for (;;) {
-          if (left-- == 0) ended = 1;  // its LC role has ended
-          const w_drawn d = w_draw<Job, 1u, false>(&work, hand, &ended);
-          if (d.stage == W_NONE) break;
+        const auto run = [&](const w_drawn d) {
           if (d.stage >= Job::stages || d.block >= SIZES[d.stage]) fail("a block that is not there");
           unsigned before = d.stage;
           do before = before ? before - 1 : Job::stages - 1; while (SIZES[before] == 0);
@@ -95,6 +99,37 @@ int main() {
           maybe();
           if (ran[d.stage][d.block] != mine) fail("a block that runs twice");
           ran[d.stage][d.block] = mine + 1;
+        };
+        const unsigned most = r % 3 == 0 ? CHUNK : r % 3 == 1 ? 1 : 2;
+        const bool ahead = most > 1 && chance % 2;
+        if (CHUNK > 1 && r < 4) {
+          w_chunk_hand h;
+          w_chunk_flight f;
+          w_drawn_chunk d = {W_AGAIN, 0, 0};
+          for (;;) {
+            if (d.stage == W_AGAIN) d = w_draw_chunk<Job, false>(&work, h, f, most);
+            if (d.stage == W_NONE) break;
+            if (d.block >= d.last || d.last - d.block > most) fail("a chunk of another size");
+            const unsigned blocks = d.last - d.block;
+            if (blocks > 1) ++several;
+            if (blocks < most) ++short_ones;
+            for (unsigned b = d.block; b != d.last; ++b) {
+              w_before(&work, h, f, d.last - b - 1, most, ahead);
+              run({d.stage, b});
+            }
+            const w_drawn_chunk next = w_next_chunk<Job>(&work, h, f);
+            w_finish_chunk<Job>(&work, h, d.last - d.block);
+            d = next;
+          }
+          return;
+        }
+        w_hand hand;
+        unsigned ended = 0, left = (unsigned)(chance >> 2) % 23;
+        for (;;) {
+          if (left-- == 0) ended = 1;  // its LC role has ended
+          const w_drawn d = w_draw<Job, 1u, false>(&work, hand, &ended);
+          if (d.stage == W_NONE) break;
+          run(d);
           w_finish<Job>(&work, hand);
         }
       });
@@ -106,38 +141,48 @@ int main() {
     for (unsigned x : s)
       if (x != passes) fail("a block that is lost");
   if ((unsigned)work.granted != begin + total || work.finished != begin + total) fail("a wrong count");
+  if (CHUNK > 1 && (several == 0 || short_ones == 0)) fail("no chunks");
   std::printf("%u\n", total);
 }
 """
 
 
-def program(stages: tuple[int, ...], passes: int, begin: int = 0) -> str:
+def program(stages: tuple[int, ...], passes: int, begin: int = 0, chunk: int = 1) -> str:
     header = fused_header()
-    counter = header[header.index("// ---- which block next") :]
+    counter = header[header.index("// ---- which block next") :] + persistent_header(chunks=True)
     first = next(i for i, n in enumerate(stages) if n)
     text = PROGRAM.replace("HEADER", counter).replace("STAGES", ", ".join(str(n) for n in stages))
-    return text.replace("PASSES", str(passes)).replace("FIRST", str(first)).replace("BEGIN", f"{begin}u")
+    for name, value in (("PASSES", passes), ("FIRST", first), ("BEGIN", f"{begin}u"), ("CHUNK", f"{chunk}u")):
+        text = text.replace(name, str(value))
+    return text
 
 
 @pytest.mark.parametrize(
-    ("stages", "passes", "begin"),
+    ("stages", "passes", "begin", "chunk"),
     few(
         [
-            ((131,), 20, 0),
-            ((1,), 500, 0),
-            ((9, 5, 1), 150, 0),
-            ((0, 7, 0, 3), 150, 0),
-            ((20011,), 1, 0),
-            ((132, 133), 4, 2**32 - 300),
+            ((131,), 20, 0, 1),
+            ((1,), 500, 0, 1),
+            ((9, 5, 1), 150, 0, 1),
+            ((131,), 20, 0, 8),
+            ((0, 7, 0, 3), 150, 0, 1),
+            ((20011,), 1, 0, 1),
+            ((132, 133), 4, 2**32 - 300, 1),
+            ((9, 5, 1), 150, 0, 4),
+            ((0, 7, 0, 3), 150, 0, 16),
+            ((20011,), 1, 0, 16),
+            ((132, 133), 4, 2**32 - 300, 5),
         ],
-        2,
+        3,
         unpack=True,
     ),
     ids=str,
 )
-def test_every_block_is_drawn_once(stages: tuple[int, ...], passes: int, begin: int, tmp_path: Path) -> None:
-    """`begin`: numbers of blocks go on behind 2^32."""
-    (tmp_path / "w.cpp").write_text(program(stages, passes, begin), encoding="utf-8")
+def test_every_block_is_drawn_once(
+    stages: tuple[int, ...], passes: int, begin: int, chunk: int, tmp_path: Path
+) -> None:
+    """`begin`: numbers of blocks go on behind 2^32. `chunk`: that some draw at once, while others draw single ones."""
+    (tmp_path / "w.cpp").write_text(program(stages, passes, begin, chunk), encoding="utf-8")
     command = ["g++", "-std=c++17", "-O2", "-pthread", "w.cpp", "-o", "w"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[:3000]

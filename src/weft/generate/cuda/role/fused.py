@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from weft.device.cuda.facts import GpuFacts
@@ -77,10 +77,10 @@ def trace_header() -> str:
     return _text("timer") + _text("trace")
 
 
-@cache
-def persistent_header() -> str:
-    """What stands behind that one in a co-runner."""
-    return _text("timer") + _text("persistent")
+@lru_cache(maxsize=2)
+def persistent_header(*, chunks: bool = False) -> str:
+    """What stands behind that one in a co-runner; `chunks`: in one that draws several blocks at once, too."""
+    return _text("timer") + _text("persistent") + (_text("chunks") if chunks else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -665,6 +665,28 @@ class Loop:
     """The type that says whether LC has ended; empty: when it has in this CTA."""
 
 
+def block_calls(at: Loop, stages: Sequence[Stage]) -> list[str]:
+    """Statements of a BE role that run block `block` of stage `stage`; one for each stage."""
+    lines = []
+    for k, s in enumerate(stages):
+        given = "".join(f", be{k}_{p.name}" for p in s.role.parameters)
+        kind = "folded" if s.threads > at.threads else "frame"
+        frame = f"w_be{k}::{kind}<{at.first}u, {at.barrier + 1}>"
+        place = "block, at" if s.threads > at.threads else "block"
+        call = f"w_be{k}::block({frame}({place}), w_memory + {at.shared_offset}{given});"
+        if s.threads > at.threads:
+            step = f"unsigned at = thread; at < {s.role.threads}u; at += {at.threads}u"
+            call = f"\n#pragma unroll 1\nfor ({step}) {call}\n"
+        elif s.role.threads < s.threads:
+            call = f"if (thread < {s.role.threads}u) {call}"
+        if s.leaves:
+            call = f"{call} {frame}::leave();"
+        if s.threads < at.threads:
+            call = f"if (thread < {s.threads}u) {{ {call} }}"
+        lines.append(f"if (stage == {k}u) {{ {call} }}" if len(stages) > 1 else call)
+    return lines
+
+
 def loop_text(
     number: int, at: Loop, stages: Sequence[Stage], *, draw: str = "", hand: str = "w_hand", spans: int = 0
 ) -> str:
@@ -710,22 +732,7 @@ def loop_text(
         ]
     if spans:
         lines.append("const unsigned long long span_began = w_now();")
-    for k, s in enumerate(stages):
-        given = "".join(f", be{k}_{p.name}" for p in s.role.parameters)
-        kind = "folded" if s.threads > at.threads else "frame"
-        frame = f"w_be{k}::{kind}<{at.first}u, {at.barrier + 1}>"
-        place = "block, at" if s.threads > at.threads else "block"
-        call = f"w_be{k}::block({frame}({place}), w_memory + {at.shared_offset}{given});"
-        if s.threads > at.threads:
-            step = f"unsigned at = thread; at < {s.role.threads}u; at += {at.threads}u"
-            call = f"\n#pragma unroll 1\nfor ({step}) {call}\n"
-        elif s.role.threads < s.threads:
-            call = f"if (thread < {s.role.threads}u) {call}"
-        if s.leaves:
-            call = f"{call} {frame}::leave();"
-        if s.threads < at.threads:
-            call = f"if (thread < {s.threads}u) {{ {call} }}"
-        lines.append(f"if (stage == {k}u) {{ {call} }}" if len(stages) > 1 else call)
+    lines += block_calls(at, stages)
     if ahead:
         lines.append("if (thread == 0) drawn[turn] = ahead.found(w_job, hand);")
     lines += [
