@@ -22,11 +22,13 @@ from weft.colocate import staged_plan
 from weft.colocate.inference_files import TensorSpec
 from weft.colocate.job import JobError, parse_job
 from weft.colocate.staged_plan import StagedPlan, network_job, stages_of
+from weft.device.cuda.facts import profile
 from weft.errors import KernelDeclinedError
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.plan import IndexCheck
+from weft.kernels.source import CudaSource, Launch, Schedule
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.executable import Linked
 
@@ -208,3 +210,16 @@ def test_inputs_that_are_none_of_the_networks(cuda: FakeCuda, tmp_path: Path) ->
         network_job(
             parse_job(TEXT), tmp_path, plan_of(chain()), device=AtOnce(), stream=low(), held=held
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(("cluster", "reason"), [((1, 1, 1), ""), ((2, 1, 1), "kernels in clusters may find no room")])
+def test_clusters_are_declined_on_the_rest_of_a_split(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, cluster: tuple[int, int, int], reason: str
+) -> None:
+    found = StagedPlan(plan_of(chain()), low(), AtOnce())
+    launch = Launch("k", (4, 1, 1), (32, 1, 1), (), cluster=cluster)
+    steps = [SimpleNamespace(kernel=CudaSource(Schedule("cuda"), "text", (launch,)))]
+    found._held = [SimpleNamespace(plan=SimpleNamespace(steps=steps))]  # type: ignore[list-item]
+    monkeypatch.setattr(staged_plan, "fits", lambda *_: None)
+    why = found.fits(profile("h200"), 36)
+    assert (why.reason.startswith(reason) if why else reason == "") and (why is None) == (cluster == (1, 1, 1))

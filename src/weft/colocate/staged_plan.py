@@ -33,6 +33,7 @@ from weft.errors import DeviceError, KernelDeclinedError
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, NodeId
 from weft.kernels.scheduling import JobProgress, JobSpec
+from weft.kernels.source import CudaSource
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.streams import Lease
 
@@ -128,8 +129,12 @@ class StagedPlan:
         torch.cuda.synchronize()
 
     def fits(self, facts: GpuFacts, sms: int) -> Declined | None:
-        """See `StagedNetwork`."""
-        return fits(self.executable, facts, sms)
+        """See `StagedNetwork`. On the rest of a split, clusters may find no room (`device.cuda.partition`)."""
+        if (why := fits(self.executable, facts, sms)) is not None:
+            return why
+        kernels = [s.kernel for s in self.executable.plan.steps]
+        clusters = any(math.prod(x.cluster) > 1 for k in kernels if isinstance(k, CudaSource) for x in k.launches)
+        return Declined("kernels in clusters may find no room on that part") if clusters else None
 
     def close(self) -> None:
         """Give the plan's memory back; nothing of it is launched any more."""
