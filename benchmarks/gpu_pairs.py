@@ -47,7 +47,7 @@ from benchmarks.co_runner.rows import clocks
 from benchmarks.harness.modules import Modules
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from benchmarks.pairs_matrix import row_of
-from weft.colocate.pair_machine import forked, interleaved_us
+from weft.colocate.pair_machine import ThreeStreams, forked
 from weft.device.cuda import streams
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
@@ -265,14 +265,11 @@ def _products(
 
 
 @final
-class Gpu:
+class Gpu(ThreeStreams):
     """The GPU of the current context, as `weft.tune.cuda_pair.Machine`. Memory is that of torch."""
 
     def __init__(self, held: ExitStack) -> None:
-        least, greatest = streams.priorities()
-        self._main, self._high, self._low = Stream(), Stream(priority=greatest), Stream(priority=least)
-        for s in (self._main, self._high, self._low):
-            held.callback(s.close)
+        super().__init__(held)
         self._of: dict[int, torch.Tensor] = {}
 
     def place(self, contents: Sequence[jobs.Array | int]) -> tuple[tuple[int, ...], tuple[Memory, ...]]:
@@ -321,22 +318,12 @@ class Gpu:
     def run(self, work: Sequence[Prepared]) -> None:
         """One after the other, until all have ended."""
         torch.cuda.current_stream().synchronize()
-        for one in work:
-            one(self._main.handle)
-        self._main.synchronise()
-
-    def copy(self, to: int, source: int, size: int, stream: int) -> None:
-        """On the device, in the order of a stream."""
-        streams.copy(to, source, size, stream)
-
-    def beside(self, first: Sequence[Prepared], second: Sequence[Prepared], stream: int) -> None:
-        """On two streams; `stream` waits for both."""
-        forked(((self._high, first), (self._low, second)), stream)
+        super().run(work)
 
     def samples_us(self, works: Sequence[Callable[[int], None]], rounds: int) -> list[list[float]]:
         """Graphs in interleaved rounds, two of which do not count: each round has them in a random order of its own."""
         torch.cuda.current_stream().synchronize()
-        return interleaved_us(self._main, works, rounds)
+        return super().samples_us(works, rounds)
 
 
 class Loader:

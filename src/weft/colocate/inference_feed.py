@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Protocol, final
 
 from weft.colocate.inference_files import TensorSpec, input_files, read_into
-from weft.colocate.inference_ring import WRITING, Ring, memory, ring_bytes
+from weft.colocate.inference_ring import WRITING, Ring, ring_bytes
 from weft.colocate.inference_worker import Task, line_of
 from weft.colocate.job import JobError
+from weft.device.nameless import nameless
 from weft.errors import ArtifactError, DeviceError
 from weft.kernels.scheduling import JobSpec
 
@@ -118,7 +119,7 @@ class InferenceFeed:
         if results:
             _made(Path(results), folder, folder / spec.inputs)
         kept = tuple(outputs) if results else ()
-        fd = memory(ring_bytes(inputs, kept))
+        fd = nameless(ring_bytes(inputs, kept), "weft-inferences")
         with contextlib.ExitStack() as own:
             own.callback(os.close, fd)
             self._ring = Ring(inputs, kept, fd)

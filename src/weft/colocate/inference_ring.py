@@ -8,8 +8,6 @@ process writes each word, in whole words, and reads those of the other: no lock,
 from __future__ import annotations
 
 import mmap
-import os
-import tempfile
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -87,21 +85,6 @@ def slots_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int
 def ring_bytes(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:
     """Of all slots, one more for measuring, and the words in front of them."""
     return HEAD + (slots_of(inputs, outputs) + 1) * (_slot(inputs) + _slot(outputs))
-
-
-def memory(size: int) -> int:
-    """A file descriptor of zeros without a name: nothing is left where a process is killed."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("weft-inferences")
-    else:
-        with tempfile.TemporaryFile(prefix="weft-inferences-") as file:
-            fd = os.dup(file.fileno())
-    try:
-        os.ftruncate(fd, size)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _aligned(size: int) -> int:

@@ -26,17 +26,43 @@ PEER_TIMES = 5
 """Rounds in which the sizes of two parts are compared."""
 
 
+class ThreeStreams:
+    """What a machine of pairs does with works, wherever their memory is (`weft.tune.cuda_pair.Machine`)."""
+
+    def __init__(self, held: ExitStack) -> None:
+        """`held` gives the streams back."""
+        least, greatest = streams.priorities()
+        self._main, self._high, self._low = Stream(), Stream(priority=greatest), Stream(priority=least)
+        for s in (self._main, self._high, self._low):
+            held.callback(s.close)
+
+    def run(self, work: Sequence[Prepared]) -> None:
+        """One after the other, until all have ended."""
+        for one in work:
+            one(self._main.handle)
+        self._main.synchronise()
+
+    def copy(self, to: int, source: int, size: int, stream: int) -> None:
+        """On the device, in the order of a stream."""
+        streams.copy(to, source, size, stream)
+
+    def beside(self, first: Sequence[Prepared], second: Sequence[Prepared], stream: int) -> None:
+        """On streams of the highest and the lowest priority; `stream` waits for both."""
+        forked(((self._high, first), (self._low, second)), stream)
+
+    def samples_us(self, works: Sequence[Callable[[int], None]], rounds: int) -> list[list[float]]:
+        """Graphs in interleaved rounds, two of which do not count: each round has them in a random order of its own."""
+        return interleaved_us(self._main, works, rounds)
+
+
 @final
-class PairMachine:
+class PairMachine(ThreeStreams):
     """Buffers between guards, and works as graphs in interleaved rounds."""
 
     def __init__(self, held: ExitStack) -> None:
         """`held` gives back all that this takes."""
-        least, greatest = streams.priorities()
+        super().__init__(held)
         self._held = held
-        self._main, self._high, self._low = Stream(), Stream(priority=greatest), Stream(priority=least)
-        for s in (self._main, self._high, self._low):
-            held.callback(s.close)
         self._close: dict[int, tuple[str, float]] = {}
         self._parts: list[tuple[str, Stream, Stream]] | None = None
 
@@ -75,24 +101,6 @@ class PairMachine:
         if at < 0 or memory.address not in self._close:
             return at
         return far(got, want, *self._close[memory.address])
-
-    def run(self, work: Sequence[Prepared]) -> None:
-        """One after the other, until all have ended."""
-        for one in work:
-            one(self._main.handle)
-        self._main.synchronise()
-
-    def copy(self, to: int, source: int, size: int, stream: int) -> None:
-        """On the device, in the order of a stream."""
-        streams.copy(to, source, size, stream)
-
-    def beside(self, first: Sequence[Prepared], second: Sequence[Prepared], stream: int) -> None:
-        """On streams of the highest and the lowest priority; `stream` waits for both."""
-        forked(((self._high, first), (self._low, second)), stream)
-
-    def samples_us(self, works: Sequence[Callable[[int], None]], rounds: int) -> list[list[float]]:
-        """Graphs in interleaved rounds, two of which do not count: each round has them in a random order of its own."""
-        return interleaved_us(self._main, works, rounds)
 
     def parts(
         self, first: Sequence[Prepared], second: Sequence[Prepared], launches: int

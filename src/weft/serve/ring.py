@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from collections.abc import Sequence
 from typing import Self, final
 
 import numpy as np
 
+from weft.device.nameless import nameless
 from weft.ir.types import Array
 from weft.serve.layout import ALIGNMENT, bytes_of, places
 from weft.serve.signature import Signature
@@ -73,7 +73,7 @@ class Ring:
     @classmethod
     def made(cls, signature: Signature, slots: int) -> tuple[Self, int]:
         """A ring in new memory, and its file descriptor for the other process, the caller's to close."""
-        fd = memory(slots * slot_bytes(signature))
+        fd = nameless(slots * slot_bytes(signature), "weft-ring")
         try:
             return cls(signature, slots, fd), fd
         except BaseException:
@@ -85,18 +85,3 @@ def slot_bytes(signature: Signature) -> int:
     """Of one slot: its head, and the tensors of the largest plan."""
     size = ALIGNMENT + max(bytes_of(signature, rows) for rows in signature.sizes)
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def memory(size: int) -> int:
-    """A file descriptor of zeros without a name: nothing is left where a process is killed."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("weft-ring")  # bounded by no file system, unlike /dev/shm
-    else:
-        with tempfile.TemporaryFile(prefix="weft-ring-") as file:
-            fd = os.dup(file.fileno())
-    try:
-        os.ftruncate(fd, size)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
