@@ -313,7 +313,9 @@ def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFac
         commit = "" if asked.record is None else str(asked.record.head["commit"])
         modes = [m for m in MODES if m != "streams" and ("priority" in pair.policies or m != "priority")]
         fuse_s = asked.fuse_s if FUSES.intersection(pair.policies) else 0.0
-        samples, _ = session.record(modes, commit=commit, driver=facts.driver, fuse_s=fuse_s)
+        samples, refused = session.record(modes, commit=commit, driver=facts.driver, fuse_s=fuse_s)
+        for name, why in refused.items():
+            print(f"{pair}, {name}: {why}", flush=True)
         if asked.samples is not None:
             asked.samples.mkdir(parents=True, exist_ok=True)
             (asked.samples / f"{str(pair).replace('/', '-')}.json").write_text(write(samples), encoding="utf-8")

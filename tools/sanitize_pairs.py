@@ -3,13 +3,14 @@
     python -m tools.sanitize_pairs [--tools memcheck,racecheck] [--processes 16] [--seconds 540] [--only tma,...]
         [--cache DIR] [--out FILE|-] [--program PATH] [--again] [--list]
 
-Latency-critical kernels are those of `tools.sanitize`, by template, its forms in turn; best-effort kernels the jobs of
-`benchmarks/best_effort` at small sizes; bindings are further warps (`extra`), idle ones (`idle`), two roles in a CTA, a
-grid that is filled (`filling`), blocks that are drawn in time, and the persistent co-runner, which has no other kernel
-beside it. All memory is of exactly its size. A case repacks, runs LC alone and then fused until its blocks have run,
-some launches at most; LC's results must be the same. Cases come in an order in which each template is met before any is
-met twice. Every process runs one tool over a share of the cases, ends with a planted fault that the tool must find, and
-is started anew behind a case in which it ended. A row stands until the kernel's text changes.
+Latency-critical kernels are those of `tools.sanitize`, by template, its forms in turn; best-effort kernels the jobs
+of `benchmarks/best_effort` at small sizes; bindings are further warps (`extra`), idle ones (`idle`), two roles in a
+CTA, a grid that is filled (`filling`), blocks that are drawn in time, and the persistent co-runner, with single
+blocks and with chunks of them, which has no other kernel beside it. All memory is of exactly its size. A case
+repacks, runs LC alone and then fused until its blocks have run, some launches at most; LC's results must be the same.
+Cases come in an order in which each template is met before any is met twice. Every process runs one tool over a share
+of the cases, ends with a planted fault that the tool must find, and is started anew behind a case in which it ended.
+A row stands until the kernel's text changes.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ from weft.kernels.source import CudaSource
 SUITE = "colocate-sanitize"
 BINDINGS = ("extra", "two roles", "filling", "in time", "idle")
 CO_RUNNER = "co-runner"
+CHUNKS = "co-runner, chunks"
 NO_LC = "none"
 """In place of a template where no kernel is beside the job."""
 LAUNCHES = 4
@@ -142,7 +144,7 @@ def ordered(by_template: Mapping[str, Sequence[tuple[str, Collection[str]]]], na
                     fit = [label for label, can in labels if binding in can]
                     every.append(Case(template, fit[(at + turn) % len(fit)], binding, names[(t + at) % len(names)]))
             if turn == 0:
-                every.append(Case(NO_LC, NO_LC, CO_RUNNER, names[at]))
+                every += [Case(NO_LC, NO_LC, binding, names[at]) for binding in (CO_RUNNER, CHUNKS)]
     return list({str(c): c for c in every}.values())
 
 
@@ -178,6 +180,8 @@ def kernel_of(case: Case, job: Job, facts: GpuFacts) -> FusedSource | Declined:
     entry = f"pair_{hashlib.sha256(str(case).encode()).hexdigest()[:16]}"
     if case.binding == CO_RUNNER:
         return persistent(job.sources, ctas=4, entry=entry, facts=facts)
+    if case.binding == CHUNKS:
+        return persistent(job.sources, ctas=4, chunk=3, ahead=True, entry=entry, facts=facts)
     source = hosts(facts)[case.label].source
     shape = shape_of(case.binding, shapes(source, job.sources, facts))
     if shape is None:

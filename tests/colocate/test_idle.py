@@ -63,3 +63,12 @@ def test_what_does_not_fit_and_how_much_is_measured() -> None:
 
 def test_of_equals_the_fewest_blocks_in_flight() -> None:
     assert [Drawing(2, 3).in_flight, Drawing(2, 3, ahead=True).in_flight, Drawing(1).in_flight] == [6, 12, 1]
+
+
+def test_one_cta_of_an_sm_and_chunks_of_fewer_threads() -> None:
+    asked: list[Drawing] = []
+    best = fastest(machine(0.5, 2.0, 1e12, asked=asked), SMS, ctas=(1,))
+    assert best is not None and best.chunk > 1 and {x.ctas_per_sm for x in asked} == {1}
+    assert Drawing(1, 12, ahead=True).of_threads(64, 256) == Drawing(1, 3, ahead=True)
+    assert Drawing(1, 3, ahead=True).of_threads(64, 256) == Drawing(1), "single blocks are not drawn ahead"
+    assert Drawing(1, 12).of_threads(512, 256) == Drawing(1, 12), "chunks grow no longer"

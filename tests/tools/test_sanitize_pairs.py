@@ -17,6 +17,7 @@ from tests.slow import few
 from tools.sanitize import PLANTED
 from tools.sanitize_pairs import (
     BINDINGS,
+    CHUNKS,
     CO_RUNNER,
     NO_LC,
     Case,
@@ -54,24 +55,28 @@ def test_all_triples_once_and_the_most_unlike_ones_first() -> None:
     }  # fmt: skip
     names = ["w", "x", "y", "z"]
     every = ordered(by_template, names)
-    assert len({str(c) for c in every}) == len(every) == 4 * (5 + 4 + 4) + 4
+    assert len({str(c) for c in every}) == len(every) == 4 * (5 + 4 + 4) + 2 * 4
     assert {c.template for c in every[:3]} == set(by_template) and len({c.job for c in every[:3]}) == 3
-    front = [c for c in every[: 4 * 4] if c.template != NO_LC]
+    front = [c for c in every[: 4 * 5] if c.template != NO_LC]
     assert {(c.template, c.job) for c in front} == {(t, n) for t in by_template for n in names}
     assert {c.label for c in every if c.binding == "idle"} == {"a2"}
     counts = Counter((c.template, c.binding) for c in every)
-    assert set(counts.values()) == {4} and counts[NO_LC, CO_RUNNER] == 4
+    assert set(counts.values()) == {4} and counts[NO_LC, CO_RUNNER] == counts[NO_LC, CHUNKS] == 4
 
 
 def test_every_template_has_its_cases() -> None:
     every = cases(FACTS)
     assert {c.template for c in every} >= {*NAMED, "pools"}
-    assert {c.job for c in every} == set(jobs.names()) and {c.binding for c in every} == {*BINDINGS, CO_RUNNER}
+    assert {c.job for c in every} == set(jobs.names()) and {c.binding for c in every} == {*BINDINGS, CO_RUNNER, CHUNKS}
     assert {str(c) for c in cases(FACTS, ["tma"])} == {str(c) for c in every if c.template == "tma"}
     assert all(c.label == NO_LC or hosts(FACTS)[c.label].template == c.template for c in every)
 
 
-KINDS = [f"tma/{x}/histo" for x in BINDINGS[:-1]] + ["attention_tma/idle/cp", f"{NO_LC}/{CO_RUNNER}/fft"]
+KINDS = [f"tma/{x}/histo" for x in BINDINGS[:-1]] + [
+    "attention_tma/idle/cp",
+    f"{NO_LC}/{CO_RUNNER}/fft",
+    f"{NO_LC}/{CHUNKS}/fft",
+]
 
 
 @pytest.mark.slow
@@ -83,7 +88,7 @@ def test_kernels_compile_for_an_entry_of_their_own(name: str, tmp_path: Path) ->
     made = kernel_of(case, job_of(case.job, small=True), FACTS)
     assert isinstance(made, FusedSource), made
     shape = made.shape
-    if case.binding == CO_RUNNER:
+    if case.binding in (CO_RUNNER, CHUNKS):
         assert shape is None
     else:
         assert shape is not None

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import final
 
@@ -71,8 +71,6 @@ PERIODS = 4
 """Of a query, in each of which a throttled co-runner works in the same part."""
 LOOK_NS = 200_000_000
 """So often a job's counter is looked at."""
-PROVEN_CHUNK = 1
-"""Blocks that a co-runner draws at once: longer chunks have not run on a GPU yet."""
 NOT_WHOLE_US = 1e9
 """Stands for the time of kernels that cannot be launched whole: they never have the time."""
 _LAUNCH_WHOLE = ("serial", "timeslice", "orion")
@@ -216,8 +214,8 @@ class GpuSession:
         self._beside = None if plans.budgeted is None else self._lane(plans.budgeted, self._high, BUDGET)
         self._roles: RoleLanes | None = None
         self._idle: Form | None = None
-        self._drawing = Drawing(1)
-        """How the job draws where it has an SM for itself."""
+        self._drawing = self._drawing_beside = Drawing(1)
+        """How the job draws where it has an SM for itself; and by one CTA of an SM, of the most threads."""
         self.query_us = self._query_us()
 
     @property
@@ -253,6 +251,7 @@ class GpuSession:
         self._job = GpuJob(job, self._pass_us(job), self._device, self._copies.cuda_stream)
         forms: dict[Drawing, Form] = {}
 
+        @cache
         def rate(drawing: Drawing) -> float | None:
             made = self._drawn(job, drawing, self._facts.sms)
             if isinstance(made, Declined):
@@ -260,10 +259,11 @@ class GpuSession:
             forms[drawing] = self._form(job, made, self._low.cuda_stream)
             return self._rate(forms[drawing])
 
-        best = fastest(rate, self._facts.sms, most_chunk=PROVEN_CHUNK)
+        best = fastest(rate, self._facts.sms)
         if best is None:
             raise PolicyError(policy="any", reason=f"{job.name} has no persistent kernel", remedy="give another job")
         self._drawing, self._idle = best, forms[best]
+        self._drawing_beside = fastest(rate, self._facts.sms, ctas=(1,)) or Drawing(1)
         plan = self._plans.plain
         fused = FusedPlan(plan.graph, plan.plan, job, self._facts, lanes=plan.order.width)
         alone = Recorded(self._alone, self._kept[0].static_outputs)
@@ -291,7 +291,7 @@ class GpuSession:
             return made if isinstance(made, Declined) else Lane(lane.stream, lane.launch, self._form(job, made, rest))
         if self._beside is None:
             return Declined("the model has no plan under a budget of an SM")
-        made = job.co_runner(self._facts.sms, threads=way.number)
+        made = self._drawn_beside(job, way.number)
         if isinstance(made, Declined):
             return made
         left = left_beside(whole_sm(self._facts), BUDGET)
@@ -510,6 +510,13 @@ class GpuSession:
     def _drawn(self, job: KernelJob, how: Drawing, sms: int) -> CoRunner | Declined:
         """The persistent kernel for so many multiprocessors, which it has for itself."""
         return job.co_runner(how.ctas_per_sm * sms, chunk=how.chunk, ahead=how.ahead)
+
+    def _drawn_beside(self, job: KernelJob, threads: int) -> CoRunner | Declined:
+        """The persistent kernel with one CTA of so many threads on each SM."""
+        widest = self._drawn(job, self._drawing_beside, self._facts.sms)
+        most = threads if isinstance(widest, Declined) else widest.threads
+        how = self._drawing_beside.of_threads(threads, most)
+        return job.co_runner(self._facts.sms, threads=threads, chunk=how.chunk, ahead=how.ahead)
 
     def _form(self, job: KernelJob, made: CoRunner, stream: int) -> Form:
         """A persistent kernel on a stream, as a graph."""

@@ -7,8 +7,8 @@ More CTAs and longer chunks hide what a draw costs, and are what a stop waits fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 CTAS = (1, 2, 4, 8)
 """Of an SM, that are tried."""
@@ -34,22 +34,27 @@ class Drawing:
         """Blocks of an SM that may be drawn and have not ended: what a stop waits for."""
         return self.ctas_per_sm * self.chunk * (2 if self.ahead else 1)
 
+    def of_threads(self, threads: int, most: int) -> Drawing:
+        """The same in CTAs of `threads`, where it was chosen with `most`: blocks take longer in fewer."""
+        chunk = max(1, self.chunk * min(threads, most) // most)
+        return replace(self, chunk=chunk, ahead=self.ahead and chunk > 1)
 
-def fastest(rate: Callable[[Drawing], float | None], sms: int, *, most_chunk: int = MOST_CHUNK) -> Drawing | None:
+
+def fastest(rate: Callable[[Drawing], float | None], sms: int, *, ctas: Sequence[int] = CTAS) -> Drawing | None:
     """Of those that run nearly as fast as any, the one with the fewest blocks in flight; None: none can be.
+
+    `ctas`: of an SM, that are tried.
 
     Single blocks are measured for each number of CTAs, then chunks of as many blocks as take `CHUNK_US` by the rate so
     far, then half as many, without and with the next ones drawn ahead. Cost: 20 measurements at most.
     """
-    found = dict(x for many in CTAS for x in _tried(rate, many, sms, most_chunk))
+    found = dict(x for many in ctas for x in _tried(rate, many, sms))
     most = max(found.values(), default=0.0)
     enough = [drawing for drawing, got in found.items() if got >= ENOUGH * most]
     return min(enough, key=lambda x: (x.in_flight, -found[x]), default=None)
 
 
-def _tried(
-    rate: Callable[[Drawing], float | None], many: int, sms: int, most_chunk: int
-) -> Iterator[tuple[Drawing, float]]:
+def _tried(rate: Callable[[Drawing], float | None], many: int, sms: int) -> Iterator[tuple[Drawing, float]]:
     """What is measured with so many CTAs of an SM, and its rates."""
     got = rate(Drawing(many))
     if got is None:
@@ -57,7 +62,7 @@ def _tried(
     yield Drawing(many), got
     chunk, chunks = 1, {1}
     for _ in range(2):  # the first is too short: single blocks take as long as their draws, too
-        wanted = min(most_chunk, int(CHUNK_US * 1e-6 * got / (many * sms)))
+        wanted = min(MOST_CHUNK, int(CHUNK_US * 1e-6 * got / (many * sms)))
         if wanted < _GROWS * chunk:
             break
         chunk = wanted

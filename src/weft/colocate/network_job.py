@@ -171,10 +171,20 @@ class NetworkGpuJob:
         return self._ends and not self._rehearsing and self._next.inference >= self._left
 
     def anew(self) -> NetworkGpuJob:
-        """The same job for another run. Nothing of it may run: it is made to stand where it was left."""
-        if self._dirty and not self._rehearsing:
-            self._dirty = False
-            self._again()
+        """The same job for another run. Nothing of it may run: it is made to stand where it was left.
+
+        Its next inputs are waited for, so that no run passes while the first of them are read.
+
+        Raises:
+            JobError: an input cannot be read [W018].
+            DeviceError: nothing comes [W301].
+        """
+        if not self._rehearsing:
+            if not self.is_done():
+                self._feed.wait_ready(self._next.inference)
+            if self._dirty:
+                self._dirty = False
+                self._again()
         return self
 
     # -- of the session

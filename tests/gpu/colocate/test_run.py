@@ -63,6 +63,7 @@ def session(
 def record(session: tuple[GpuSession, KernelJob]) -> SampleRecord:
     found, refused = session[0].record(WAYS, commit="test", driver="test", queries=100, fuse_s=60.0)
     assert not set(refused) & set(WAYS) - {"green36"}, refused
+    assert found.steps, refused  # why no step of the plan was fused
     return found
 
 
