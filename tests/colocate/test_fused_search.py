@@ -152,6 +152,18 @@ def test_what_is_compared_is_what_the_step_reads_and_writes_and_the_jobs_memory(
     assert first.counter != fixture.job.counter and first.stages == fixture.job.stages
 
 
+def test_comparisons_begin_with_what_the_job_had_at_first_though_passes_ran_before(fixture: Fixture) -> None:
+    first = {a: fixture.gpu.read(a, n) for a, n in fixture.job.memory}
+    for placed in fixture.job._placed.values():
+        if placed.buffer.written:
+            fixture.gpu.write(placed.address, bytes(placed.buffer.nbytes))  # as if a pass had run
+    later = {a: fixture.gpu.read(a, n) for a, n in fixture.job.memory}
+    assert first != later
+    fixture.run()
+    assert {m.address: m.before for m in fixture.pairs[0].be.memory} == first
+    assert {a: fixture.gpu.read(a, n) for a, n in fixture.job.memory} == later
+
+
 def test_one_that_is_wrong_or_does_no_work_is_told_of_and_another_taken(fixture: Fixture) -> None:
     fixture.wrong = lambda number: "" if number % 2 else "byte 7 differs"
     found, refused = fixture.run()

@@ -224,14 +224,18 @@ class FusedSearch:
 
     @contextmanager
     def _job_kept(self) -> Iterator[None]:
-        """The job's buffers are as they were behind it, whatever ran in them."""
-        machine = self._machine
-        bare = [Memory(address, size, None) for address, size in self._fused.job.memory]
-        self._job_memory = tuple(Memory(m.address, m.size, machine.keep(m)) for m in bare)
+        """The job's buffers are as they were behind it, whatever ran in them.
+
+        Meanwhile comparisons begin with what the job had at first: a pass that has run before leaves the same again.
+        """
+        machine, job = self._machine, self._fused.job
+        kept = [_kept(machine, *m) for m in job.memory]
+        job.forget_results()
+        self._job_memory = tuple(_kept(machine, *m) for m in job.memory)
         try:
             yield
         finally:
-            for m in self._job_memory:
+            for m in kept:
                 machine.restore(m, m.before)
 
     def _samples(self, model: str, step: StepRole, best: Measured) -> StepSamples:

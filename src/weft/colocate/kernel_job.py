@@ -543,6 +543,16 @@ class KernelJob:
         """Address and bytes of each buffer, the guards around it with it."""
         return tuple((p.base, p.buffer.nbytes + 2 * len(GUARD)) for p in self._placed.values())
 
+    def forget_results(self) -> None:
+        """What its kernels write holds what it held at first. Nothing of the job may run; who calls has kept `memory`.
+
+        Raises:
+            DeviceError: the GPU refuses it [W302].
+        """
+        for placed in self._placed.values():
+            if placed.buffer.written:
+                self._device.write(placed.address, contents(placed.buffer))
+
     @property
     def exact(self) -> bool:
         """Whether its results have one value, bit by bit, in whatever order its blocks run."""
