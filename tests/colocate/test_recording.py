@@ -43,9 +43,10 @@ def test_what_is_recorded_is_what_the_machine_takes() -> None:
     (model,), (job,) = found.models, found.jobs
     assert (model.name, model.kernels, found.gpu) == ("net", 12, "NVIDIA H200")
     assert model.solo.at(0.5) == pytest.approx(100.0, abs=2.0)
-    assert job.stop is not None and job.stop.at(0.5) == pytest.approx(9.0, abs=2.0) and job.kernel_us == 300.0
+    # looks at the clock, each of 0.3 us, notice an arrival and time a decision; then the job ends
+    assert job.stop is not None and 9.0 <= job.stop.at(0.0) <= job.stop.at(1.0) < 14.0 and job.kernel_us == 300.0
     assert job.idle_rate == pytest.approx(0.5, abs=0.02)
-    assert found.launch.at(0.99) < 3.0
+    assert 0.3 < found.launch.at(0.01) < found.launch.at(0.99) < 5.0
     priority, resident, part = found.modes
     assert [m.name for m in found.modes] == ["priority", "co-runner 128", "green36"]
     assert priority.lc.at(0.5) == pytest.approx(120.0, abs=2.0) and priority.be_rate == pytest.approx(1.0, abs=0.3)

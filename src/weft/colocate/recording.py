@@ -1,22 +1,26 @@
 """Samples of one model and one job on a machine: what policies are told of, and what a simulation replays.
 
 All of it is measured through the machine that policies run on, by the same thread and clock: a query's time is from the
-end of the one before to its own, two in flight; a launch is what a query on an idle GPU takes longer, from the call to
-its end; a stop is what one takes longer that finds the job there, from the decision to stop it.
+end of the one before to its own, two in flight. A launch is what a query on an idle GPU takes longer from its arrival
+to its end, a stop what one takes longer that finds the job there: policies run meanwhile, `exclusive` and `tally`, so
+what the arrival's notice and a decision take is in both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weft.colocate.live import Ended, Machine, quietly
+from weft.colocate.arrivals import Arrivals
+from weft.colocate.live import Ended, LiveBackend, Machine, quietly, run
+from weft.colocate.operating import prepare
+from weft.colocate.policies import make
 from weft.colocate.policy import MOST_IN_FLIGHT
 from weft.errors import DeviceError
 from weft.kernels.samples import FORMAT, JobSamples, ModelSamples, ModeSamples, SampleRecord, Source, Spread
-from weft.kernels.scheduling import OFF, Query, Sharing
+from weft.kernels.scheduling import Query, Sharing
 
 QUERIES = 400
 """Of each mode."""
@@ -25,7 +29,9 @@ SMALL = 200
 IDLE_NS = 40_000_000
 """In which the job has the GPU alone in a form."""
 REST_NS = 1_000_000
-"""After which the GPU is idle; half of it, and as much again by chance, the job runs before it is stopped."""
+"""Half of it, and as much again by chance, the GPU is idle, or the job runs, before a query comes."""
+_APART, _TARGET = 3.0, 5.0
+"""Times alone that such queries come later besides, and that they may take."""
 WARM_UP = 20
 LEAST, LONG_NS = 40, 2_000_000_000
 """Queries that are measured in any case; after so long no further one is begun."""
@@ -106,18 +112,22 @@ def back_to_back(machine: Machine, model: str, variant: int, count: int) -> tupl
     return us, [x.clock_mhz for x in found]
 
 
-def longer(machine: Machine, model: str, count: int, solo_us: float, prepare: Callable[[int], int]) -> list[float]:
-    """Microseconds that queries take over `solo_us`, from instants that `prepare` gives by the number of the try."""
-    found = []
-    for number in range(count):
-        asked = prepare(number)
-        machine.launch(Query(model, number, 0, 0), 0)
-        until = machine.now_ns() + _LIMIT_NS
-        while not (ended := machine.ended()):
-            if machine.now_ns() > until:
-                raise DeviceError(problem=f"{model}: a query has not ended in half a minute")
-        found.append(max(0.0, (ended[0].done_ns - asked) / 1e3 - solo_us))
-    return found
+def longer(machine: Machine, record: SampleRecord, policy: str, count: int, seed: int) -> list[float]:
+    """Microseconds that queries take over the median alone, from their arrivals, far apart, to their ends.
+
+    Raises:
+        DeviceError: one does not end [W301].
+    """
+    (model,) = record.models
+    solo_us = model.solo.at(0.5)
+    apart = np.random.default_rng(seed).integers(REST_NS // 2, REST_NS, 1 + count) + round(_APART * solo_us * 1e3)
+    made = prepare(
+        record, policy, model.name, record.jobs[0].name if record.jobs else "", round(_TARGET * solo_us * 1e3)
+    )
+    chosen = make(policy, made.setting)
+    out = run(chosen, LiveBackend(machine, [(made, Arrivals(np.cumsum(apart), "far apart", seed))], policy=chosen))
+    times = [(done - q.scheduled_ns) / 1e3 for q, done in zip(out.queries, out.done_ns, strict=True)]
+    return [max(0.0, us - solo_us) for us in times[1:]]  # the first one finds no job: nothing was decided before it
 
 
 def recorded(
@@ -140,22 +150,23 @@ def recorded(
     """
     found: list[ModeSamples] = []
     interrupted = False
+    source = Source("", what.model, what.commit, "measured by `weft colocate prepare` on this GPU")
+    none = spread([0.0], 0)
     with quietly():
         back_to_back(machine, what.model, 0, WARM_UP)
         solo, clocks = back_to_back(machine, what.model, 0, queries)
-        alone = float(np.median(solo))
-        launch = longer(machine, what.model, small, alone, lambda _: _rest(machine, REST_NS))
-        job = (_job(machine, what, alone, small, seed),) if what.job else ()
+        model = ModelSamples(what.model, spread(solo, 0), what.kernels, round(float(np.median(clocks))))
+        record = SampleRecord(FORMAT, what.gpu, what.driver, (model,), (), (), (), none, (source,))
+        record = replace(record, launch=spread(longer(machine, record, "exclusive", small, seed), 0))
+        if what.job:
+            job = JobSamples(what.job, what.kernel_us, what.block_us, none, 0, _idle_rate(machine, 0))
+            stop = longer(machine, replace(record, jobs=(job,)), "tally", small, seed + 1)
+            record = replace(record, jobs=(replace(job, stop=spread(stop, 0)),))
         try:
             found += (_mode(machine, what, number, mode, queries) for number, mode in enumerate(modes, 1))
         except KeyboardInterrupt:
             interrupted = True
-    clock = round(float(np.median(clocks)))
-    model = ModelSamples(what.model, spread(solo, 0), what.kernels, clock)
-    source = Source("", what.model, what.commit, "measured by `weft colocate prepare` on this GPU")
-    record = SampleRecord(
-        FORMAT, what.gpu, what.driver, (model,), job, tuple(found), (), spread(launch, 0), (source,)
-    )  # fmt: skip
+    record = replace(record, modes=tuple(found))
     if interrupted:
         raise RecordInterruptedError(record)
     return record
@@ -169,25 +180,15 @@ def _rest(machine: Machine, ns: int) -> int:
     return machine.now_ns()
 
 
-def _job(machine: Machine, what: What, solo_us: float, count: int, seed: int) -> JobSamples:
-    times = np.random.default_rng(seed).integers(REST_NS // 2, REST_NS, count)
-
-    def stopped(number: int) -> int:
-        machine.set_form(0)
-        asked = _rest(machine, int(times[number]))
-        machine.set_form(OFF)
-        return asked
-
-    stops = longer(machine, what.model, count, solo_us, stopped)
-    alone = _Rate(machine, 0)
+def _idle_rate(machine: Machine, form: int) -> float:
+    """Of the job alone in a form."""
+    alone = _Rate(machine, form)
     _rest(machine, IDLE_NS)
-    return JobSamples(what.job, what.kernel_us, what.block_us, spread(stops, 0), 0, alone.ended())
+    return alone.ended()
 
 
 def _mode(machine: Machine, what: What, variant: int, mode: Mode, queries: int) -> ModeSamples:
-    idle = _Rate(machine, variant)
-    _rest(machine, IDLE_NS)
-    idle_rate = idle.ended()
+    idle_rate = _idle_rate(machine, variant)
     both = _Rate(machine, variant)
     us, clocks = back_to_back(machine, what.model, variant, WARM_UP + queries)
     rate = both.ended()
