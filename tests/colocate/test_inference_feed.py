@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import os
 import sys
 import time
 import zipfile
@@ -15,9 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.colocate import inference_feed
+from weft.colocate import inference_feed, inference_files
 from weft.colocate.inference_feed import InferenceFeed
-from weft.colocate.inference_files import Array, TensorSpec, input_files, members, named, read_into, write_results
+from weft.colocate.inference_files import (
+    Array,
+    InputReader,
+    TensorSpec,
+    input_files,
+    members,
+    named,
+    read_into,
+    write_results,
+)
 from weft.colocate.inference_ring import LEAST_SLOTS, MOST_SLOTS, ring_bytes, slots_of
 from weft.colocate.job import JobError, parse_job
 from weft.errors import ArtifactError, DeviceError
@@ -140,6 +150,67 @@ def test_files_that_are_no_archives(tmp_path: Path) -> None:
     bomb(path, buffer.getvalue()[:-5])
     with pytest.raises(JobError):
         read_into(path, INPUTS, places())
+
+
+def test_bytes_are_taken_as_they_lie_where_they_lie_as_in_memory(tmp_path: Path) -> None:
+    x, mask = drawn(0).values()
+    path, found = tmp_path / "a.npz", places()
+    np.savez(path, x=x, mask=mask)
+    where = read_into(path, INPUTS, found)
+    raw = path.read_bytes()
+    assert [raw[a : a + v.nbytes] for a, v in zip(where, (x, mask), strict=True)] == [x.tobytes(), mask.tobytes()]
+    for save in (np.savez_compressed, lambda p, **v: np.savez(p, x=np.asfortranarray(v["x"]), mask=v["mask"])):
+        save(path, x=x, mask=mask)
+        found = places()
+        assert read_into(path, INPUTS, found) == () and np.array_equal(found[0], x) and np.array_equal(found[1], mask)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_array_whose_checksum_is_wrong(tmp_path: Path, again: bool) -> None:
+    """Also in a file that was right when it was read before."""
+    path, found = tmp_path / "a.npz", places()
+    reader = InputReader(tmp_path, INPUTS)
+    np.savez(path, **drawn(0))  # type: ignore[arg-type]
+    if again:
+        reader.read(path.name, found)
+    raw = bytearray(path.read_bytes())
+    raw[read_into(path, INPUTS, found)[0] + 5] ^= 1
+    path.write_bytes(raw)
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(JobError, match=r"a\.npz: inputs: Bad CRC-32 for file 'x\.npy'"):
+        reader.read(path.name, found)
+
+
+def test_files_that_were_read_are_read_anew_where_they_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole: list[str] = []
+
+    def counted(path: Path, *given: Any) -> tuple[int, ...]:
+        whole.append(path.name)
+        return read_into(path, *given)
+
+    monkeypatch.setattr(inference_files, "read_into", counted)
+    reader, found = InputReader(tmp_path, INPUTS, most=2), places()
+    for number, (name, reads) in enumerate([("a", 1), ("b", 1), ("a", 0), ("c", 1), ("c", 1), ("b", 0)]):
+        if reads and name not in {w[0] for w in whole}:
+            np.savez(tmp_path / f"{name}.npz", **drawn(number))  # type: ignore[arg-type]
+        before = len(whole)
+        reader.read(f"{name}.npz", found)
+        with np.load(tmp_path / f"{name}.npz") as wanted:
+            assert np.array_equal(found[0], wanted["x"]) and np.array_equal(found[1], wanted["mask"])
+        assert len(whole) - before == reads, name  # of two files is remembered where arrays lie
+    np.savez(tmp_path / "new.npz", y=np.zeros(9), **drawn(7))  # type: ignore[arg-type]
+    (tmp_path / "new.npz").replace(tmp_path / "a.npz")
+    reader.read("a.npz", found)
+    assert np.array_equal(found[0], drawn(7)["x"])
+    with (tmp_path / "b.npz").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(JobError, match=r"b\.npz: inputs: "):
+        reader.read("b.npz", found)
+    (tmp_path / "b.npz").unlink()
+    with pytest.raises(JobError, match=r"b\.npz: inputs: No such file"):
+        reader.read("b.npz", found)
 
 
 def test_results_are_written_whole(tmp_path: Path) -> None:

@@ -10,17 +10,21 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.colocate.inference_files import TensorSpec, read_into, write_results
+from weft.colocate.inference_files import InputReader, TensorSpec, write_results
 from weft.colocate.inference_ring import READING, WRITING, Ring
 from weft.colocate.job import JobError
 from weft.errors import WeftError
 from weft.kernels.dataclass_json import from_json, to_json
 
+MOST_READERS = 6
+"""Threads: a core checks and copies about a gigabyte a second."""
 NAP_S = 0.0005
 """Where there is nothing to read or write."""
 
@@ -50,39 +54,47 @@ def line_of(task: Task) -> bytes:
     return json.dumps(to_json(task)).encode() + b"\n"
 
 
-def work(task: Task, ring: Ring, *, nap: Callable[[], bool]) -> None:
+def work(task: Task, ring: Ring, *, nap: Callable[[], bool], readers: int = 1) -> None:
     """Until all is done. `nap`: called where there is nothing to do; False: nobody is there any more.
 
-    Behind inputs that cannot be read nothing is read, but what was put is still written.
+    Behind inputs that cannot be read nothing is read, but what was put is still written. `readers`: threads.
 
     Raises:
         ArtifactError: results cannot be written [W401].
     """
-    read, written, count = 0, 0, len(task.files)
-    while True:
-        idle = True
-        more = (not task.end or task.first + read < task.end) and not ring.word("stop") and not ring.word("failed")
-        if more and read - ring.word("released") < ring.slots:
-            try:
-                file = task.files[(task.first + read) % count]
-                read_into(Path(task.folder) / file, task.inputs, ring.inputs(read))
-            except JobError as error:
-                ring.fail(READING, str(error))
-                continue
-            read += 1
-            ring.say("filled", read)
-            idle = False
-        if written < ring.word("put"):
-            if task.results:
-                file = task.files[(task.first + written) % count]
-                write_results(Path(task.results) / file, task.outputs, ring.outputs(written))
-            written += 1
-            ring.say("written", written)
-            idle = False
-        if idle and ring.word("stop") and written >= ring.word("put"):
-            return
-        if idle and not nap():
-            return
+    asked, read, written, count = 0, 0, 0, len(task.files)
+    reader, reading = InputReader(Path(task.folder), task.inputs), deque[Future[None]]()
+    with ThreadPoolExecutor(readers) as pool:
+        while True:
+            idle = True
+            more = not ring.word("stop") and not ring.word("failed")
+            while more and (not task.end or task.first + asked < task.end):
+                if asked - ring.word("released") >= ring.slots:
+                    break
+                file = task.files[(task.first + asked) % count]
+                reading.append(pool.submit(reader.read, file, ring.inputs(asked)))
+                asked += 1
+            while reading and reading[0].done():
+                idle = False
+                try:
+                    reading.popleft().result()
+                except JobError as error:
+                    if not ring.word("failed"):
+                        ring.fail(READING, str(error))
+                if not ring.word("failed"):
+                    read += 1
+                    ring.say("filled", read)
+            if written < ring.word("put"):
+                if task.results:
+                    file = task.files[(task.first + written) % count]
+                    write_results(Path(task.results) / file, task.outputs, ring.outputs(written))
+                written += 1
+                ring.say("written", written)
+                idle = False
+            if idle and ring.word("stop") and written >= ring.word("put"):
+                return
+            if idle and not nap():
+                return
 
 
 def main(lines: Sequence[bytes] | None = None) -> None:
@@ -97,7 +109,7 @@ def main(lines: Sequence[bytes] | None = None) -> None:
         return os.getppid() == parent
 
     try:
-        work(task, ring, nap=nap)
+        work(task, ring, nap=nap, readers=max(1, min(MOST_READERS, (os.cpu_count() or 1) - 2)))
     except Exception as error:  # the job tells of it
         ring.fail(WRITING, f"{'' if isinstance(error, WeftError) else type(error).__name__ + ': '}{error}")
 
