@@ -82,7 +82,7 @@ class VirtualMachine:
     def kernels(self, us: float) -> None:
         self.log.append(("kernels", round(us)))
         assert self.form == OFF
-        begin = max(self.now if self.kernels_end == self.now else self.now + self.launch_ns, self.free)
+        begin = max(self.now + self.launch_ns, self.free)
         self.free = self.kernels_end = begin + round(us * 1e3)
         self._work(us)
 

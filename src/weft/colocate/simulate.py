@@ -196,7 +196,7 @@ class SimulatedBackend:
 
     def _kernels(self, length: int) -> None:
         """BE kernels in front of whatever is launched later."""
-        ready = self._now if self._busy_until == self._now else self._now + self._launch_ns()  # else queued behind it
+        ready = self._now + self._launch_ns()
         if self._form != OFF:
             ready = max(ready, self._halt())
         begin = max(ready, self._free)
