@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.generate.cuda.attention import template as attention
 from weft.generate.cuda.conv.depthwise import template as depthwise
+from weft.generate.cuda.conv.groups import template as groups
 from weft.generate.cuda.conv.halo import template as halo
 from weft.generate.cuda.conv.pooled import template as pooled
 from weft.generate.cuda.conv.separable import template as separable
@@ -38,6 +39,7 @@ PATTERNS: tuple[Pattern[Any], ...] = (
 TEMPLATES: tuple[Template[Any], ...] = (
     mma.MMA,
     halo.HALO,
+    groups.GROUP_CONV,
     tma.TMA,
     swap_ab.SWAP_AB,
     gemv.GEMV,
