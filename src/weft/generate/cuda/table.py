@@ -15,6 +15,7 @@ from weft.generate.cuda.conv.groups import template as groups
 from weft.generate.cuda.conv.halo import template as halo
 from weft.generate.cuda.conv.pooled import template as pooled
 from weft.generate.cuda.conv.separable import template as separable
+from weft.generate.cuda.conv.squeeze_excite import template as squeeze_excite
 from weft.generate.cuda.conv.stacked import template as stacked
 from weft.generate.cuda.gemm import pattern as gemm
 from weft.generate.cuda.gemm.gemv import template as gemv
@@ -30,6 +31,7 @@ PATTERNS: tuple[Pattern[Any], ...] = (
     mlp.CHAIN,
     attention.LINEAR_ATTENTION_PROBLEM,
     attention.ATTENTION_PROBLEM,
+    squeeze_excite.SQUEEZE_EXCITE_PROBLEM,
     separable.SEPARABLE_CONVOLUTIONS,
     stacked.STACKED_CONVOLUTIONS,
     pooled.CONVOLUTION_AND_POOL,
@@ -47,6 +49,7 @@ TEMPLATES: tuple[Template[Any], ...] = (
     pooled.POOLED,
     stacked.STACKED,
     separable.SEPARABLE,
+    squeeze_excite.SQUEEZE_EXCITE,
     attention.LINEAR_ATTENTION,
     attention.ATTENTION,
     attention.ATTENTION_TMA,
