@@ -7,7 +7,10 @@ The layers are those of timm's regnety_016 and resnext50_32x4d with bias and ReL
 wav2vec2 (768 channels, 16 groups, a window of 128), in f16, channels last. Every kernel is compared with float64 first;
 one that is wrong is said, not timed, and makes the run fail. Times are those of `benchmarks.gpu_conv`: cold L2 cache,
 weights in turn. cuDNN: the best of torch's calls, channels last, with its own search. A line of JSON per layer: the
-best of each template with its schedule, the best two of the model and what they were modelled to take.
+best of each template with its schedule, and what the template's own were modelled to take beside what they took.
+
+Squeeze-excite of regnety_016 and efficientnet_b0 likewise: the one kernel in every schedule that is offered, beside
+eager torch (mean, two convolutions, sigmoid, product; channels last) in a CUDA graph, with a warm L2 cache.
 
 Networks come from timm (which has to be installed), with random weights: Weft after `--budget` seconds of search beside
 eager and torch.compile in CUDA graphs, as `benchmarks.gpu_networks` has them. `--dry`: no GPU; kernels are compiled for
@@ -27,17 +30,25 @@ import warnings
 from pathlib import Path
 
 import torch
-from benchmarks.gpu_conv import Bench, Conv, Data, Written, compiled, problem_of, time_kernel, time_peer
+from benchmarks.gpu_conv import TOLERANCE, Bench, Conv, Data, Written, compiled, problem_of, time_kernel, time_peer
+from benchmarks.harness.gpu_time import Kernel, median_us
 from benchmarks.harness.record import Record
+from torch.nn import functional as F
 
 from benchmarks import gpu_networks, models
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
-from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
 from weft.generate.cuda import templates
 from weft.generate.cuda.conv.groups import choose
 from weft.generate.cuda.gemm.common.product import Product, product
 from weft.generate.cuda.predict import predicted_us
+from weft.ir import attrs as a
 from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource
 
 OWN = "group_conv"
@@ -137,6 +148,86 @@ def run_layers(nvrtc: Nvrtc, facts: GpuFacts, arch: str, given: argparse.Namespa
     return right
 
 
+SQUEEZED = (
+    ("regnety_016", 48, 56, 8), ("regnety_016", 120, 28, 30), ("regnety_016", 336, 14, 84),
+    ("regnety_016", 888, 7, 222), ("efficientnet_b0", 672, 14, 28), ("efficientnet_b0", 1152, 7, 48),
+)  # fmt: skip
+"""Network, channels, side of the image, hidden values."""
+
+
+def squeezed(n: int, channels: int, side: int, hidden: int) -> Problem:
+    """x * sigmoid(W2 relu(W1 mean(x) + b1) + b2), channels last."""
+    b, kind = GraphBuilder(), DType.F16
+    x = b.input(TensorType(kind, (n, channels, side, side)))
+    mean = b.add(Prim.REDUCE_SUM, b.cast(x, DType.F32), attrs=a.ReduceAttrs((2, 3)))
+    y = b.cast(b.apply(Prim.MUL, mean, 1 / side**2), kind)
+    attrs = a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1), 1)
+    for at, (out, into) in enumerate(((hidden, channels), (channels, hidden))):
+        y = b.add(Prim.CONV, y, b.input(TensorType(kind, (out, into, 1, 1)), is_weight=True), attrs=attrs)
+        y = b.apply(Prim.ADD, y, b.reshape(b.input(TensorType(kind, (out,)), is_weight=True), (1, out, 1, 1)))
+        y = y if at else b.apply(Prim.MAX, y, 0.0)
+    e = b.apply(Prim.ADD, b.apply(Prim.EXP, b.apply(Prim.NEG, b.cast(y, DType.F32))), 1.0)
+    graph = b.build([b.apply(Prim.MUL, x, b.cast(b.apply(Prim.DIV, 1.0, e), kind))])
+    return Problem(graph, f"{graph}", (Format.LAST, *(Format.ROW,) * 4), (Format.LAST,))
+
+
+def run_squeezed(nvrtc: Nvrtc, facts: GpuFacts, arch: str, given: argparse.Namespace, end: float) -> bool:
+    """Squeeze-excite; whether all kernels were right."""
+    right = True
+    for n in map(int, given.batch.split(",")):
+        for name, channels, side, hidden in SQUEEZED:
+            case = f"{name} squeeze-excite {channels}x{side} by {hidden} b{n}"
+            if given.only not in case:
+                continue
+            if time.perf_counter() > end:
+                print(f"not begun in time: {case}", flush=True)
+                continue
+            problem = squeezed(n, channels, side, hidden)
+            found = templates.schedules(problem, facts)
+            made = [] if isinstance(found, Declined) else [templates.emit(problem, s) for s in found]
+            sources = [x for x in made if isinstance(x, CudaSource)]
+            cubins = nvrtc.compile_many([CompileJob(x.text, arch, x.flags) for x in sources])
+            modelled = {str(x.schedule): predicted_us(problem, x.schedule, facts) for x in sources}
+            if given.dry:
+                print(f"{case}: {modelled} us (modelled)", flush=True)
+                continue
+            torch.manual_seed(0)
+            shapes = [problem.graph.type_of(i).shape for i in problem.graph.inputs]
+            x, w1, b1, w2, b2 = (
+                (torch.randn(s, device="cuda") * (s[1] ** -0.5 if at in (1, 3) else 1.0)).half()
+                for at, s in enumerate(shapes)
+            )
+            x = x.contiguous(memory_format=torch.channels_last)
+
+            def eager(x, w1, b1, w2, b2):
+                y = F.conv2d(F.relu(F.conv2d(x.mean((2, 3), keepdim=True), w1, b1)), w2, b2)
+                return x * torch.sigmoid(y)
+
+            with torch.backends.cudnn.flags(enabled=False):
+                exact = eager(*(v.double() for v in (x, w1, b1, w2, b2)))
+            us: dict[str, float] = {}
+            wrong: list[str] = []
+            for source, cubin in zip(sources, cubins, strict=True):
+                out = torch.full_like(x, math.nan)
+                took = math.nan
+                if isinstance(cubin, CompiledCubin):
+                    took = Kernel(source, cubin.path).time([x, w1, b1, w2, b2], out, launches=20, rounds=7)
+                error = float((out.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+                if error <= TOLERANCE:
+                    us[str(source.schedule)] = round(took, 2)
+                else:
+                    wrong.append(f"{source.schedule}: error {error:.2e}")
+            peer = median_us(lambda v=(x, w1, b1, w2, b2), f=eager: f(*v), launches=20, rounds=7)
+            best = min(us.values(), default=math.nan)
+            line = {
+                "record": "case", "suite": "squeeze-excite", "case": case, "us": us, "eager_us": round(peer, 2),
+                "over_eager": round(peer / best, 3), "modelled_us": modelled, "wrong": wrong,
+            }  # fmt: skip
+            print(json.dumps(line), flush=True)
+            right &= not wrong
+    return right
+
+
 def _modelled(kernels: list[tuple[Written, CompiledCubin]], facts: GpuFacts) -> str:
     least: dict[str, float] = {}
     for k, _ in kernels:
@@ -175,7 +266,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="layers whose name contains this; no network then")
     parser.add_argument("--batch", default="1,16")
     parser.add_argument("--keep", type=int, default=6, help="configurations of the template of groups (6)")
-    parser.add_argument("--layer-seconds", type=float, default=60.0)
+    parser.add_argument("--layer-seconds", type=float, default=55.0)
     parser.add_argument("--seconds", type=float, default=110.0, help="no network whose search ends later begins (110)")
     parser.add_argument("--budget", type=float, default=30.0, help="of a network's search, seconds (30)")
     parser.add_argument("--networks", default="regnety_016")
@@ -198,6 +289,7 @@ def main() -> int:
         torch.backends.cudnn.benchmark = True
     with torch.inference_mode():
         right = run_layers(nvrtc, facts, arch, given, start + given.layer_seconds)
+        right &= run_squeezed(nvrtc, facts, arch, given, start + given.layer_seconds + 15)
     if given.networks and not given.only and not given.dry:
         run_networks(given, start + given.seconds)
     return 0 if right else 1

@@ -116,6 +116,7 @@ extern "C" __global__ void __launch_bounds__(256) k(const void* __restrict__ in0
       mean[c] = m_e6;
     }
   }
+  w_together();
   w_cluster_sync();
   for (int i = t; i < 72; i += 256) {
     int of = i / 8 * 4 / 9;
@@ -161,6 +162,7 @@ extern "C" __global__ void __launch_bounds__(256) k(const void* __restrict__ in0
       mine[j] = h_e14;
     }
   }
+  w_together();
   w_cluster_sync();
   for (int i = t; i < 9; i += 256) {
     int of = i * 4 / 9;
@@ -227,5 +229,6 @@ extern "C" __global__ void __launch_bounds__(256) k(const void* __restrict__ in0
       *(uint4*)(Y + (long long)at * 9 + v) = make_uint4(w_narrow2_f16(s0_e29, s1_e29), w_narrow2_f16(s2_e29, s3_e29),
           w_narrow2_f16(s4_e29, s5_e29), w_narrow2_f16(s6_e29, s7_e29));
     }
+  w_together();
   w_cluster_leave();
 }

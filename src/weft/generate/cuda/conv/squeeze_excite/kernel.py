@@ -241,7 +241,7 @@ def roles(m: SqueezeExcite, schedule: Schedule) -> RoleSource | Declined:
         *_exchange(s, "mine", "hidden", m.hidden, 1),
         *_gates(m, s, printer),
         *_scale(m, s, p, printer),
-        "w_cluster_leave();" if s.ctas > 1 else "",
+        "w_together(); w_cluster_leave();" if s.ctas > 1 else "",
     ]
     parameters = [Parameter(names[i], Pointer("in", i)) for i in read] + [Parameter("out0", Pointer("out", 0), WRITTEN)]
     role = DeviceRole(
@@ -330,7 +330,7 @@ def _exchange(s: SqueezeConfig, mine: str, whole: str, size: int, unit: int) -> 
         ]
     units, u = size // unit, Int("i") / unit
     return [
-        "w_cluster_sync();",
+        "w_together(); w_cluster_sync();",
         f"for (int i = t; i < {size}; i += {s.threads}) {{",
         f"int of = {u * s.ctas / units}; while ((of + 1) * {units} / {s.ctas} <= {u}) ++of;",
         f"const int at = i - of * {units} / {s.ctas} * {unit};",
