@@ -109,6 +109,15 @@ def test_the_same_without_a_change_is_one() -> None:
     assert len(fused(changed(lambda b, x, m, y: [b.apply(Prim.MUL, x, y)]))) == 1
 
 
+@pytest.mark.parametrize("gate", ["sigmoid", "hard"])
+@pytest.mark.parametrize("act", ["relu", "silu"])
+def test_an_activation_may_read_its_operand_twice(act: str, gate: str) -> None:
+    graph = squeezed(2, 32, 5, 5, 9, act=act, gate=gate, constants=True).graph
+    (found,) = fused(graph)
+    assert found.outputs == graph.outputs
+    assert isinstance(squeeze_excite(squeezed(2, 32, 5, 5, 9, act=act, gate=gate)), SqueezeExcite)
+
+
 def test_f32_is_no_candidate() -> None:
     assert fused(squeezed(1, 32, 5, 5, 9, dtype=F32, constants=True).graph) == []
 

@@ -7,16 +7,16 @@ anything but weights (`generate.cuda.conv.squeeze_excite`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import memory_us
 from weft.device.cuda.record import GpuFacts
 from weft.ir import attrs as a
-from weft.ir.graph import Graph, Mask, NodeId, bits
+from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import CATEGORY, Category, Prim
-from weft.ir.types import DType
+from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.orchestrate.idiom import Idiom, Multiplied
 from weft.orchestrate.stored import Stored
@@ -52,8 +52,11 @@ def _from(graph: Graph, stored: Stored, total: NodeId) -> tuple[Mask, NodeId] | 
             return None
         between, at = path
         members |= between | 1 << at
-    gates, sink = _to_image(graph, stored, at, image.size)
-    if sink < 0 or stored.reads[sink] & ~members & ~gates != 1 << x:
+    scaled = _through(graph, stored, at, lambda v: _is_scaled(graph, v, image))
+    if scaled is None:
+        return None
+    gates, sink = scaled
+    if stored.reads[sink] & ~members & ~gates != 1 << x:
         return None
     members |= gates | 1 << sink
     inner = members & ~(1 << sink)
@@ -78,23 +81,25 @@ def _above(graph: Graph, stored: Stored, total: NodeId) -> tuple[Mask, NodeId]:
 
 def _to_product(graph: Graph, stored: Stored, start: NodeId) -> tuple[Mask, NodeId] | None:
     """What is elementwise behind a vector up to the 1x1 convolution that alone reads it."""
+    return _through(graph, stored, start, lambda v: _is_product(graph, v))
+
+
+def _through(graph: Graph, stored: Stored, start: NodeId, ends: Callable[[NodeId], bool]) -> tuple[Mask, NodeId] | None:
+    """What is elementwise behind a vector, and the one value at which that `ends`; None: several, or something else."""
     size, inside, found = graph.type_of(start).size, 1 << start, 0
     while found.bit_count() <= MOST:
         frontier = 0
         for v in bits(inside):
             frontier |= stored.dag.consumers[v] & ~inside
-        if frontier.bit_count() == 1:
-            (v,) = bits(frontier)
-            if _is_product(graph, v):
-                return found, v
-        plain = all(
-            CATEGORY[graph.nodes[v].prim] is Category.ELEMENTWISE and graph.type_of(v).size == size
-            for v in bits(frontier)
-        )
-        if not frontier or not plain:
-            return None
-        found |= frontier
-        inside |= frontier
+        last = [v for v in bits(frontier) if ends(v)]
+        plain = frontier & ~mask_of(last)
+        if not plain:
+            return (found, last[0]) if len(last) == 1 else None
+        for v in bits(plain):
+            if CATEGORY[graph.nodes[v].prim] is not Category.ELEMENTWISE or graph.type_of(v).size != size:
+                return None
+        found |= plain
+        inside |= plain
     return None
 
 
@@ -107,23 +112,9 @@ def _is_product(graph: Graph, node: NodeId) -> bool:
     return attrs.groups == 1 and not attrs.transposed and weight.shape[2:] == (1, 1) and weight.size > 0
 
 
-def _to_image(graph: Graph, stored: Stored, start: NodeId, size: int) -> tuple[Mask, NodeId]:
-    """What is elementwise behind the second product, and the one value of the image's size that reads it; -1: none."""
-    own, inside, found = graph.type_of(start).size, 1 << start, 0
-    while found.bit_count() <= MOST:
-        frontier = 0
-        for v in bits(inside):
-            frontier |= stored.dag.consumers[v] & ~inside
-        if not frontier or any(CATEGORY[graph.nodes[v].prim] is not Category.ELEMENTWISE for v in bits(frontier)):
-            return 0, -1
-        wide = [v for v in bits(frontier) if graph.type_of(v).size == size != own]
-        if wide:
-            return (found, wide[0]) if frontier.bit_count() == 1 else (0, -1)
-        if any(graph.type_of(v).size != own for v in bits(frontier)):
-            return 0, -1
-        found |= frontier
-        inside |= frontier
-    return 0, -1
+def _is_scaled(graph: Graph, node: NodeId, image: TensorType) -> bool:
+    n = graph.nodes[node]
+    return CATEGORY[n.prim] is Category.ELEMENTWISE and n.type.shape == image.shape and image.shape[2:] != (1, 1)
 
 
 def is_squeeze(graph: Graph, products: Sequence[NodeId]) -> bool:
