@@ -136,7 +136,7 @@ def sources() -> dict[str, CudaSource]:
 
 @pytest.fixture(scope="module")
 def kernels(request: pytest.FixtureRequest, sources: dict[str, CudaSource]) -> Emulated:
-    return Emulated(asked(request, sources, "regnet"))
+    return Emulated(asked(request, sources, "efficientnet, two images"))
 
 
 @pytest.mark.parametrize("name", few(CASES, 3))
