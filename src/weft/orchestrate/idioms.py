@@ -13,8 +13,9 @@ from weft.orchestrate.narrow import NARROW
 from weft.orchestrate.norms import NORMS
 from weft.orchestrate.pooled import POOLED
 from weft.orchestrate.separable import SEPARABLE
+from weft.orchestrate.squeeze_excite import SQUEEZE_EXCITE
 
-IDIOMS: tuple[Idiom, ...] = (ATTENTION, SEPARABLE, POOLED, MLP, NORMS, NARROW, GROUPED)
+IDIOMS: tuple[Idiom, ...] = (ATTENTION, SQUEEZE_EXCITE, SEPARABLE, POOLED, MLP, NORMS, NARROW, GROUPED)
 
 
 def multiplied_together(graph: Graph, products: Sequence[NodeId]) -> Multiplied | None:

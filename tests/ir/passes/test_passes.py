@@ -364,6 +364,38 @@ def test_large_results_are_left_alone() -> None:
     assert prims(check(weights)) == ["matmul"]  # as large as before
 
 
+def test_a_large_weight_may_be_widened_on_the_way_to_one_no_larger() -> None:
+    """Weight norm in 16 bits: squares are summed in f32, which is larger than the limit and than what it is made of."""
+
+    def normed(b: GraphBuilder, x: NodeId) -> NodeId:
+        weight = b.constant(ramp(900, 800).astype(np.float16))
+        wide = b.cast(weight, F32)
+        squares = b.add(Prim.REDUCE_SUM, b.apply(Prim.MUL, wide, wide), attrs=a.ReduceAttrs((0,)))
+        scale = b.cast(b.apply(Prim.RSQRT, squares), DType.F16)
+        return b.add(Prim.MATMUL, x, b.apply(Prim.MUL, weight, scale))
+
+    b = GraphBuilder()
+    graph = b.build([normed(b, b.input(TensorType(DType.F16, (2, 900))))])
+    folded = FoldConstantsPass().run(graph).graph
+    assert prims(folded) == ["matmul"]
+    assert [c.nbytes for c in folded.constants.values()] == [2 * 900 * 800]
+    given = [np.ones((2, 900), np.float16)]
+    assert_allclose(evaluate(folded, given)[0], evaluate(graph, given, precise=True)[0], rtol=2e-3)
+
+
+def test_a_large_weight_that_is_read_wide_stays_narrow() -> None:
+    b = GraphBuilder()
+    x, weight = b.input(TensorType(F32, (900, 800))), b.constant(ramp(900, 800).astype(np.float16))
+    wide = b.cast(weight, F32)
+    total = b.apply(Prim.ADD, b.add(Prim.REDUCE_SUM, wide, attrs=a.ReduceAttrs((0, 1))), 0.0)
+    graph = b.build([b.apply(Prim.ADD, x, wide), total, wide])
+    folded = FoldConstantsPass().run(graph).graph
+    assert prims(folded) == ["cast", "add"]
+    assert max(c.nbytes for c in folded.constants.values()) == 2 * 900 * 800
+    for got, want in zip(*(evaluate(g, [np.ones((900, 800), np.float32)]) for g in (folded, graph)), strict=True):
+        assert_allclose(got, want, rtol=1e-5)
+
+
 def test_masks_stay_index_predicates() -> None:
     def mask(b: GraphBuilder, x: NodeId) -> NodeId:
         row, column = b.iota((8,), 0, DType.I64), b.reshape(b.iota((8,), 0, DType.I64), (8, 1))

@@ -11,9 +11,11 @@ from typing import Any
 
 from weft.generate.cuda.attention import template as attention
 from weft.generate.cuda.conv.depthwise import template as depthwise
+from weft.generate.cuda.conv.groups import template as groups
 from weft.generate.cuda.conv.halo import template as halo
 from weft.generate.cuda.conv.pooled import template as pooled
 from weft.generate.cuda.conv.separable import template as separable
+from weft.generate.cuda.conv.squeeze_excite import template as squeeze_excite
 from weft.generate.cuda.conv.stacked import template as stacked
 from weft.generate.cuda.gemm import pattern as gemm
 from weft.generate.cuda.gemm.gemv import template as gemv
@@ -29,6 +31,7 @@ PATTERNS: tuple[Pattern[Any], ...] = (
     mlp.CHAIN,
     attention.LINEAR_ATTENTION_PROBLEM,
     attention.ATTENTION_PROBLEM,
+    squeeze_excite.SQUEEZE_EXCITE_PROBLEM,
     separable.SEPARABLE_CONVOLUTIONS,
     stacked.STACKED_CONVOLUTIONS,
     pooled.CONVOLUTION_AND_POOL,
@@ -38,6 +41,7 @@ PATTERNS: tuple[Pattern[Any], ...] = (
 TEMPLATES: tuple[Template[Any], ...] = (
     mma.MMA,
     halo.HALO,
+    groups.GROUP_CONV,
     tma.TMA,
     swap_ab.SWAP_AB,
     gemv.GEMV,
@@ -45,6 +49,7 @@ TEMPLATES: tuple[Template[Any], ...] = (
     pooled.POOLED,
     stacked.STACKED,
     separable.SEPARABLE,
+    squeeze_excite.SQUEEZE_EXCITE,
     attention.LINEAR_ATTENTION,
     attention.ATTENTION,
     attention.ATTENTION_TMA,

@@ -45,6 +45,9 @@ class _Small:
     """Of the node's rank."""
     distance: int
     """Primitives between it and an IOTA, dear ones counted as several; 0 where it depends on none."""
+    narrow_bytes: int = 0
+    """Of a large constant that a CAST widens, its bytes before: such a value is a step on the way to a smaller one (the
+    norm of a weight, say), and never stored itself. 0: of any other."""
 
 
 @dataclass(slots=True)
@@ -79,11 +82,13 @@ class _Folder:
         if node.prim is Prim.BROADCAST:
             return _Small(shape, distance)  # free, however large
         size_bytes = TensorType(node.type.dtype, shape).nbytes
-        given = [TensorType(self.graph.type_of(i).dtype, self.small[i].shape) for i in node.inputs]
-        grows = size_bytes > sum(t.nbytes for t in given)
-        if (grows and size_bytes > self.max_bytes) or node_flops(node, self.graph) > _MAX_FLOPS:
+        types = [TensorType(self.graph.type_of(i).dtype, self.small[i].shape) for i in node.inputs]
+        given = sum(x.narrow_bytes or t.nbytes for x, t in zip(operands, types, strict=True))
+        grows = size_bytes > given and size_bytes > self.max_bytes
+        if (grows and node.prim is not Prim.CAST) or node_flops(node, self.graph) > _MAX_FLOPS:
             return None
-        return _Small(shape, distance + (1 + _NEAR * (node.prim in _DEAR) if distance else 0))
+        further = distance + (1 + _NEAR * (node.prim in _DEAR) if distance else 0)
+        return _Small(shape, further, given if grows else 0)
 
     def _shape(self, node: Node, operands: list[_Small]) -> tuple[int, ...]:
         if node.prim is Prim.BROADCAST:
@@ -125,6 +130,24 @@ class _Folder:
             return apply(small_node, wide, types, precise=True)
         # data that only move keep whatever type they are held in
         return apply(small_node, xs, types, precise=moves and any(x.dtype == np.float64 for x in xs))
+
+    def needed(self) -> set[NodeId]:
+        """What is stored: constants that the outputs, or what is computed at run time, read.
+
+        A large constant that is read widened is widened at run time.
+        """
+        live = live_nodes(self.graph)
+        found = set(self.graph.outputs)
+        waiting = [i for i in range(len(self.graph)) if live[i] and i not in self.small]
+        waiting += [i for i in found if i in self.small and self.small[i].narrow_bytes]
+        seen = set(waiting)
+        while waiting:
+            for i in self.graph.nodes[waiting.pop()].inputs:
+                found.add(i)
+                if i in self.small and self.small[i].narrow_bytes and i not in seen:
+                    seen.add(i)
+                    waiting.append(i)
+        return found
 
     def stays(self, i: NodeId) -> bool:
         """Already as folded as it gets: a constant, a repeated constant, or little more than a count."""
@@ -184,13 +207,9 @@ class FoldConstantsPass:
         """Exact when strict; otherwise closer to the exact value than the network's own rounding."""
         folder = _Folder(graph, self.max_bytes, not self.strict)
         folder.find()
-        live = live_nodes(graph)
-        needed = set(graph.outputs)
-        for i, node in enumerate(graph.nodes):
-            if live[i] and i not in folder.small:
-                needed.update(node.inputs)
+        needed = folder.needed()
         multiplied = {i for n in graph.nodes if CATEGORY[n.prim] is Category.LINEAR for i in n.inputs}
         needed = {_narrow(graph, i) if i in multiplied else i for i in needed}
-        roots = [i for i in folder.small if i in needed and not folder.stays(i)]
+        roots = [i for i, x in folder.small.items() if i in needed and not x.narrow_bytes and not folder.stays(i)]
         with np.errstate(all="ignore"):  # infinities and NaN are values like any other
             return PassResult(*replace_nodes(graph, {i: _emit(folder, i) for i in roots}))

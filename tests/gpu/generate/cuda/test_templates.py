@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.generate.cuda.conv.test_group_conv import CASES as GROUPS
+from tests.generate.cuda.conv.test_group_conv import LAYERS
 from tests.generate.cuda.conv.test_halo import CASES as HALO
 from tests.generate.cuda.conv.test_pooled import CASES as POOLED
 from tests.generate.cuda.conv.test_separable import CASES as PAIRS
@@ -40,6 +42,7 @@ SHAPES: dict[str, Problem] = {
     "stem": convolution(2, 3, 112, 112, 64, 7, 2, 3, fin=ROW),
     "last of candy": convolution(1, 32, 64, 64, 3, 9, before="reflect", fout=ROW, relu=False),
     **{f"halo, {name}": problem for name, (problem, _) in HALO.items()},
+    **{f"groups, {name}": problem for name, problem in LAYERS.items()},
     **{f"pair, {name}": problem for name, (problem, _) in PAIRS.items()},
     **{f"pooled, {name}": POOLED[name][0] for name in ("2x2", "odd sizes, ceil", "3x3 strided", "stem", "a residual")},
     "pooled stem": pooled_convolution(2, 3, 112, 112, 64, 7, 2, 3, pool=(3, 2, 1), fin=ROW),
@@ -112,7 +115,9 @@ def check(machine: Gpu, problem: Problem, facts: GpuFacts, *, exact: bool) -> No
             assert error <= (TF32_ERROR if rounds else unit) + 2.0**-24 * k**0.5, (str(schedule), error)
 
 
-EMULATED: dict[str, Mapping[str, Any]] = {"halo": HALO, "pair": PAIRS, "pooled": POOLED, "stacked": STACKED}
+EMULATED: dict[str, Mapping[str, Any]] = {
+    "halo": HALO, "groups": GROUPS, "pair": PAIRS, "pooled": POOLED, "stacked": STACKED,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [f"{kind}, {x}" for kind, cases in EMULATED.items() for x in cases])
@@ -124,7 +129,7 @@ def test_shapes_of_the_emulation(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     assert isinstance(source, CudaSource), source
     if source.capability > facts.capability:
         pytest.skip("no clusters")
-    whole = small_integers(problem, most=2 if kind in ("halo", "pair") else 1)
+    whole = small_integers(problem, most=2 if kind in ("halo", "groups", "pair") else 1)
     exact = evaluate(problem.graph, whole, precise=True)
     for x, y, node in zip(machine.run(problem, source, whole), exact, problem.graph.outputs, strict=True):
         dtype = problem.graph.type_of(node).dtype

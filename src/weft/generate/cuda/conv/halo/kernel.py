@@ -392,7 +392,7 @@ def _fill_a(p: Product, g: Geometry) -> str:
     pixel = x / per if w.vectorized else x % (high * broad)
     column = ix if sw == 1 else ix % sw * g.half + ix / sw
     at_ = summed(Int("iy") * g.row_bytes, column * g.pitch, Int(chunk.tight) * 16)
-    place = f"const int pix = {pixel}, iy = {pix / broad}, ix = {pix % broad}; {{at}} = {at_}; {_source(p, g)}"
+    place = f"const int pix = {pixel}, iy = {pix / broad}, ix = {pix % broad}; {{at}} = {at_}; {pixel_source(p, g.w)}"
     kept = rounds <= _KEPT
     setup = ""
     if kept:
@@ -464,7 +464,7 @@ def _unit(p: Product, g: Geometry) -> int:
     return next(unit for unit in (4, 2, 1) if all(x % unit == 0 for x in steps))
 
 
-def _source(p: Product, g: Geometry) -> str:
+def pixel_source(p: Product, w: Window) -> str:
     """Statement: `{ao}`, the element offset of pixel (iy, ix) of the field in its image, or -1 for a zero."""
     c = p.c
     sh, sw = c.strides
@@ -473,11 +473,11 @@ def _source(p: Product, g: Geometry) -> str:
     py, px = Int("py"), Int("px")
 
     def below(at: str, size: int) -> str:
-        return f"(u32){at} < {size}u" if g.w.outside else f"{at} < {size}"
+        return f"(u32){at} < {size}u" if w.outside else f"{at} < {size}"
 
     if c.pack is None:
-        most_y = (g.w.rows - 1) * sh + (c.kernel[0] - 1) * c.dilations[0] + 1
-        most_x = (g.w.cols - 1) * sw + (c.kernel[1] - 1) * c.dilations[1] + 1
+        most_y = (w.rows - 1) * sh + (c.kernel[0] - 1) * c.dilations[0] + 1
+        most_x = (w.cols - 1) * sw + (c.kernel[1] - 1) * c.dilations[1] + 1
         inside = f"{below('py', most_y)} && {below('px', most_x)}"
         return f"{here} {{ao}} = {inside} ? {py * row_step + px * col_step} : -1;"
     if p.borders is not None:

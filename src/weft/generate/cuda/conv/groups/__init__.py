@@ -1,0 +1,1 @@
+"""Convolutions in groups of few channels, on tensor cores."""
