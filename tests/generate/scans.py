@@ -58,7 +58,11 @@ def selective(
     step = b.reshape(dt, (batch, width, length, 1))
     rate = b.reshape(decay, (width, 1, states))
     factor = b.add(Prim.EXP, b.apply(Prim.NEG, b.add(Prim.ABS, b.apply(Prim.MUL, step, rate))))
-    term = b.apply(Prim.MUL, b.apply(Prim.MUL, step, b.reshape(b_in, (batch, 1, length, states))), b.reshape(x, (batch, width, length, 1)))
+    term = b.apply(
+        Prim.MUL,
+        b.apply(Prim.MUL, step, b.reshape(b_in, (batch, 1, length, states))),
+        b.reshape(x, (batch, width, length, 1)),
+    )
     h = b.add(Prim.SCAN, b.broadcast(factor, whole), b.broadcast(term, whole), attrs=a.ScanAttrs(2, "linear"))
     read = b.apply(Prim.MUL, h, b.reshape(c_in, (batch, 1, length, states)))
     y = b.reshape(b.reduce(Prim.REDUCE_SUM, read, (3,)), (batch, width, length))

@@ -25,7 +25,9 @@ class Loop:
         self.b = GraphBuilder()
         self.steps, self.dtype = steps, dtype
         self.factor, self.term = (self.b.input(TensorType(dtype, (2, steps + 1, 5))) for _ in range(2))
-        self.start = self.b.broadcast(self.b.scalar(0.0, dtype), (2, 5)) if zero else self.b.input(TensorType(dtype, (2, 5)))
+        self.start = (
+            self.b.broadcast(self.b.scalar(0.0, dtype), (2, 5)) if zero else self.b.input(TensorType(dtype, (2, 5)))
+        )
 
     def at(self, x: NodeId, t: int) -> NodeId:
         return self.b.reshape(self.b.slice(x, (0, t, 0), (2, 1, 5), (1, 1, 1)), (2, 5))
@@ -33,7 +35,9 @@ class Loop:
     def states(self, order: Callable[[int], int] = lambda t: t, *, swap: bool = False) -> list[NodeId]:
         b, h, found = self.b, self.start, []
         for t in range(self.steps):
-            product = b.add(Prim.MUL, *((h, self.at(self.factor, order(t))) if swap else (self.at(self.factor, order(t)), h)))
+            product = b.add(
+                Prim.MUL, *((h, self.at(self.factor, order(t))) if swap else (self.at(self.factor, order(t)), h))
+            )
             pair = (self.at(self.term, order(t)), product) if swap else (product, self.at(self.term, order(t)))
             h = b.add(Prim.ADD, *pair)
             found.append(h)
@@ -260,5 +264,8 @@ def test_random_loops(seed: int) -> None:
 def test_text() -> None:
     loop = Loop()
     b = loop.b
-    outs = [b.add(Prim.MATMUL, b.reshape(h, (2, 1, 5)), b.reshape(loop.at(loop.factor, t), (2, 5, 1))) for t, h in enumerate(loop.states())]
+    outs = [
+        b.add(Prim.MATMUL, b.reshape(h, (2, 1, 5)), b.reshape(loop.at(loop.factor, t), (2, 5, 1)))
+        for t, h in enumerate(loop.states())
+    ]
     goldens.check("ir/roll_recurrences.txt", str(clean_up(b.build([loop.stack(outs)])).graph))

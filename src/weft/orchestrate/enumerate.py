@@ -177,8 +177,9 @@ def _grow_all(
 def sensible_cuts(graph: Graph, stored: Stored) -> Mask:
     """Values that are worth storing.
 
-    Left out: a value between two elementwise primitives (or in front of a reduction or scan) that has one reader, is no result
-    of the graph and none of a source operator. Whoever can compute it can compute its reader as well, at no traffic.
+    Left out: a value between two elementwise primitives (or in front of a reduction or scan) that has one reader, is no
+    result of the graph and none of a source operator. Whoever can compute it can compute its reader as well, at no
+    traffic.
     """
     computed = (Category.ELEMENTWISE, Category.REDUCE, Category.SCAN)
     inside = mask_of(i for i, n in enumerate(graph.nodes) if CATEGORY[n.prim] in computed)

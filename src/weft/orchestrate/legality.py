@@ -1,8 +1,8 @@
 """Which sets of primitives some generator can emit as one kernel: mask tests, asked before anything is built.
 
 The classes: a DAG of elementwise and layout primitives; the same with reductions over the same rows; with one window;
-one scan with elementwise and layout primitives around it, and reductions of its values; one contraction with elementwise
-epilogue and index-only prologue; an opaque call alone.
+one scan with elementwise and layout primitives around it, and reductions of its values; one contraction with an
+elementwise epilogue and index-only prologue; an opaque call alone.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class Legality:
             of[Category.REDUCE],
             of[Category.WINDOW],
             of[Category.SCAN],
-            {v: _with_scan(graph, stored, v, of[Category.ELEMENTWISE] | of[Category.LAYOUT]) for v in bits(of[Category.SCAN])},
+            {
+                v: _with_scan(graph, stored, v, of[Category.ELEMENTWISE] | of[Category.LAYOUT])
+                for v in bits(of[Category.SCAN])
+            },
             {v: _with_linear(graph, stored, v, of[Category.ELEMENTWISE]) for v in bits(of[Category.LINEAR])},
             {r: rows[graph.nodes[r].type.size] for r in bits(of[Category.REDUCE])},
         )
@@ -130,7 +133,7 @@ class Legality:
 
 
 def _with_scan(graph: Graph, stored: Stored, scan: NodeId, plain: Mask) -> Mask:
-    """What is computed for it, elementwise or moved; what is made of its values; and sums of these over another axis."""
+    """What is computed for it, elementwise or moved; what is made of its values; sums of these over another axis."""
     dag, size = stored.dag, graph.nodes[scan].type.size
     behind = dag.descendants[scan]
     axis = cast("a.ScanAttrs", graph.nodes[scan].attrs).axis

@@ -23,7 +23,13 @@ def test_every_case_in_every_schedule() -> None:
 
 def test_lanes_of_other_sizes() -> None:
     facts = type(FACTS)(simd_bytes=32, threads=2)
-    check([t for name in ("columns", "selective", "selective wide") for t in trials(CASES[name](), drawn(CASES[name]()), facts)])
+    check(
+        [
+            t
+            for name in ("columns", "selective", "selective wide")
+            for t in trials(CASES[name](), drawn(CASES[name]()), facts)
+        ]
+    )
 
 
 def test_the_first_factor_is_never_used() -> None:

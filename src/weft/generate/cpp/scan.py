@@ -175,9 +175,7 @@ class _Text:
             chain = _Chain(Var(self.body.name("v"), size), str(whole * step), vector, size % step)
             self._region(outer, [chain], key)
 
-    def _region(
-        self, outer: list[Key], chains: list[_Chain], inner: Key | None, group: Var | None = None
-    ) -> None:
+    def _region(self, outer: list[Key], chains: list[_Chain], inner: Key | None, group: Var | None = None) -> None:
         """Rows divided among the threads, and the carried loop inside."""
         body, layout = self.body, self.group.layout
         variables = {k: Var(body.name("i"), layout.sizes[k]) for k in outer}
@@ -209,14 +207,18 @@ class _Text:
             stride = 1
             for var in reversed(variables):
                 text = f"{turn} / {stride}" if stride > 1 else turn
-                self.nest.put(f"const long {var.name} = {text}{'' if stride * var.size >= total else f' % {var.size}'};")
+                self.nest.put(
+                    f"const long {var.name} = {text}{'' if stride * var.size >= total else f' % {var.size}'};"
+                )
                 stride *= var.size
                 body.bind(var, level)
             yield level
 
     # one turn
 
-    def _step(self, at: dict[Key, Index], chains: list[_Chain], states: list[str], inner: Key | None, time: Var) -> None:
+    def _step(
+        self, at: dict[Key, Index], chains: list[_Chain], states: list[str], inner: Key | None, time: Var
+    ) -> None:
         body, group = self.body, self.group
         sums: dict[int, list[tuple[str, bool]]] = {r: [] for r in group.reductions}
         for chain, state in zip(chains, states, strict=True):
@@ -238,7 +240,10 @@ class _Text:
         for r in group.reductions:
             record = self.graph.nodes[r]
             dtype = self.graph.type_of(record.inputs[0]).dtype
-            parts = [f"{across(record.prim, dtype)}({n})" if vector else n for n, vector in _joined(record.prim, dtype, sums[r])]
+            parts = [
+                f"{across(record.prim, dtype)}({n})" if vector else n
+                for n, vector in _joined(record.prim, dtype, sums[r])
+            ]
             name = body.name("s")
             total = parts[0]
             for part in parts[1:]:
@@ -283,7 +288,9 @@ class _Text:
         name = value.name if value.vector or not chain.vector else splat(value.name, dtype)
         if chain.vector and chain.count:
             none = splat(identity(record.prim, dtype), dtype)
-            name = body.define(dtype, True, f"w_select(w_first({chain.count}), {name}, {none})", self.nest.level).value.name
+            name = body.define(
+                dtype, True, f"w_select(w_first({chain.count}), {name}, {none})", self.nest.level
+            ).value.name
         parts.append((name, chain.vector))
 
 

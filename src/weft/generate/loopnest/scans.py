@@ -1,4 +1,4 @@
-"""A group around one scan in the form that its kernels read: which loops carry, which run side by side, which are summed.
+"""A group around one scan as its kernels read it: which loop carries, which run side by side, which is summed.
 
 The scan stands between what computes its operands and what is computed from its values: elementwise primitives over the
 same loops, reductions over one other loop, and elementwise primitives of their results.

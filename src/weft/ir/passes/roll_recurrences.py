@@ -142,7 +142,9 @@ class _Analysis:
 class _Lift:
     """Lifts columns of one chain into a builder."""
 
-    def __init__(self, graph: Graph, chain: _Chain, zero: bool, b: GraphBuilder, mapped: Mapping[NodeId, NodeId]) -> None:
+    def __init__(
+        self, graph: Graph, chain: _Chain, zero: bool, b: GraphBuilder, mapped: Mapping[NodeId, NodeId]
+    ) -> None:
         self.graph, self.chain, self.zero, self.b, self.mapped = graph, chain, zero, b, mapped
         self.steps = len(chain.links)
         self.states = set(chain.states)

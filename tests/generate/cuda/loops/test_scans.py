@@ -92,3 +92,7 @@ def test_no_spills(arch: str, tmp_path: Path) -> None:
             for _, used in nvrtc.compile(source.text, arch=arch, cache_dir=tmp_path).resources:
                 assert used.spill_stores == used.spill_loads == used.stack_bytes == 0, (name, schedule)
                 assert used.registers <= 128, (name, schedule)
+
+
+SHOWN = [(CASES["selective f16"](), 0), (plain((8, 512), S(1, "linear")), 8)]
+"""For golden texts: a problem, and the warps of a row."""

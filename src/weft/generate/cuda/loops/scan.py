@@ -201,7 +201,9 @@ class _Text:
             self.nest.put(f"const w_index row = p / {width}u, lane = p % {width}u;")
             row = "row"
             var = Var("n", group.states)
-            self.nest.put(f"const w_index n = {'lane' if width == group.states else f'lane < {group.states}u ? lane : 0u'};")
+            self.nest.put(
+                f"const w_index n = {'lane' if width == group.states else f'lane < {group.states}u ? lane : 0u'};"
+            )
             body.know("n")
             self.at[group.summed] = index_of(var)
             alive = "" if width == group.states else f"lane < {group.states}u"
