@@ -19,6 +19,7 @@ from weft.ir.reference import evaluate as by_reference
 from weft.kernels.candidate import Problem
 from weft.kernels.measurement import Verdict
 from weft.kernels.source import KernelSource, LibraryCall
+from weft.tune.inputs import InputSet, roles
 from weft.tune.oracle import Mode, evaluate
 from weft.tune.verify import Finding, LibrarySubject, NativeSubject, build_reference, verify
 
@@ -105,6 +106,21 @@ def test_an_infinite_factor_leaves_the_rest_open() -> None:
     factor[0, 3] = torch.inf
     found = evaluate(problem.graph, [factor, term], Mode.PRECISE, seed=0)
     assert not isinstance(found, Declined) and found.undefined == (True,)
-    factor[0, 3], factor[1, 0] = 1.0, torch.inf  # the first factor is never read
+    factor[0, 3], term[1, 2] = 1.0, -torch.inf
+    found = evaluate(problem.graph, [factor, term], Mode.PRECISE, seed=0)
+    assert not isinstance(found, Declined) and found.undefined == (True,)
+    term[1, 2], factor[1, 0] = 1.0, torch.inf  # the first factor is never read
     found = evaluate(problem.graph, [factor, term], Mode.PRECISE, seed=0)
     assert not isinstance(found, Declined) and found.undefined == (False,)
+
+
+def test_exponential_factors_stay_near_one() -> None:
+    problem = selective(1, 8, 64, 16)
+    found = roles(problem.graph)
+    decays = [
+        problem.graph.type_of(i).shape for i, r in zip(problem.graph.inputs, found, strict=True) if r.decay != 1.0
+    ]
+    assert decays == [(8, 16)] and found[0].decay == 1.0
+    assert all(r.decay == 1.0 for r in roles(plain((2, 9), S(1, "linear")).graph))
+    case = build_reference(problem, seed=0).cases[-1]
+    assert case.kind is InputSet.NORMAL and bool(case.expected[0].value.isfinite().all())

@@ -11,7 +11,7 @@ Shared semantics. Every table of the compiler that is keyed by `Prim` is total a
 * NaN propagates through arithmetic, MAX, MIN and the max/min reductions. Comparisons with NaN are false (NE true).
   Denormals are kept. exp, log, erf, tanh, ... are within 2 ulp; ADD, SUB, MUL, DIV and SQRT are exact to rounding.
 * Only reductions and scans may be re-associated. A linear scan may be computed by pairs (a, b) under
-  (a, b)(c, d) = (a c, c b + d): where a factor is infinite, a result from there on may be NaN instead.
+  (a, b)(c, d) = (a c, c b + d): where a factor, a term or a value is infinite, any from there on may be NaN instead.
   A product followed by a sum may be contracted to an FMA.
 * Integers wrap (two's complement). Integer DIV truncates toward zero, as C does; MOD has the sign of the divisor
   (Python's %), FMOD that of the dividend. Integer division by zero is undefined: any value, never a trap

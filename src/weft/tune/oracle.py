@@ -822,7 +822,7 @@ def _scan(s: _State, n: Node, x: list[T]) -> T:
     out = torch.empty_like(terms)
     state = torch.full_like(terms[0], at.kind == "prod") if len(terms) else terms
     if at.kind == "linear":
-        s.undefined |= bool(torch.isinf(moved[0][1:]).any())
+        s.undefined |= any(bool(torch.isinf(v).any()) for v in (moved[0][1:], terms))
     for t in range(len(terms)):
         if at.exclusive:
             out[t] = state
@@ -834,6 +834,8 @@ def _scan(s: _State, n: Node, x: list[T]) -> T:
             state = torch.addcmul(terms[t], moved[0][t], state) if t else terms[t]
         if not at.exclusive:
             out[t] = state
+    if at.kind == "linear":
+        s.undefined |= bool((out.abs() > torch.finfo(TORCH_DTYPE[n.type.dtype.accumulator]).max).any())
     return (out.flip(0) if at.reverse else out).movedim(0, at.axis)
 
 

@@ -24,30 +24,28 @@ extern "C" __global__ void __launch_bounds__(128) k(const w_f16* in0, const w_f1
     const w_f32 e4 = w_ld(in1 + (i3 * 12 + t));
     const w_f32 e5 = e4;
     const w_f32 e8 = (e5 * e7);
-    const w_f32 e9 = w_abs(e8);
-    const w_f32 e10 = (-e9);
-    const w_f32 e11 = w_exp(e10);
-    const w_f32 e12 = w_ld(in4 + (n + t * 8));
-    const w_f32 e13 = e12;
-    const w_f32 e14 = (e5 * e13);
-    const w_f32 e15 = w_ld(in0 + (i3 * 12 + t));
-    const w_f32 e16 = e15;
-    const w_f32 e17 = (e14 * e16);
-    const w_f32 p18 = h;
-    const w_f32 e19 = t == 0 ? e17 : w_plus(w_times(e11, h), e17);
-    h = e19;
-    const w_f32 e20 = w_ld(in5 + (n + t * 8));
-    const w_f32 e21 = e20;
-    const w_f32 e22 = (e19 * e21);
-    w_f32 s23 = e22;
+    const w_f32 e9 = w_exp(e8);
+    const w_f32 e10 = w_ld(in4 + (n + t * 8));
+    const w_f32 e11 = e10;
+    const w_f32 e12 = (e5 * e11);
+    const w_f32 e13 = w_ld(in0 + (i3 * 12 + t));
+    const w_f32 e14 = e13;
+    const w_f32 e15 = (e12 * e14);
+    const w_f32 p16 = h;
+    const w_f32 e17 = t == 0 ? e15 : w_plus(w_times(e9, h), e15);
+    h = e17;
+    const w_f32 e18 = w_ld(in5 + (n + t * 8));
+    const w_f32 e19 = e18;
+    const w_f32 e20 = (e17 * e19);
+    w_f32 s21 = e20;
     #pragma unroll
-    for (int o = 1; o < 8; o *= 2) s23 = w_plus(s23, w_shfl(s23, o));
-    const w_f32 e24 = (s23 + e16);
-    const w_f32 e25 = w_ld(in2 + (i3 * 12 + t));
-    const w_f32 e26 = e25;
-    const w_f32 e27 = w_tanh(e26);
-    const w_f32 e28 = (e24 * e27);
-    const w_f32 e29 = w_round_f16(e28);
-    if (k1 && lane == 0u) { w_st(out0 + (i3 * 12 + t), e28); }
+    for (int o = 1; o < 8; o *= 2) s21 = w_plus(s21, w_shfl(s21, o));
+    const w_f32 e22 = (s21 + e14);
+    const w_f32 e23 = w_ld(in2 + (i3 * 12 + t));
+    const w_f32 e24 = e23;
+    const w_f32 e25 = w_tanh(e24);
+    const w_f32 e26 = (e22 * e25);
+    const w_f32 e27 = w_round_f16(e26);
+    if (k1 && lane == 0u) { w_st(out0 + (i3 * 12 + t), e26); }
   }
 }
