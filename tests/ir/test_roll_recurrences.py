@@ -58,7 +58,7 @@ def same(graph: Graph, rolled: Graph, seed: int = 0) -> None:
     xs = [rng.standard_normal(graph.type_of(i).shape).astype(graph.type_of(i).dtype.numpy) for i in graph.inputs]
     tolerance = 2e-3 if any(graph.type_of(i).dtype is DType.F16 for i in graph.inputs) else 1e-6
     for mine, theirs in zip(evaluate(rolled, xs), evaluate(graph, xs), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(mine.astype(np.float64), theirs.astype(np.float64), rtol=tolerance, atol=tolerance)
 
 
 def rolled(graph: Graph) -> Graph:
