@@ -62,8 +62,8 @@ def test_every_primitive_is_reachable() -> None:
 
 _REST = {
     "input", "constant", "broadcast", "reshape", "transpose", "slice", "concat", "pad", "gather", "take_along", "iota",
-    "reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax", "argmin", "window_sum", "window_max", "matmul",
-    "conv", "opaque",
+    "reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "argmax", "argmin", "window_sum", "window_max", "scan",
+    "matmul", "conv", "opaque",
 }  # fmt: skip
 
 

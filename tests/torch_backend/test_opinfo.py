@@ -21,11 +21,12 @@ def sample_of(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
 
 
 def test_outcomes_of_some_operators() -> None:
-    lines, _ = run("reference", 1, "^(softmax|cumsum|fft_rfft|empty|logical_and)$", jobs=0)
+    lines, _ = run("reference", 1, "^(softmax|cumsum|topk|fft_rfft|empty|logical_and)$", jobs=0)
     outcome = {(x.op, x.dtype): x.outcome for x in lines}
     assert outcome["softmax", "float32"] == "native"
     assert outcome["logical_and", "bool"] == "native"
-    assert outcome["cumsum", "int64"] == "fallback"
+    assert outcome["cumsum", "int64"] == "native"
+    assert outcome["topk", "int64"] == "fallback"
     assert outcome["fft_rfft", "float32"] == "eager"
     assert outcome["empty", "float32"] == "skipped"
     summary = list(records(lines))[-1]

@@ -46,6 +46,13 @@ OTHERS: dict[Prim, list[tuple[tuple[tuple[int, ...], ...], a.Attrs]]] = {
     Prim.ARGMIN: [((S,), a.ArgAttrs(2))],
     Prim.WINDOW_SUM: [(((2, 5, 7),), _WINDOW)],
     Prim.WINDOW_MAX: [(((2, 5, 7),), _WINDOW)],
+    Prim.SCAN: [
+        ((S,), a.ScanAttrs(1, "sum")),
+        ((S,), a.ScanAttrs(2, "prod", exclusive=True)),
+        ((S, S), a.ScanAttrs(1, "linear")),
+        ((S, S), a.ScanAttrs(0, "linear", exclusive=True, reverse=True)),
+        (((2, 0, 3),), a.ScanAttrs(1, "sum", reverse=True)),
+    ],
     Prim.MATMUL: [(((2, 1, 3, 4), (5, 4, 6)), a.NO_ATTRS), (((3, 0), (0, 2)), a.NO_ATTRS)],
     Prim.CONV: [
         (((2, 4, 7, 9), (6, 2, 3, 2)), _CONV),

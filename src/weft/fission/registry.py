@@ -31,6 +31,7 @@ from weft.fission import (
     relu,
     resize,
     rms_norm,
+    scan,
     sdpa,
     sigmoid,
     softmax,
@@ -82,6 +83,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **_named(reduce.reduce_l1, reduce.reduce_l2, reduce.reduce_sum_square, reduce.reduce_log_sum, reduce.norm),
         **_named(reduce.var, reduce.std, reduce.var_mean, reduce.any_, reduce.all_, reduce.argmax, reduce.argmin),
         **_named(reduce.max_dim, reduce.min_dim),
+        **_named(scan.cumulative_sum, scan.cumulative_prod, scan.linear_recurrence),
         "reduce_log_sum_exp": softmax.logsumexp,
         "isinf": arithmetic.is_inf,
         # arithmetic

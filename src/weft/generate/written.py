@@ -22,6 +22,7 @@ _CPP: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "contraction": ("cpp/templates/direct.py",),
         "depthwise": ("cpp/templates/depthwise.py",),
         "winograd": ("cpp/templates/winograd.py",),
+        "scan": ("cpp/scan.py",),
     }
 )
 
@@ -35,7 +36,7 @@ def files_of(generator: str) -> Mapping[str, tuple[str, ...]]:
         return MappingProxyType({})
     from weft.generate.cuda.table import NAMED  # all templates come with it, and a plan for CPUs has none of them
 
-    own = {"": ("cuda/loops/kernel.py",), "pools": ("cuda/loops/pools.py",)}
+    own = {"": ("cuda/loops/kernel.py",), "pools": ("cuda/loops/pools.py",), "scan": ("cuda/loops/scan.py",)}
     return MappingProxyType({**{name: t.files(name) for name, t in NAMED.items()}, **own})
 
 

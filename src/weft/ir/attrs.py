@@ -9,6 +9,7 @@ from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 
 PadMode = Literal["constant", "reflect", "edge"]
+ScanKind = Literal["sum", "prod", "linear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,18 @@ class WindowAttrs:
     pads_lo: tuple[int, ...]
     pads_hi: tuple[int, ...]
     dilations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanAttrs:
+    """The axis of a SCAN and what is carried along it."""
+
+    axis: int
+    kind: ScanKind
+    exclusive: bool = False
+    """The value before each element instead of the one with it."""
+    reverse: bool = False
+    """From the last element to the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +183,7 @@ Attrs = (
     | ReduceAttrs
     | ArgAttrs
     | WindowAttrs
+    | ScanAttrs
     | BroadcastAttrs
     | ReshapeAttrs
     | TransposeAttrs
@@ -203,6 +217,7 @@ _KINDS: dict[Prim, type] = {
     Prim.ARGMIN: ArgAttrs,
     Prim.WINDOW_SUM: WindowAttrs,
     Prim.WINDOW_MAX: WindowAttrs,
+    Prim.SCAN: ScanAttrs,
     Prim.CONV: ConvAttrs,
     Prim.OPAQUE: OpaqueAttrs,
 }

@@ -10,12 +10,17 @@ Shared semantics. Every table of the compiler that is keyed by `Prim` is total a
   A product in f32 of two operands cast from them may be summed in less than f32 (see `weft.tune.oracle`).
 * NaN propagates through arithmetic, MAX, MIN and the max/min reductions. Comparisons with NaN are false (NE true).
   Denormals are kept. exp, log, erf, tanh, ... are within 2 ulp; ADD, SUB, MUL, DIV and SQRT are exact to rounding.
-* Only reductions may be re-associated. A product followed by a sum may be contracted to an FMA.
+* Only reductions and scans may be re-associated. A linear scan may be computed by pairs (a, b) under
+  (a, b)(c, d) = (a c, c b + d): where a factor, a term or a value is infinite, any from there on may be NaN instead.
+  A product followed by a sum may be contracted to an FMA.
 * Integers wrap (two's complement). Integer DIV truncates toward zero, as C does; MOD has the sign of the divisor
   (Python's %), FMOD that of the dividend. Integer division by zero is undefined: any value, never a trap
   (generated code must guard it). Shifts outside [0, bits) are undefined: any value.
 * bool is stored as one byte that is 0 or 1. AND, OR, XOR, NOT work on bool (logical) and integers (bitwise).
 * An empty REDUCE_SUM is 0, PROD 1, MAX -inf (or the least integer / False), MIN +inf (or the greatest integer / True).
+* SCAN goes along one axis, from its end with `reverse`. sum: y[t] = x[0] + ... + x[t]; prod likewise; linear, of
+  factors a and terms b: h[0] = b[0], h[t] = a[t] h[t-1] + b[t], so that a[0] is never read. `exclusive` gives the
+  value before each element: at t that of t - 1, and 0 (prod: 1) at first. Integers wrap; f16/bf16 accumulate in f32.
 * GATHER and TAKE_ALONG need indices in [0, n). Rules normalise negative ones; an index outside is clamped, never
   followed out of bounds.
 * CAST float -> integer truncates toward zero (out of range: undefined value); to bool is `x != 0`; float -> float
@@ -52,6 +57,8 @@ class Category(Enum):
     """Contractions: matmul and convolution."""
     OPAQUE = auto()
     """Anything else; run by the source framework's own operator."""
+    SCAN = auto()
+    """Carries a value along one dimension."""
 
 
 class Prim(Enum):
@@ -142,6 +149,8 @@ class Prim(Enum):
     """Sum over sliding windows of the trailing dimensions; padding counts as 0."""
     WINDOW_MAX = "window_max"
     """Maximum over sliding windows; padding counts as -inf (the least integer)."""
+    SCAN = "scan"
+    """Running sum, product or linear recurrence along one axis: x, or factors and terms of equal type."""
     # contraction
     MATMUL = "matmul"
     """(..., m, k) @ (..., k, n), batch dimensions broadcast."""
@@ -189,6 +198,7 @@ ARITY: dict[Prim, int | None] = {
     Prim.ARGMIN: 1,
     Prim.WINDOW_SUM: 1,
     Prim.WINDOW_MAX: 1,
+    Prim.SCAN: None,
     Prim.MATMUL: 2,
     Prim.CONV: 2,
     Prim.OPAQUE: None,
@@ -216,6 +226,7 @@ CATEGORY: dict[Prim, Category] = {
     Prim.ARGMIN: Category.REDUCE,
     Prim.WINDOW_SUM: Category.WINDOW,
     Prim.WINDOW_MAX: Category.WINDOW,
+    Prim.SCAN: Category.SCAN,
     Prim.MATMUL: Category.LINEAR,
     Prim.CONV: Category.LINEAR,
     Prim.OPAQUE: Category.OPAQUE,

@@ -242,6 +242,28 @@ def _window_max(xs: Operands, attrs: a.Attrs, type: TensorType) -> Numbers:
     return _window(xs[0], attrs, type, np.maximum, lowest(xs[0].dtype))
 
 
+def _scan(xs: Operands, attrs: a.Attrs, type: TensorType) -> Numbers:
+    s = cast("a.ScanAttrs", attrs)
+    moved = [np.moveaxis(x, s.axis, 0) for x in xs]
+    if s.reverse:
+        moved = [x[::-1] for x in moved]
+    terms = moved[-1]
+    out = np.empty(terms.shape, terms.dtype)
+    state = np.full(terms.shape[1:], s.kind == "prod", terms.dtype)
+    for t in range(len(terms)):
+        if s.exclusive:
+            out[t] = state
+        if s.kind == "sum":
+            state = state + terms[t]
+        elif s.kind == "prod":
+            state = state * terms[t]
+        else:
+            state = moved[0][t] * state + terms[t] if t else terms[t]
+        if not s.exclusive:
+            out[t] = state
+    return np.moveaxis(out[::-1] if s.reverse else out, 0, s.axis).reshape(type.shape)
+
+
 # Contraction.
 
 
@@ -369,6 +391,7 @@ MEANING: Mapping[Prim, Meaning] = {
     Prim.ARGMIN: _arg(np.argmin),
     Prim.WINDOW_SUM: _window_sum,
     Prim.WINDOW_MAX: _window_max,
+    Prim.SCAN: _scan,
     Prim.MATMUL: _function(np.matmul),
     Prim.CONV: _conv,
 }
@@ -389,6 +412,7 @@ _WIDE = frozenset(
         Prim.EXP, Prim.EXPM1, Prim.LOG, Prim.LOG1P, Prim.RSQRT, Prim.RECIPROCAL, Prim.ERF, Prim.TANH, Prim.SIN,
         Prim.COS, Prim.TAN, Prim.ASIN, Prim.ACOS, Prim.ATAN, Prim.SINH, Prim.COSH, Prim.ASINH, Prim.ACOSH,
         Prim.ATANH, Prim.POW, Prim.ATAN2, Prim.REDUCE_SUM, Prim.REDUCE_PROD, Prim.WINDOW_SUM,
+        Prim.SCAN,
     }
 )  # fmt: skip
 """Computed in f64: f32 results are then right but for their last rounding, whatever NumPy's f32 code does."""

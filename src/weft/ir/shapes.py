@@ -192,6 +192,18 @@ def _window(types: Types, attrs: a.Attrs) -> TensorType:
     return TensorType(t.dtype, t.shape[:-k] + spatial)
 
 
+def _scan(types: Types, attrs: a.Attrs) -> TensorType:
+    s = cast("a.ScanAttrs", attrs)
+    linear = s.kind == "linear"
+    _need(len(types) == 1 + linear, f"a {s.kind} scan takes {1 + linear} operands, got {len(types)}")
+    first = types[0]
+    _need(all(t == first for t in types), f"operands differ: {', '.join(map(str, types))}")
+    _need(0 <= s.axis < first.rank, f"axis {s.axis} of rank {first.rank}")
+    _need(first.dtype is not DType.BOOL and not first.dtype.is_float8, f"scan of {first.dtype.value}")
+    _need(first.dtype.is_float or not linear, f"linear scan of {first.dtype.value}")
+    return first
+
+
 def _matmul(types: Types, _: a.Attrs) -> TensorType:
     x, y = types
     _need(x.dtype is y.dtype and x.dtype is not DType.BOOL, f"operands {x} and {y}")
@@ -273,6 +285,7 @@ SHAPE_RULES: Mapping[Prim, Rule] = {
     Prim.ARGMIN: _arg,
     Prim.WINDOW_SUM: _window,
     Prim.WINDOW_MAX: _window,
+    Prim.SCAN: _scan,
     Prim.MATMUL: _matmul,
     Prim.CONV: _conv,
     Prim.OPAQUE: _opaque,

@@ -129,6 +129,7 @@ _CODECS: Mapping[str, tuple[_Print, _Read]] = {
     "float": (lambda v: repr(float(cast("float", v))), _read_float),
     "str": (json.dumps, _read_string),
     "DType": (lambda v: cast("DType", v).value, _read_dtype),
+    "ScanKind": (str, _read_word("sum", "prod", "linear")),
     "PadMode": (str, _read_word("constant", "reflect", "edge")),
     "Literal['aten', 'onnx']": (str, _read_word("aten", "onnx")),
     "tuple[int, ...]": (

@@ -46,6 +46,10 @@ def _per_window_element(_: Operands, attrs: a.Attrs, result: TensorType) -> int:
     return result.size * math.prod(cast("a.WindowAttrs", attrs).kernel)
 
 
+def _per_scanned_element(operands: Operands, _: a.Attrs, result: TensorType) -> int:
+    return len(operands) * result.size
+
+
 def _matmul(operands: Operands, _: a.Attrs, result: TensorType) -> int:
     return 2 * result.size * operands[0].shape[-1]
 
@@ -66,6 +70,7 @@ _BY_CATEGORY: Mapping[Category, Count] = {
     Category.LAYOUT: _none,
     Category.REDUCE: _per_operand_element,
     Category.WINDOW: _per_window_element,
+    Category.SCAN: _per_scanned_element,
     # unknown: a report counts opaque nodes apart
     Category.OPAQUE: _none,
 }

@@ -70,6 +70,8 @@ def _reads_all(graph: Graph, node: Node, position: int) -> bool:
         return position == 1 and node.prim in (Prim.GATHER, Prim.TAKE_ALONG)
     if node.prim is Prim.SELECT:
         return position == 0
+    if isinstance(node.attrs, a.ScanAttrs):  # not the first factor, nor the last element where it comes after all
+        return not node.attrs.exclusive and (node.attrs.kind != "linear" or position == 1)
     if isinstance(node.attrs, a.WindowAttrs):
         w, spatial = node.attrs, graph.type_of(node.inputs[0]).shape[-len(node.attrs.kernel) :]
         return _windows_cover(spatial, w.kernel, w.strides, w.pads_lo, w.pads_hi, w.dilations)

@@ -161,8 +161,8 @@ def _grow_all(
 
     reentry = None
     if limits.reentrant:
-        barriers = legality.linear | legality.alone | legality.reductions | legality.windows
-        forbidden = legality.linear | legality.alone
+        barriers = legality.linear | legality.alone | legality.reductions | legality.windows | legality.scans
+        forbidden = legality.linear | legality.alone | legality.scans
         reentry = Reentry.of(stored.dag, barriers, forbidden, limits.reentrant_slack)
     found = {}
     for v in bits(sinks & ~legality.alone):
@@ -177,12 +177,12 @@ def _grow_all(
 def sensible_cuts(graph: Graph, stored: Stored) -> Mask:
     """Values that are worth storing.
 
-    Left out: a value between two elementwise primitives (or in front of a reduction) that has one reader, is no result
-    of the graph and none of a source operator. Whoever can compute it can compute its reader as well, at no traffic.
+    Left out: a value between two elementwise primitives (or in front of a reduction or scan) that has one reader, is no
+    result of the graph and none of a source operator. Whoever can compute it can compute its reader as well, at no
+    traffic.
     """
-    inside = mask_of(
-        i for i, n in enumerate(graph.nodes) if CATEGORY[n.prim] in (Category.ELEMENTWISE, Category.REDUCE)
-    )
+    computed = (Category.ELEMENTWISE, Category.REDUCE, Category.SCAN)
+    inside = mask_of(i for i, n in enumerate(graph.nodes) if CATEGORY[n.prim] in computed)
     named = stored.results
     for origin in graph.origins:
         for r in origin.results:

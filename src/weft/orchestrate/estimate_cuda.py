@@ -71,6 +71,7 @@ def _table(costs: CostProfile) -> Mapping[str, Trait]:
         Category.ELEMENTWISE: c.elementwise_step_us,
         Category.WINDOW: c.window_step_us,
         Category.REDUCE: c.reduce_step_us,
+        Category.SCAN: c.reduce_step_us,
     }
     return {
         str(p.value): Trait(

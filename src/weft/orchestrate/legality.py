@@ -1,13 +1,16 @@
 """Which sets of primitives some generator can emit as one kernel: mask tests, asked before anything is built.
 
 The classes: a DAG of elementwise and layout primitives; the same with reductions over the same rows; with one window;
-one contraction with elementwise epilogue and index-only prologue; an opaque call alone.
+one scan with elementwise and layout primitives around it, and reductions of its values; one contraction with an
+elementwise epilogue and index-only prologue; an opaque call alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
+from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.orchestrate.stored import Stored
@@ -64,6 +67,9 @@ class Legality:
     """Opaque calls, and concatenations of too many sources."""
     reductions: Mask
     windows: Mask
+    scans: Mask
+    with_scan: dict[NodeId, Mask]
+    """Per scan: what may share a kernel with it, itself included."""
     with_linear: dict[NodeId, Mask]
     """Per contraction: what may share a kernel with it, itself included."""
     same_rows: dict[NodeId, Mask]
@@ -87,6 +93,11 @@ class Legality:
             of[Category.OPAQUE] | wide,
             of[Category.REDUCE],
             of[Category.WINDOW],
+            of[Category.SCAN],
+            {
+                v: _with_scan(graph, stored, v, of[Category.ELEMENTWISE] | of[Category.LAYOUT])
+                for v in bits(of[Category.SCAN])
+            },
             {v: _with_linear(graph, stored, v, of[Category.ELEMENTWISE]) for v in bits(of[Category.LINEAR])},
             {r: rows[graph.nodes[r].type.size] for r in bits(of[Category.REDUCE])},
         )
@@ -104,6 +115,11 @@ class Legality:
             return "two contractions"
         if linear and members & ~self.with_linear[linear.bit_length() - 1]:
             return "neither prologue nor epilogue of its contraction"
+        scans = members & self.scans
+        if scans & (scans - 1):
+            return "two scans"
+        if scans and members & ~self.with_scan[scans.bit_length() - 1]:
+            return "not around its scan"
         windows = members & self.windows
         reductions = members & self.reductions
         if windows and (windows.bit_count() > self.limits.max_windows or reductions):
@@ -114,6 +130,26 @@ class Legality:
             if reductions & ~self.same_rows[reductions.bit_length() - 1]:
                 return "reductions over different rows"
         return ""
+
+
+def _with_scan(graph: Graph, stored: Stored, scan: NodeId, plain: Mask) -> Mask:
+    """What is computed for it, elementwise or moved; what is made of its values; sums of these over another axis."""
+    dag, size = stored.dag, graph.nodes[scan].type.size
+    behind = dag.descendants[scan]
+    axis = cast("a.ScanAttrs", graph.nodes[scan].attrs).axis
+    sums = 0
+    for v in bits(behind):
+        node = graph.nodes[v]
+        if CATEGORY[node.prim] is not Category.REDUCE or not isinstance(node.attrs, a.ReduceAttrs):
+            continue
+        operand = graph.type_of(node.inputs[0])
+        if operand.size == size and not (operand.shape == graph.nodes[scan].type.shape and axis in node.attrs.axes):
+            sums |= 1 << v
+    # what is joined, cut or padded from its values has other loops than they have
+    moved = mask_of(v for v in bits(plain & behind) if CATEGORY[graph.nodes[v].prim] is Category.LAYOUT)
+    turned = mask_of(v for v in bits(moved) if graph.nodes[v].prim is Prim.TRANSPOSE)
+    small = mask_of(v for v in bits(plain) if graph.nodes[v].type.size <= size)
+    return 1 << scan | sums | (small & ~moved) | (small & turned)
 
 
 def _with_linear(graph: Graph, stored: Stored, linear: NodeId, elementwise: Mask) -> Mask:

@@ -207,6 +207,13 @@ def _window(walk: _Walk, node: Node) -> Rows | Declined:
     return Declined("its windows reach over rows") if rows.axis >= len(node.type.shape) - windows else rows
 
 
+def _scan(walk: _Walk, node: Node) -> Rows | Declined:
+    rows = walk.together(node)
+    if isinstance(rows, Rows) and cast("a.ScanAttrs", node.attrs).axis == rows.axis:
+        return Declined("it scans over the rows")
+    return rows
+
+
 def _matmul(walk: _Walk, node: Node) -> Rows | Declined:
     rank = len(node.type.shape)
     placed: list[State] = []
@@ -240,7 +247,8 @@ _REDUCED = (Prim.REDUCE_SUM, Prim.REDUCE_PROD, Prim.REDUCE_MAX, Prim.REDUCE_MIN,
 _RULES: Mapping[Prim, _Rule] = {
     Prim.BROADCAST: _broadcast, Prim.RESHAPE: _reshape, Prim.TRANSPOSE: _transpose, Prim.SLICE: _slice,
     Prim.CONCAT: _concat, Prim.PAD: _pad, Prim.GATHER: _gather, Prim.TAKE_ALONG: _take_along,
-    **dict.fromkeys(_REDUCED, _reduce), Prim.WINDOW_SUM: _window, Prim.WINDOW_MAX: _window, Prim.MATMUL: _matmul,
+    **dict.fromkeys(_REDUCED, _reduce), Prim.WINDOW_SUM: _window, Prim.WINDOW_MAX: _window, Prim.SCAN: _scan,
+    Prim.MATMUL: _matmul,
     Prim.CONV: _conv,
 }  # fmt: skip
 """What is neither a source, nor elementwise, nor opaque."""

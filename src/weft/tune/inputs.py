@@ -16,7 +16,8 @@ Three sets, each run under two poisons (the last is also the set that is timed),
 
 Roles are read off the graph: an integer that reaches an index operand stays in range, a divisor is not zero, a
 shift count is below the width. The second operand of a product is scaled by 1/sqrt(K), so that what follows it
-(exponentials, say) sees values of order one, as in a real network.
+(exponentials, say) sees values of order one, as in a real network. Exponentials that are the factors of a recurrence
+stay near one over all of its steps, else every value overflows or nothing is carried on.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Role:
     root: bool = False
     """Reaches a root or a logarithm without passing through a reduction."""
     scale: float = 1.0
+    decay: float = 1.0
+    """Scale of what an exponential makes a factor of a recurrence of, in every set."""
     thinned: int = 0
     """Terms of the sums in a chain of products, of which few may count; 0: no such."""
 
@@ -106,6 +109,9 @@ def roles(graph: Graph) -> tuple[Role, ...]:
                 for i in _sources(graph, operand, found, through_arithmetic=False):
                     if graph.type_of(i).dtype.is_integer:
                         found[i].index_below = 2
+        elif node.prim is Prim.SCAN and len(node.inputs) == 2 and isinstance(node.attrs, a.ScanAttrs):
+            for i in _decaying(graph, node.inputs[0], node.inputs[1], found):
+                found[i].decay = 1.0 / max(node.type.shape[node.attrs.axis], 1)
         elif node.prim in _DOMAIN_LIMITED:
             for i in _sources(graph, node.inputs[0], found, through_arithmetic=True):
                 found[i].root = True
@@ -115,6 +121,22 @@ def roles(graph: Graph) -> tuple[Role, ...]:
                 found[i].scale = 1.0 / math.sqrt(max(k, 1))
                 found[i].thinned = k if chained else 0
     return tuple(found[i] for i in graph.inputs)
+
+
+def _decaying(graph: Graph, factor: int, term: int, inputs: dict[int, Role]) -> list[int]:
+    """Inputs of the exponentials among a recurrence's factors; those of its terms only where there are no others."""
+    seen, stack = {factor}, [factor]
+    found: set[int] = set()
+    while stack:
+        n = graph.nodes[stack.pop()]
+        if n.prim is Prim.EXP:
+            found.update(_sources(graph, n.inputs[0], inputs, through_arithmetic=True))
+        elif CATEGORY[n.prim] not in _STOP:
+            stack += (fresh := set(n.inputs) - seen)
+            seen |= fresh
+    floats = [i for i in sorted(found) if graph.type_of(i).dtype.is_float]
+    of_terms = set(_sources(graph, term, inputs, through_arithmetic=True))
+    return [i for i in floats if i not in of_terms] or floats
 
 
 def _products_in_a_row(graph: Graph) -> int:
@@ -233,8 +255,10 @@ def _drawn(
         if role.thinned > FEW:
             kept = torch.rand(shape, generator=g, device=g.device) < FEW / role.thinned
             whole = torch.where(kept, torch.where(whole < 0, -1, 1), 0)
-        return whole.to(TORCH_DTYPE[dtype])
-    return _floats(dtype, shape, role, domain, g)
+        found = whole.to(TORCH_DTYPE[dtype])
+    else:
+        found = _floats(dtype, shape, role, domain, g)
+    return found if role.decay == 1.0 else found * role.decay
 
 
 def _integer_range(dtype: DType, role: Role, kind: InputSet) -> tuple[int, int]:

@@ -227,7 +227,7 @@ def _live(graph: Graph) -> list[int]:
 # --- where order cannot matter ------------------------------------------------------------------------------
 
 _ROUNDED_ONCE = frozenset({Prim.ADD, Prim.SUB, Prim.MUL, Prim.DIV, Prim.SQRT, Prim.CAST, Prim.IOTA})
-_SUMS = frozenset({Prim.REDUCE_SUM, Prim.REDUCE_PROD, Prim.WINDOW_SUM, Prim.MATMUL, Prim.CONV})
+_SUMS = frozenset({Prim.REDUCE_SUM, Prim.REDUCE_PROD, Prim.WINDOW_SUM, Prim.SCAN, Prim.MATMUL, Prim.CONV})
 
 
 def _is_exact(node: Node, operands: Sequence[T], value: T) -> bool:
@@ -241,6 +241,8 @@ def _is_exact(node: Node, operands: Sequence[T], value: T) -> bool:
         return _representable(value, dtype)
     if node.prim not in _SUMS:
         return True  # moves or selects values
+    if _scans(node, "linear"):
+        return False
     mantissa = -math.log2(TOLERANCES[dtype.accumulator].unit)
     bound = float(terms(node, operands))
     for x in operands:
@@ -248,7 +250,7 @@ def _is_exact(node: Node, operands: Sequence[T], value: T) -> bool:
         q = next((q for q in (0, 4, 8) if math.isfinite(largest) and _integral(x, q, largest)), None)
         if q is None:
             return False
-        if node.prim is Prim.REDUCE_PROD:
+        if node.prim is Prim.REDUCE_PROD or _scans(node, "prod"):
             largest = largest ** terms(node, operands) if largest <= 16 else math.inf
         bound *= max(largest, 1.0) * 2.0**q
     return bound < 2.0**mantissa and _representable(value, dtype)
@@ -288,12 +290,18 @@ def terms(node: Node, operands: Sequence[T]) -> int:
     """K: how many terms each element of a sum, window, product or convolution adds up (1 for other primitives)."""
     if isinstance(node.attrs, a.ReduceAttrs):
         return math.prod(operands[0].shape[x] for x in node.attrs.axes)
+    if isinstance(node.attrs, a.ScanAttrs):
+        return int(operands[0].shape[node.attrs.axis])
     if isinstance(node.attrs, a.WindowAttrs):
         return math.prod(node.attrs.kernel)
     if isinstance(node.attrs, a.ConvAttrs):
         w = operands[1].shape
         return math.prod(w[2:]) * (w[0] // node.attrs.groups if node.attrs.transposed else w[1])
     return int(operands[0].shape[-1]) if node.prim is Prim.MATMUL else 1
+
+
+def _scans(node: Node, kind: a.ScanKind) -> bool:
+    return isinstance(node.attrs, a.ScanAttrs) and node.attrs.kind == kind
 
 
 def rms(x: T) -> float:
@@ -354,8 +362,11 @@ def _noisy(state: _State, node: Node, operands: Sequence[T], value: T, float8: b
             return value
         size = ORDER_FACTOR * math.sqrt(k) * unit + (FLOAT8_SUM if float8 else 0.0)
         noise = torch.randn(value.shape, generator=state.noise, dtype=value.dtype, device=value.device)
-        if node.prim is Prim.REDUCE_PROD:
+        if node.prim is Prim.REDUCE_PROD or _scans(node, "prod"):
             noise = noise.mul_(value).mul_(size)
+        elif _scans(node, "linear"):
+            # what cancels, and what a factor shrinks, was as large as this before
+            noise = noise.mul_(_scan(state, node, [x.abs() for x in operands])).mul_(size)
         else:
             # a sum that cancels has partial sums far larger than itself
             walk = 0.5 * math.sqrt(k) * math.prod(rms(x) for x in operands)
@@ -800,6 +811,34 @@ def moved(node: Node, x: T) -> T:
     return TABLE[node.prim](_State(Mode.NATIVE, torch.Generator(x.device)), node, [x])
 
 
+def _scan(s: _State, n: Node, x: list[T]) -> T:
+    at = n.attrs
+    if not isinstance(at, a.ScanAttrs):
+        raise TypeError(f"{n.prim.value} with {type(at).__name__}")
+    moved = [v.movedim(at.axis, 0) for v in x]
+    if at.reverse:
+        moved = [v.flip(0) for v in moved]
+    terms = moved[-1]
+    out = torch.empty_like(terms)
+    state = torch.full_like(terms[0], at.kind == "prod") if len(terms) else terms
+    if at.kind == "linear":
+        s.undefined |= any(bool(torch.isinf(v).any()) for v in (moved[0][1:], terms))
+    for t in range(len(terms)):
+        if at.exclusive:
+            out[t] = state
+        if at.kind == "sum":
+            state = state + terms[t]
+        elif at.kind == "prod":
+            state = state * terms[t]
+        else:
+            state = torch.addcmul(terms[t], moved[0][t], state) if t else terms[t]
+        if not at.exclusive:
+            out[t] = state
+    if at.kind == "linear":
+        s.undefined |= bool((out.abs() > torch.finfo(TORCH_DTYPE[n.type.dtype.accumulator]).max).any())
+    return (out.flip(0) if at.reverse else out).movedim(0, at.axis)
+
+
 def _refuse(s: _State, n: Node, x: list[T]) -> T:
     raise TypeError(f"{n.prim.value} is not evaluated")
 
@@ -886,6 +925,7 @@ TABLE: Mapping[Prim, Eval] = {
     Prim.ARGMIN: _arg(largest=False),
     Prim.WINDOW_SUM: _window_sum,
     Prim.WINDOW_MAX: _window_max,
+    Prim.SCAN: _scan,
     Prim.MATMUL: _matmul,
     Prim.CONV: _conv,
 }

@@ -72,6 +72,11 @@ CASES = {
     "functions of ints": (lambda i: (i.exp(), i.sin(), i.abs().sqrt(), (i.abs() + 1).log2()), N),
     "logarithms": (lambda x: ((x.abs() + 1).log(), (x.abs() + 1).log2(), (x.abs() + 1).log10()), X),
     "sum": (lambda x: (x.sum(), x.sum(0), x.sum((0, 1), keepdim=True), x.sum([])), X),
+    "running sum": (lambda x: (x.cumsum(0), x.cumsum(-1), x.sum().cumsum(0), x[:1].cumsum(0), x[:0].cumsum(1)), X),
+    "running sum of ints and bools": (
+        lambda i, b: (i.cumsum(1), b.cumsum(0), i.int().cumsum(0), i.cumsum(0, dtype=torch.float32)), N, B,
+    ),
+    "running product": (lambda x, i: (x.cumprod(1), i.cumprod(0), x.cumprod(0, dtype=torch.float64)), X, N),
     "sum of ints and bools": (lambda i, b: (i.sum(0), b.sum(), i.int().sum(1), b.sum(1, dtype=torch.float32)), N, B),
     "mean": (lambda x, i: (x.mean(), x.mean(-1, keepdim=True), i.mean(0, dtype=torch.float64)), X, N),
     "products": (lambda x, i: (x.prod(), x.prod(0), i.prod(1)), X, N),
@@ -157,7 +162,7 @@ def test_operator(name: str) -> None:
 @pytest.mark.parametrize(
     ("function", "op"),
     [
-        (lambda x: x.cumsum(0), "aten.cumsum.default"),
+        (lambda x: x.logcumsumexp(0), "aten.logcumsumexp.default"),
         (lambda x: x.topk(2, 1), "aten.topk.default"),
         (lambda x: x.sort(1), "aten.sort.default"),
         (lambda x: torch.cdist(x, x), "aten._cdist_forward.default"),

@@ -104,7 +104,7 @@ def test_what_is_shown_is_compiled_to_the_same_machine_code() -> None:
 def test_every_template_has_a_golden() -> None:
     """Those of which a schedule is made anywhere in the package."""
     found = {name for path in PACKAGE.rglob("*.py") for name in templates(path)}
-    assert {"tma", "attention_tf32", "grouped_simt", "grouped_tma", "pools", "linear_attention"} <= found
+    assert {"tma", "attention_tf32", "grouped_simt", "grouped_tma", "pools", "scan", "linear_attention"} <= found
     assert {n.partition(".")[0] for n in NAMES} == found | TOLD | OTHERS
 
 

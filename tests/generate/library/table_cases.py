@@ -103,6 +103,12 @@ _IMAGES: dict[Prim, list[tuple[tuple[tuple[int, ...], ...], a.Attrs]]] = {
     Prim.ARGMIN: [((IMAGE,), a.ArgAttrs(1))],
     Prim.WINDOW_SUM: [((IMAGE,), _WINDOW)],
     Prim.WINDOW_MAX: [((IMAGE,), _WINDOW)],
+    Prim.SCAN: [
+        ((IMAGE,), a.ScanAttrs(1, "sum")),
+        ((IMAGE,), a.ScanAttrs(3, "prod", exclusive=True)),
+        ((IMAGE, IMAGE), a.ScanAttrs(2, "linear")),
+        ((IMAGE, IMAGE), a.ScanAttrs(1, "linear", reverse=True)),
+    ],
     Prim.MATMUL: [((IMAGE, (6, 4)), a.NO_ATTRS), ((ROWS, (10, 6)), a.NO_ATTRS), (((2, 4, 5), (2, 5, 3)), a.NO_ATTRS)],
     Prim.CONV: [((IMAGE, (4, 8, 3, 3)), a.ConvAttrs((1, 1), (1, 1), (1, 1), (1, 1)))],
 }  # fmt: skip

@@ -396,6 +396,46 @@ def _conv(w: _Writer, n: Node) -> str:
     return y if inner is dtype else w.cast(y, dtype)
 
 
+def _scan(w: _Writer, n: Node) -> str:
+    """Sums by CumSum; products and recurrences, which opset 18 lacks, in steps that double how far a value reaches."""
+    s = cast("a.ScanAttrs", n.attrs)
+    dtype, size = n.type.dtype, n.type.shape[s.axis]
+    if n.type.size == 0:
+        return w.const(np.zeros(n.type.shape), dtype)
+    narrow = dtype in (DType.F16, DType.I8, DType.U8, DType.I16)
+    inner = (DType.F32 if dtype.is_float else DType.I32) if narrow else dtype
+    xs = [w.cast(w.x(n, k), inner) if narrow else w.x(n, k) for k in range(len(n.inputs))]
+    if s.kind == "sum":
+        flags = {"exclusive": int(s.exclusive), "reverse": int(s.reverse)}
+        y = w.put("CumSum", xs[0], w.const(s.axis), **flags)
+        return w.cast(y, dtype) if narrow else y
+
+    def part(x: str, start: int, end: int) -> str:
+        return w.put("Slice", x, w.const([start]), w.const([end]), w.const([s.axis]))
+
+    def flipped(x: str) -> str:
+        return w.put("Slice", x, w.const([-1]), w.const([-(2**62)]), w.const([s.axis]), w.const([-1]))
+
+    if s.reverse:
+        xs = [flipped(x) for x in xs]
+    reach = 1
+    while reach < size:
+        later = [part(x, reach, size) for x in xs]
+        earlier = [part(x, 0, size - reach) for x in xs]
+        product = w.put("Mul", later[0], earlier[-1])
+        new = [product] if s.kind == "prod" else [w.put("Mul", *(x[0] for x in (later, earlier)))]
+        if s.kind == "linear":
+            new.append(w.put("Add", product, later[1]))
+        xs = [w.put("Concat", part(x, 0, reach), y, axis=s.axis) for x, y in zip(xs, new, strict=True)]
+        reach *= 2
+    y = xs[-1]
+    if s.exclusive:
+        first = np.full([1 if k == s.axis else m for k, m in enumerate(n.type.shape)], s.kind == "prod")
+        y = w.put("Concat", w.const(first, inner), part(y, 0, size - 1), axis=s.axis)
+    y = flipped(y) if s.reverse else y
+    return w.cast(y, dtype) if narrow else y
+
+
 def _never(_: _Writer, n: Node) -> str:
     raise UnsupportedError(op=n.prim.value, reason="it is written apart from the other primitives")
 
@@ -420,6 +460,7 @@ EMITTERS: Mapping[Prim, Emit] = {
     Prim.SLICE: _slice,
     Prim.CONCAT: _concat,
     Prim.PAD: _pad,
+    Prim.SCAN: _scan,
     Prim.MATMUL: _matmul,
     Prim.CONV: _conv,
 }

@@ -120,6 +120,16 @@ def spread_and_mean(rule: str) -> Handler:
     return handler
 
 
+def cumulative(rule: str) -> Handler:
+    """cumsum, cumprod: in the type of the result."""
+
+    def handler(c: Call) -> NodeId:
+        x = c.b.cast(c.ref("self"), c.out.dtype)
+        return c.one(rule, x, axis=c.axis(c.integer("dim"), c.rank(x))) if c.rank(x) else x
+
+    return handler
+
+
 def logsumexp(c: Call) -> NodeId:
     """log(sum(exp(x))), shifted by the maximum."""
     x = c.b.cast(c.ref("self"), c.out.dtype)
@@ -157,6 +167,8 @@ TABLE: Mapping[str, Handler] = {
     "aten.amin.default": reduction("reduce_min"),
     "aten.max.default": reduction("reduce_max"),
     "aten.min.default": reduction("reduce_min"),
+    "aten.cumsum.default": cumulative("cumulative_sum"),
+    "aten.cumprod.default": cumulative("cumulative_prod"),
     **{f"aten.any.{o}": truth(Prim.REDUCE_MAX) for o in ("default", "dim", "dims")},
     **{f"aten.all.{o}": truth(Prim.REDUCE_MIN) for o in ("default", "dim", "dims")},
     "aten.argmax.default": arg("argmax"),

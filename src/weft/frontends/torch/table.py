@@ -32,7 +32,6 @@ OPAQUE: Mapping[str, str] = {
     "aten.avg_pool2d_backward.default": _BACKWARD,
     "aten.col2im.default": _SCATTER,
     "aten.convolution_backward.default": _BACKWARD,
-    "aten.cumsum.default": "running sum",
     "aten.embedding_dense_backward.default": _BACKWARD,
     "aten.grid_sampler_2d.default": "samples at data-dependent positions",
     "aten.index_put.default": _SCATTER,

@@ -8,9 +8,10 @@ from typing import cast, final
 
 from weft.device.any import DeviceFacts
 from weft.device.facts import CpuFacts
-from weft.generate.cpp import templates
+from weft.generate.cpp import scan, templates
 from weft.generate.cpp.kernel import Form, KernelText, Oversized
 from weft.generate.loopnest.plan import EXPENSIVE, REDUCTIONS, live_nodes
+from weft.generate.loopnest.scans import has_scan, scan_group
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -64,6 +65,11 @@ class CppGenerator:
             threads.append(facts.threads)
         if not threads or work < PARALLEL_WORK:
             threads.append(1)
+        if has_scan(graph):
+            group = scan_group(graph)
+            if isinstance(group, Declined):
+                return group
+            return [c.schedule() for c in scan.configs(group, lanes, threads)]
         found = []
         for count in threads:
             if not reductions:
@@ -88,6 +94,8 @@ class CppGenerator:
         declined = _refuse(problem)
         if declined is not None:
             return declined
+        if has_scan(problem.graph):
+            return scan.emit(problem, schedule)
         form = Form(
             lanes=cast("int", schedule.param("lanes")),
             threads=cast("int", schedule.param("threads")),

@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
-from weft.generate.expr import Value, c_type, literal, splat, vector_type
+from weft.generate.cpp.frame import assemble, body_nest, constant_buffer, input_buffers, output_pointer
+from weft.generate.expr import Value, c_type, splat, vector_type
 from weft.generate.expr.ctype import storage_type
 from weft.generate.loopnest.body import TILE, Body, Coord, Lanes, Tile, combine, identity
 from weft.generate.loopnest.index import Index, Var, index_of, inner_coefficient
@@ -39,7 +40,6 @@ from weft.kernels.formats import Format
 
 STACK_BYTES = 128 * 1024
 """Scratch of one thread that may lie on its stack; more goes to the workspace."""
-SIGNATURE = "const void* const* inputs, void* const* outputs, void* workspace, const void* const* packed"
 MAX_SEGMENTS = 9
 """Pieces into which one loop is cut at the edges of pads, joins and windows."""
 TOO_BIG = 6000
@@ -144,11 +144,7 @@ class KernelText:
         roots = choose_roots(graph, live, keep=form.keep)
         self.stages, self.reads = build_stages(graph, self.layout, roots, alone)
         self.names = 0
-        self.nest = Nest()
-        self.nest.stack[0].head = (
-            f"static void {self.entry}_body(const void* const* inputs, void* const* outputs, char* workspace, "
-            "const long tid, const long nt)"
-        )
+        self.nest = body_nest(self.entry)
         self.statics: list[str] = []
         self.declared: list[str] = []
         self.fixed_buffers = self._fixed_buffers(live)
@@ -163,31 +159,13 @@ class KernelText:
         self.text = self._assemble()
 
     def _assemble(self) -> str:
-        serial = self.form.threads <= 1
-        call = f"{self.entry}_body(inputs, outputs, (char*)workspace, "
-        run = (
-            f"  {call}0, 1);"
-            if serial
-            else (
-                f"#pragma omp parallel num_threads((int)w_least(omp_get_max_threads(), {self.form.threads}))\n"
-                f"  {call}omp_get_thread_num(), omp_get_num_threads());"
-            )
-        )
-        body = self.nest.stack[0]
-        body.items = [*self.declared, *body.items]
-        return "\n".join(
-            [
-                f"#define WL {self.form.lanes}",
-                runtime_header().rstrip(),
-                *narrow_casts(self.graph),
-                *self.statics,
-                *body.lines(),
-                f'extern "C" void {self.entry}({SIGNATURE}) {{',
-                run,
-                "}",
-                "",
-            ]
-        )
+        header = [
+            f"#define WL {self.form.lanes}",
+            runtime_header().rstrip(),
+            *narrow_casts(self.graph),
+            *self.statics,
+        ]
+        return assemble(self.entry, self.form.threads, header, self.nest, self.declared)
 
     def _barrier(self) -> None:
         if self.form.threads > 1:
@@ -201,26 +179,13 @@ class KernelText:
 
     def _fixed_buffers(self, live: Sequence[NodeId]) -> dict[NodeId, Buffer]:
         graph = self.graph
-        found: dict[NodeId, Buffer] = {}
-        for position, node in enumerate(graph.inputs):
-            t = graph.type_of(node)
-            kind = storage_type(t.dtype)
-            self.declared.append(f"const {kind}* const __restrict in{position} = (const {kind}*)inputs[{position}];")
-            strides = self.problem.input_formats[position].strides(t.shape)
-            found[node] = dense(f"in{position}", t.dtype, t.shape, strides, fixed=True)
+        found, declared = input_buffers(graph, self.problem)
+        self.declared += declared
         for node in live:
             if graph.nodes[node].prim is Prim.CONSTANT and graph.type_of(node).size > 1:
-                found[node] = self._constant(node)
+                found[node], text = constant_buffer(graph, node)
+                self.statics.append(text)
         return found
-
-    def _constant(self, node: NodeId) -> Buffer:
-        t = self.graph.type_of(node)
-        dtype = t.dtype.accumulator  # 16-bit constants are written as exact floats
-        numbers = self.graph.constant(node).reshape(-1).tolist()
-        name = f"table{node}"
-        body = ", ".join(literal(x, dtype) for x in numbers)
-        self.statics.append(f"alignas(64) static const {storage_type(dtype)} {name}[{len(numbers)}] = {{{body}}};")
-        return dense(name, dtype, t.shape, Format.ROW.strides(t.shape), fixed=True)
 
     def _allocate(self, count: int, dtype: DType, *, per_thread: bool, prefix: str) -> str:
         """A 64-byte aligned array; returns its name."""
@@ -266,8 +231,7 @@ class KernelText:
                         pinned = self._pins_of_result(root, shared)
                     if root in graph.outputs:
                         position = graph.outputs.index(root)
-                        kind = storage_type(t.dtype)
-                        self.declared.append(f"{kind}* const __restrict out{position} = ({kind}*)outputs[{position}];")
+                        self.declared.append(output_pointer(graph, position))
                         strides = self.problem.output_formats[position].strides(t.shape)
                         whole = dense(f"out{position}", t.dtype, t.shape, strides)
                         found[root] = Buffer(whole.name, whole.dtype, whole.digits, pinned)
@@ -957,7 +921,7 @@ class KernelText:
             total = body.name("r")
             self.nest.put(
                 f"const {c_type(dtype)} {total} = "
-                f"{combine(record.prim, dtype, f'{_across(record.prim, dtype)}({parts[0]})', scalar[root])};"
+                f"{combine(record.prim, dtype, f'{across(record.prim, dtype)}({parts[0]})', scalar[root])};"
             )
             out[root] = total
         return out
@@ -1064,7 +1028,8 @@ def _axes(graph: Graph, root: NodeId) -> tuple[int, ...]:
     return reduced_axes(graph, root)
 
 
-def _across(prim: Prim, dtype: DType) -> str:
+def across(prim: Prim, dtype: DType) -> str:
+    """The function that reduces the lanes of a vector."""
     if dtype is DType.BOOL:
         return "w_across_any" if prim is Prim.REDUCE_MAX else "w_across_all"
     return {

@@ -16,7 +16,7 @@ from weft.device.cuda.cubin import Usage
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
 from weft.generate.cuda.intrinsics.prelude import machine_header, runtime_header
-from weft.generate.cuda.loops import pools
+from weft.generate.cuda.loops import pools, scan
 from weft.generate.cuda.loops.choose import forms
 from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.loops.kernel import CudaText
@@ -25,6 +25,7 @@ from weft.generate.cuda.role.assemble import noted, role_header, solo
 from weft.generate.cuda.role.role import RoleSource
 from weft.generate.cuda.shipped import loops_bucket, promoted
 from weft.generate.loopnest.plan import live_nodes
+from weft.generate.loopnest.scans import has_scan
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -68,6 +69,8 @@ class CudaGenerator:
         declined = _refuse(problem)
         if declined is not None:
             return declined
+        if has_scan(problem.graph):
+            return scan.schedules(problem, facts)
         ranked = [form.schedule() for form in forms(problem, facts)]
         found = _Distinct(problem, promoted(loops_bucket(problem), ranked, facts.name))
         together = pools.schedules(problem, facts)
@@ -85,6 +88,9 @@ class CudaGenerator:
         if dict(schedule.params).get("template") == "pools":
             made = pools.roles(problem, schedule, (machine_header(), runtime_header(), role_header()))
             return solo(made, _entry(problem, schedule))
+        if has_scan(problem.graph):
+            made_scan = scan.roles(problem, schedule, (machine_header(), runtime_header(), role_header()))
+            return made_scan if isinstance(made_scan, Declined) else solo(made_scan, _entry(problem, schedule))
         return _source(problem, schedule)
 
     def roles(self, problem: Problem, schedule: Schedule) -> RoleSource | Declined:

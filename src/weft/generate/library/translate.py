@@ -357,6 +357,49 @@ def _window(p: Program, _: NodeId, n: Node) -> Ref:
     return p.call("aten.sum.dim_IntList", x, axes, False, dtype=f"dtype:{t.dtype.value}")
 
 
+def _scan(p: Program, _: NodeId, n: Node) -> Ref:
+    """The framework's running sum or product; a recurrence in steps that double how far back a value reaches."""
+    at = cast("a.ScanAttrs", n.attrs)
+    t = n.type
+    size = t.shape[at.axis]
+    half = t.dtype in (DType.F16, DType.BF16)
+    wide = DType.F32 if half else t.dtype
+    xs = [p.value(i) for i in n.inputs]
+    if half:
+        xs = [p.call("aten._to_copy.default", x, dtype=f"dtype:{wide.value}") for x in xs]
+    if at.reverse:
+        xs = [p.call("aten.flip.default", x, (at.axis,)) for x in xs]
+    if at.kind == "linear":
+        y = _recurrence(p, xs[0], xs[1], at.axis, size)
+    else:
+        target = "aten.cumsum.default" if at.kind == "sum" else "aten.cumprod.default"
+        y = p.call(target, xs[0], at.axis, dtype=f"dtype:{wide.value}")
+    if at.exclusive and size:
+        y = p.call("aten.slice.Tensor", y, at.axis, 0, size - 1)
+        pads = (0, 0) * (t.rank - 1 - at.axis) + (1, 0)
+        y = p.call("aten.constant_pad_nd.default", y, pads, int(at.kind == "prod"))
+    if at.reverse:
+        y = p.call("aten.flip.default", y, (at.axis,))
+    return p.call("aten._to_copy.default", y, dtype=f"dtype:{t.dtype.value}") if half else y
+
+
+def _recurrence(p: Program, factors: Ref, terms: Ref, axis: int, size: int) -> Ref:
+    reach = 1
+    while reach < size:
+
+        def part(x: Ref, start: int, end: int) -> Ref:
+            return p.call("aten.slice.Tensor", x, axis, start, end)
+
+        later, factor = part(terms, reach, size), part(factors, reach, size)
+        later = p.call("aten.addcmul.default", later, factor, part(terms, 0, size - reach))
+        if 2 * reach < size:
+            factor = p.call("aten.mul.Tensor", factor, part(factors, 0, size - reach))
+            factors = p.call("aten.cat.default", (part(factors, 0, reach), factor), axis)
+        terms = p.call("aten.cat.default", (part(terms, 0, reach), later), axis)
+        reach *= 2
+    return terms
+
+
 def _conv(p: Program, _: NodeId, n: Node) -> Ref:
     return convolution(p, n, p.value(n.inputs[0]), p.value(n.inputs[1]), None)
 
@@ -474,6 +517,7 @@ TRANSLATE: Mapping[Prim, Translation] = {
     Prim.ARGMIN: _arg("aten.argmin.default"),
     Prim.WINDOW_SUM: _window,
     Prim.WINDOW_MAX: _window,
+    Prim.SCAN: _scan,
     Prim.MATMUL: _simple("aten.matmul.default"),
     Prim.CONV: _conv,
     Prim.OPAQUE: _opaque,

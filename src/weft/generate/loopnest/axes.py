@@ -41,6 +41,10 @@ class Axis:
         return [leaf for child in axis.children for leaf in child.leaves()]
 
 
+_ALIGNED = (Category.ELEMENTWISE, Category.REDUCE, Category.WINDOW, Category.SCAN)
+"""Categories whose operands have the result's dimensions, in order."""
+
+
 class Axes:
     """Axes of all dimensions of a graph's live nodes."""
 
@@ -84,9 +88,7 @@ class Axes:
                         pairs = [(d if d < axis else d + rank - 1, d) for d in range(len(inner)) if d != axis]
                     else:
                         pairs = [(axis + d, d) for d in range(rank)]
-                case _ if CATEGORY[record.prim] in (Category.ELEMENTWISE, Category.REDUCE, Category.WINDOW) or (
-                    record.prim is Prim.TAKE_ALONG
-                ):
+                case _ if CATEGORY[record.prim] in _ALIGNED or (record.prim is Prim.TAKE_ALONG):
                     pairs = [(d, d) for d in range(min(len(shape), len(inner)))]
                 case _:
                     pairs = []

@@ -313,7 +313,10 @@ class Body:
                 return self._concat(node, coord)
             case Prim.GATHER | Prim.TAKE_ALONG:
                 return self._indexed(node, coord)
-        if CATEGORY[record.prim] is Category.REDUCE:  # a result that these very loops are still summing
+        if CATEGORY[record.prim] in (
+            Category.REDUCE,
+            Category.SCAN,
+        ):  # a result that these very loops are still summing
             raise Unfused(node)
         if CATEGORY[record.prim] is not Category.ELEMENTWISE:
             return self.value(record.inputs[0], self.operand_coord(node, coord))

@@ -15,6 +15,7 @@ from weft.ir.passes.drop_unused import DropUnusedPass
 from weft.ir.passes.fold_constants import FoldConstantsPass
 from weft.ir.passes.fold_scales import FoldScalesPass
 from weft.ir.passes.protocol import Pass, PassResult
+from weft.ir.passes.roll_recurrences import RollRecurrencesPass
 from weft.ir.passes.simplify_arithmetic import SimplifyArithmeticPass
 from weft.ir.verify import verify_graph
 
@@ -43,7 +44,7 @@ def passes(*, strict: bool = False) -> tuple[Pass, ...]:
         FoldConstantsPass(strict=strict),
         SimplifyArithmeticPass(),
     )
-    return exact if strict else (*exact, FoldScalesPass())
+    return exact if strict else (RollRecurrencesPass(), *exact, FoldScalesPass())
 
 
 def clean_up(graph: Graph, *, strict: bool = False, verify: bool = False) -> CleanUp:

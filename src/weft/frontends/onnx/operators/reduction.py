@@ -1,11 +1,8 @@
-"""Reductions and arg-reductions."""
+"""Reductions, arg-reductions, and running sums and products."""
 
 from __future__ import annotations
 
-import numpy as np
-
 from weft.frontends.onnx.call import Call, Handler, Result
-from weft.ir.attrs import ConcatAttrs, WindowAttrs
 from weft.ir.declined import Declined
 from weft.ir.prims import Prim
 from weft.ir.types import DType
@@ -65,56 +62,22 @@ def _arg(rule: str) -> Handler:
     return handler
 
 
-def _cum_sum(c: Call) -> Result:
-    """Windows as wide as the axis, padded with zeros on one side: no product, so infinities stay where they are."""
-    b, t = c.b, c.type(0)
-    axis = c.norm(c.integer(1), t.rank)
-    if t.rank == 0 or t.dtype is DType.BOOL:
-        return Declined(f"CumSum of {t}")
-    n = t.shape[axis]
-    if not 1 <= n <= 2048 or t.size == 0:
-        return Declined(f"CumSum over {n} elements")
-    perm = (*(k for k in range(t.rank) if k != axis), axis)
-    x = b.transpose(c.x(0), perm)
-    exclusive, reverse = bool(c.get("exclusive", 0)), bool(c.get("reverse", 0))
-    pad = n if exclusive else n - 1
-    lo, hi = (0, pad) if reverse else (pad, 0)
-    y = b.add(Prim.WINDOW_SUM, x, attrs=WindowAttrs((n,), (1,), (lo,), (hi,), (1,)))
-    if exclusive:
-        shape = b.type_of(x).shape
-        y = b.slice(y, (*(0,) * (t.rank - 1), 1 if reverse else 0), shape, (1,) * t.rank)
-    return b.transpose(y, tuple(sorted(range(t.rank), key=lambda k: perm[k])))
+def _cumulative(rule: str) -> Handler:
+    def handler(c: Call) -> Result:
+        t = c.type(0)
+        axis = c.norm(c.integer(1), t.rank)
+        if t.rank == 0 or t.dtype is DType.BOOL:
+            return Declined(f"{c.op} of {t}")
+        flags = {name: bool(c.get(name, 0)) for name in ("exclusive", "reverse")}
+        return c.rule(rule, c.x(0), axis=axis, **flags)
 
-
-def _cum_prod(c: Call) -> Result:
-    """One slice and one product per element."""
-    b, t = c.b, c.type(0)
-    axis = c.norm(c.integer(1), t.rank)
-    if t.rank == 0 or t.shape[axis] > 256 or t.size == 0:
-        return Declined(f"CumProd of {t}")
-    n = t.shape[axis]
-    size = (*t.shape[:axis], 1, *t.shape[axis + 1 :])
-
-    def at(i: int) -> int:
-        return b.slice(c.x(0), tuple(i if k == axis else 0 for k in range(t.rank)), size, (1,) * t.rank)
-
-    order = range(n - 1, -1, -1) if c.get("reverse", 0) else range(n)
-    rows: dict[int, int] = {}
-    running = b.broadcast(b.constant(np.ones((), t.dtype.numpy), t.dtype), size)
-    for i in order:
-        if c.get("exclusive", 0):
-            rows[i] = running
-            running = b.apply(Prim.MUL, running, at(i))
-        else:
-            running = b.apply(Prim.MUL, running, at(i))
-            rows[i] = running
-    return b.add(Prim.CONCAT, *(rows[i] for i in range(n)), attrs=ConcatAttrs(axis))
+    return handler
 
 
 HANDLERS: dict[tuple[str, str], Handler] = {
     **{("", op): _reduce(op) for op in _RULES},
     ("", "ArgMax"): _arg("argmax"),
     ("", "ArgMin"): _arg("argmin"),
-    ("", "CumSum"): _cum_sum,
-    ("", "CumProd"): _cum_prod,
+    ("", "CumSum"): _cumulative("cumulative_sum"),
+    ("", "CumProd"): _cumulative("cumulative_prod"),
 }

@@ -148,19 +148,8 @@ class CudaText:
             t = self.graph.type_of(node)
             if self.graph.nodes[node].prim is Prim.CONSTANT and t.size > 1:
                 found[node] = dense(f"table{node}", t.dtype, t.shape, Format.ROW.strides(t.shape), fixed=True)
-                self.tables[f"table{node}"] = self._table(node)
+                self.tables[f"table{node}"] = table_words(self.graph, node)
         return found
-
-    def _table(self, node: NodeId) -> str:
-        """A constant as its bytes: the compiler takes no infinity in a table."""
-        dtype = self.graph.type_of(node).dtype
-        data = np.ascontiguousarray(self.graph.constant(node))
-        if dtype.is_emulated:
-            data = to_bits(data, dtype)
-        raw = data.tobytes()
-        words = np.frombuffer(raw + b"\0" * (-len(raw) % 16), np.uint32)
-        text = ", ".join(f"{w}u" for w in words.tolist())
-        return f"W_TABLE unsigned table{node}_words[{len(words)}] = {{{text}}};"
 
     def _stored_roots(self) -> dict[NodeId, Buffer]:
         """Outputs, and what one segment computes and another reads."""
@@ -308,6 +297,18 @@ class CudaText:
 
     def _is_wide(self) -> bool:
         return any(self.graph.type_of(n).size >= 2**31 for n in live_nodes(self.graph)) or self.workspace_bytes >= 2**33
+
+
+def table_words(graph: Graph, node: NodeId) -> str:
+    """A constant as its bytes: the compiler takes no infinity in a table."""
+    dtype = graph.type_of(node).dtype
+    data = np.ascontiguousarray(graph.constant(node))
+    if dtype.is_emulated:
+        data = to_bits(data, dtype)
+    raw = data.tobytes()
+    words = np.frombuffer(raw + b"\0" * (-len(raw) % 16), np.uint32)
+    text = ", ".join(f"{w}u" for w in words.tolist())
+    return f"W_TABLE unsigned table{node}_words[{len(words)}] = {{{text}}};"
 
 
 def _asked(draft: Draft) -> int:
