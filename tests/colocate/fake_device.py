@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -202,6 +203,29 @@ class FakeDevice:
                 self.inside -= 1
         queue.popleft()
         return True
+
+
+@dataclass
+class RealTimeDevice(FakeDevice):
+    """The same by the host's clock: beside processes, which have no other."""
+
+    def __post_init__(self) -> None:
+        self.now = time.perf_counter_ns()
+
+    def now_ns(self) -> int:
+        self.run(max(self.now, time.perf_counter_ns()))
+        return self.now
+
+    def happened(self, event: int) -> bool:
+        self.noticed[event] = self.now_ns()
+        return self.seen[event] == self.told[event]
+
+    def sent(self) -> int:
+        return self.sender.sent(self.now_ns())
+
+    def sleep(self, ns: int) -> None:
+        time.sleep(ns / 1e9)
+        self.now_ns()
 
 
 @dataclass

@@ -167,11 +167,10 @@ def _measured(
     screen: Screen, session: GpuSession, modes: str, fuse: float, *, queries: int = 400, seed: int = 0
 ) -> tuple[SampleRecord, dict[str, str]]:
     import weft
-    from weft.colocate.gpu import MODES
 
     if not 0 <= fuse < math.inf:
         raise OptionError(option="--fuse", problem=f"{fuse} is no time")
-    names = [n.strip() for n in modes.split(",") if n.strip()] or list(MODES)
+    names = [n.strip() for n in modes.split(",") if n.strip()] or list(session.modes)
     screen.progress("measure", f"{session.name}, {len(names)} ways of sharing")
     made_by = f"weft {weft.__version__}"
     found = session.record(names, commit=made_by, driver=_driver(), queries=queries, seed=seed, fuse_s=fuse)
@@ -190,7 +189,7 @@ def _session(screen: Screen, model: Path, be: Path | None, budget: float, dims: 
     """The model compiled with and without a budget of an SM, and the job on the GPU.
 
     Raises:
-        OptionError: a job of a kind that does not run here, or a budget that is no time [W001].
+        OptionError: a budget that is no time [W001].
         DeviceError: there is no GPU [W301].
         WeftError: what reading the files and compiling the model raise.
     """

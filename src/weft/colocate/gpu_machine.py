@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
-from weft.colocate.live import Ended, JobWork
+from weft.colocate.live import Ended, JobWork, Machine
+from weft.colocate.process_words import Confinement
 from weft.device.cuda.dispatch import Queue
 from weft.errors import DeviceError
 from weft.kernels.scheduling import OFF, Query
@@ -101,6 +102,8 @@ class Lane:
     """Puts the graph of a query on the stream."""
     form: Form | None = None
     """Of the job beside it; None: none runs."""
+    process: Confinement | None = None
+    """Where a job in another process runs beside it (`ProcessMachine`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +400,7 @@ class GpuMachine:
 
 
 @contextlib.contextmanager
-def ending(machine: GpuMachine) -> Iterator[None]:
+def ending(machine: Machine) -> Iterator[None]:
     """The job does not run on where something is raised."""
     try:
         yield

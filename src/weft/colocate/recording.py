@@ -16,7 +16,7 @@ from weft.colocate.live import Ended, Machine, quietly
 from weft.colocate.policy import MOST_IN_FLIGHT
 from weft.errors import DeviceError
 from weft.kernels.samples import FORMAT, JobSamples, ModelSamples, ModeSamples, SampleRecord, Source, Spread
-from weft.kernels.scheduling import OFF, Query, Sharing
+from weft.kernels.scheduling import OFF, JobKind, Query, Sharing
 
 QUERIES = 400
 """Of each mode."""
@@ -55,8 +55,10 @@ class What:
     job: str
     """Empty: none."""
     kernel_us: float = 0.0
-    """All the job's kernels once, alone."""
+    """All the job's kernels once, alone; of a process its longest segment."""
     block_us: float = 0.0
+    kind: JobKind = "kernels"
+    """Of the job."""
 
 
 class RecordInterruptedError(KeyboardInterrupt):
@@ -181,7 +183,7 @@ def _job(machine: Machine, what: What, solo_us: float, count: int, seed: int) ->
     stops = longer(machine, what.model, count, solo_us, stopped)
     alone = _Rate(machine, 0)
     _rest(machine, IDLE_NS)
-    return JobSamples(what.job, what.kernel_us, what.block_us, spread(stops, 0), 0, alone.ended())
+    return JobSamples(what.job, what.kernel_us, what.block_us, spread(stops, 0), 0, alone.ended(), what.kind)
 
 
 def _mode(machine: Machine, what: What, variant: int, mode: Mode, queries: int) -> ModeSamples:
