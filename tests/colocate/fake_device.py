@@ -47,6 +47,8 @@ class FakeDevice:
     log: list[tuple[int, str, Any]] = field(default_factory=list)
     """What was done when."""
     events: int = 0
+    free: list[int] = field(default_factory=list)
+    """Events that were given back."""
     put: dict[int, int] = field(default_factory=dict)
     since: dict[int, int] = field(default_factory=dict)
     noticed: dict[int, int] = field(default_factory=dict)
@@ -60,8 +62,14 @@ class FakeDevice:
         return self.now
 
     def event(self) -> int:
+        if self.free:
+            return self.free.pop()
         self.events += 1
         return self.events
+
+    def give_back(self, events: Sequence[int]) -> None:
+        assert not set(events) & set(self.free), "given back twice"
+        self.free += events
 
     def record(self, event: int, stream: int) -> None:
         self.told[event] += 1

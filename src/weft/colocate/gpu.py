@@ -574,7 +574,8 @@ class GpuSession:
 
     def _query_us(self) -> float:
         machine = GpuMachine(self._device, {self.name: [self._alone]}, copies=self._copies.cuda_stream)
-        return statistics.median(back_to_back(machine, self.name, 0, 50)[0])
+        with ending(machine):
+            return statistics.median(back_to_back(machine, self.name, 0, 50)[0])
 
     def _pass_us(self, job: KernelJob) -> float:
         """All kernels of a job once, alone."""
@@ -591,6 +592,7 @@ class GpuSession:
             while not device.happened(last):
                 device.sleep(10_000)
             found.append(device.apart_ns(last) / 1e3)
+        device.give_back([first, last])
         return statistics.median(found[1:])
 
     def _rate(self, form: Form) -> float:
@@ -599,11 +601,12 @@ class GpuSession:
         machine = GpuMachine(
             self._device, {self.name: [self._alone]}, copies=self._copies.cuda_stream, job=self._job.anew(), idle=form
         )
-        begun = machine.now_ns()
-        machine.set_form(0)
-        time.sleep(0.02)
-        span = machine.now_ns() - begun
-        return machine.close_job().blocks * 1e9 / span
+        with ending(machine):
+            begun = machine.now_ns()
+            machine.set_form(0)
+            time.sleep(0.02)
+            span = machine.now_ns() - begun
+            return machine.close_job().blocks * 1e9 / span
 
 
 def _kind(job: GpuJob | NetworkGpuJob | ProcessJob | None) -> JobKind:

@@ -105,6 +105,10 @@ class Machine(Protocol):
         """Stop the job, wait for its end, and say what it has done."""
         ...
 
+    def give_back(self) -> None:
+        """What was taken for this run: nothing is asked of it any more."""
+        ...
+
 
 @final
 class LiveBackend:

@@ -127,6 +127,10 @@ class ProcessMachine:
             self._machine.pause(self.now_ns() + _NAP_NS)
         return JobWork(job.blocks(), job.work_us())
 
+    def give_back(self) -> None:
+        """See `Machine`."""
+        self._machine.give_back()
+
     def _launch_held(self) -> None:
         while self._held and not self.kernels_run():
             query, variant = self._held.popleft()
