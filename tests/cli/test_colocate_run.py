@@ -61,7 +61,7 @@ class Session:
     def settled(self, prepared: Prepared) -> Prepared:
         return settle(prepared, lambda p: Whole(p.lc, 30.0, 1980))
 
-    def run(self, prepared: Prepared, arrivals: Arrivals) -> Outcome:
+    def run(self, prepared: Prepared, arrivals: Arrivals, *, admit: bool = False) -> Outcome:
         policy = make(prepared.policy, prepared.setting)
         return live(
             policy, LiveBackend(self.machine(p.variant.name for p in prepared.points[1:]), [(prepared, arrivals)])

@@ -85,9 +85,14 @@ def test_runs_give_their_events_back() -> None:
         taken.append(device.events)
     assert taken[0] > 0 and taken[-1] == taken[1] and len(device.free) == device.events
     machine, _ = machine_of(device, "weft")
-    with pytest.raises(KeyboardInterrupt), ending(machine):
-        machine.set_form(0)
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with ending(machine):
+            machine.set_form(0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert len(device.free) == device.events == taken[-1] and device.stop
 
 

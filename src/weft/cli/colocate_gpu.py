@@ -15,6 +15,7 @@ import typer
 from weft.cli.colocate_job import Examples, job_of, job_on
 from weft.cli.inputs import Dims, dims_of
 from weft.cli.policy_runs import (
+    Admit,
     Form,
     Given,
     Json,
@@ -59,6 +60,7 @@ def run_command(
     load: Load = None,
     of: Of = "peak",
     arrivals: Given = "poisson",
+    admit: Admit = False,
     record: Annotated[
         Path | None, typer.Option("--record", help="samples of `weft colocate prepare` [default: measured now]")
     ] = None,
@@ -76,7 +78,7 @@ def run_command(
 
     Example: weft colocate run -s weft -m resnet50.onnx --be mriq/job.toml --qos 2 --load 0.8.
     """
-    from weft.colocate.compare import compare
+    from weft.colocate.compare import ComparisonInterruptedError, compare
     from weft.colocate.policies import NEEDS_NO_JOB, checked
     from weft.colocate.policy import PolicyError
 
@@ -93,10 +95,31 @@ def run_command(
         samples = given or _measured(screen, session, modes, fuse)[0]
         job = samples.jobs[0].name if samples.jobs else ""
         (cell,) = cells_of(
-            samples, session.name, job, qos=qos, loads=[load], of=of, arrivals=arrivals, queries=queries, seed=seed
+            samples,
+            session.name,
+            job,
+            qos=qos,
+            loads=[load],
+            of=of,
+            arrivals=arrivals,
+            queries=queries,
+            seed=seed,
+            admit=admit,
         )
         screen.progress("run", f"{len(names)} policies, {len(cell.arrivals)} queries each")
-        found = compare(samples, names, cell, carry_out=lambda p, c: session.run(p, c.arrivals), settle=session.settled)
+        try:
+            found = compare(
+                samples,
+                names,
+                cell,
+                carry_out=lambda p, c: session.run(p, c.arrivals, admit=c.admit),
+                settle=session.settled,
+            )
+        except ComparisonInterruptedError as ended:  # what had ended is kept
+            screen.done()
+            write_report(report, ended.comparison)
+            show_comparison(screen, ended.comparison)
+            raise
         screen.done()
     write_report(report, found)
     if len(found.runs) > 2 or found.refused:

@@ -38,7 +38,7 @@ from weft.colocate.network_job import NetworkGpuJob
 from weft.colocate.operating import Point, Prepared, Whole, settle
 from weft.colocate.outcome import Outcome
 from weft.colocate.policies import make
-from weft.colocate.policy import PolicyError
+from weft.colocate.policy import Admission, PolicyError
 from weft.colocate.process_job import ProcessJob
 from weft.colocate.process_machine import ProcessMachine
 from weft.colocate.process_words import Confinement
@@ -427,8 +427,10 @@ class GpuSession:
 
         return settle(prepared, measure)
 
-    def run(self, prepared: Prepared, arrivals: Arrivals) -> Outcome:
+    def run(self, prepared: Prepared, arrivals: Arrivals, *, admit: bool = False) -> Outcome:
         """One policy on given arrivals, with the variants that it has; see `settled`.
+
+        `admit`: queries that would miss the target are refused as they come.
 
         Raises:
             PolicyError: it needs a way, or fused steps, that cannot be here [W206].
@@ -446,7 +448,8 @@ class GpuSession:
         lanes = [self._there(p.variant.name, self._lane_of_point(prepared, p)) for p in prepared.points[1:]]
         machine = self._machine(lanes)
         with ending(machine):
-            return run(policy, LiveBackend(machine, [(prepared, arrivals)], policy=policy))
+            admission = Admission(setting) if admit else None
+            return run(policy, LiveBackend(machine, [(prepared, arrivals)], policy=policy, admission=admission))
 
     def results(self) -> tuple[torch.Tensor, ...]:
         """What a query gives now, alone, by the plan without a budget."""
