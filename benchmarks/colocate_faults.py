@@ -347,7 +347,7 @@ ROWS: dict[str, tuple[str, Fault]] = {
 
 @contextmanager
 def host_kernels() -> Iterator[World]:
-    device = FakeDevice()
+    device = FakeDevice(look_ns=2_000)
     p = prepare(STEADY, "weft", "net", "work", 1_500_000)
 
     def machine() -> GpuMachine:
