@@ -99,7 +99,9 @@ def faults() -> str:
             wrong = "; ".join(x["wrong"])
             rows.append([str(x["case"]), device, f"{x['injected']}", f"{x['right']}", wrong or "none", *took])
         rows += failed(lines, len(head))
-        if good(lines):
+        if good(lines) and device == "cpu":
+            notes += f"\n\n{lines[0]['device']}, busy, commit {lines[0]['commit']}; `{lines[0]['command']}`"
+        elif good(lines):
             notes += note(lines, good(lines))
     if not rows:
         return "_not measured yet: `python -m benchmarks.colocate_faults --out -`_"
