@@ -170,7 +170,7 @@ def test_a_clock_that_jumps_loses_no_query_and_one_that_goes_back_ends_the_run(a
             check(out)
             late = np.array(out.sent_ns) - arrivals.times_ns > 20_000
             cell = c.Cell("net", "work", 500 * US, 0.4, c.RELATIVE, arrivals, 1)
-            assert late[4:].mean() < 0.01 or c.summed_up(p, cell, out).latency.void, (
+            assert late[4:].mean() < 0.02 or c.summed_up(p, cell, out).latency.void, (
                 "a jump that delays queries is told"
             )
         elif at > 2:
