@@ -14,7 +14,10 @@ p99, and says so.
 
 Suites: `policies` (two models, two jobs, 0.3, 0.5 and 0.8 of the peak load, target 5 solo times, all policies but
 `streams`), `batch1` (five models, four jobs of kernels and two networks, 0.3 and 0.5 of the service rate, targets 1.10
-and 1.25 times p99 of `exclusive` on the same arrivals, `timeslice` and `weft`), `end-to-end` (five models at batch 16,
+and 1.25 times p99 of `exclusive` on the same arrivals, `timeslice` and `weft`), `bursts` (resnet50 at batch 1 beside
+`mriq`: gamma arrivals with a coefficient of variation of 3 and spikes of ten times the rate at 0.3 and 0.5 of the peak
+load, and 1.5 times the peak load with queries refused as they come; late queries beside those of `exclusive`),
+`end-to-end` (five models at batch 16,
 twelve jobs, 0.8 of the peak load, target 5 solo times, `serial`, `priority`, `timeslice`, `green:36` and `weft`).
 """
 
@@ -87,9 +90,14 @@ class Pair:
     policies: tuple[str, ...]
     relative: bool = False
     """Targets are `TARGETS` times p99 of `exclusive`; else 5 solo times."""
+    arrivals: str = "poisson"
+    """The process."""
+    admit: bool = False
+    """Queries that would miss the target are refused as they come."""
 
     def __str__(self) -> str:
-        return f"{self.model}/b{self.batch}/{self.job}"
+        process = "" if self.arrivals == "poisson" else f"/{self.arrivals}"
+        return f"{self.model}/b{self.batch}/{self.job}{process}{'/admit' if self.admit else ''}"
 
 
 SUITES: dict[str, tuple[Pair, ...]] = {
@@ -102,6 +110,16 @@ SUITES: dict[str, tuple[Pair, ...]] = {
         Pair(m, 1, j, (0.3, 0.5), False, ("timeslice", "weft"), True)
         for m in FIVE
         for j in ("mriq", "cp", "stencil", "histo", *TWO)
+    ),
+    "bursts": tuple(
+        Pair(
+            "resnet50", 1, "mriq", loads, True, (*PEERS[:1], "tally", "green:36", "weft"), arrivals=process, admit=admit
+        )
+        for process, loads, admit in (
+            ("gamma:3", (0.3, 0.5), False),
+            ("spikes:10", (0.3, 0.5), False),
+            ("poisson", (1.5,), True),
+        )
     ),
     "end-to-end": tuple(Pair(m, 16, j, (0.8,), True, (*PEERS, "weft")) for m in FIVE for j in TWELVE),
 }
@@ -158,6 +176,8 @@ def row_of(suite: str, case: str, made: PolicyRun, sim: PolicyRun) -> Row:
         "send_delay_us": round(made.latency.send_delay_us, 2), "arrivals": made.arrivals_digest,
         "variants": {v.name: v.queries for v in made.variants if v.queries}, "simulated": figures(sim),
     }  # fmt: skip
+    if made.refused or sim.refused:
+        row |= {"refused": made.refused, "simulated_refused": sim.refused}
     if made.decision_us is not None:
         row["decision_us"] = round(made.decision_us, 2)
     if made.off_lindley_us is not None:
@@ -175,8 +195,8 @@ def cell_rows(
     """
     name = record.models[0].name
     first = cell_of(
-        record, name, pair.job, qos_ms=None, load=load, of_peak=pair.of_peak, process="poisson", trace=None,
-        queries=queries, seed=seed,
+        record, name, pair.job, qos_ms=None, load=load, of_peak=pair.of_peak, process=pair.arrivals, trace=None,
+        queries=queries, seed=seed, admit=pair.admit,
     )  # fmt: skip
     alone = run(record, "exclusive", first, carry_out=carry_out)
     yield row_of(suite, f"{pair}/{load:g}/exclusive", alone, run(record, "exclusive", first))
@@ -325,8 +345,8 @@ def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFac
                 continue
             rows = []
             for row in cell_rows(
-                asked.suite, pair, samples, load, lambda p, c: session.run(p, c.arrivals), queries=asked.queries,
-                seed=asked.seed, known=asked.known, settle=session.settled,
+                asked.suite, pair, samples, load, lambda p, c: session.run(p, c.arrivals, admit=c.admit),
+                queries=asked.queries, seed=asked.seed, known=asked.known, settle=session.settled,
             ):  # fmt: skip
                 rows.append(row)
                 asked.add(row)

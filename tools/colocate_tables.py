@@ -64,6 +64,50 @@ def table(suite: str) -> str:
     return markdown(HEAD, rows + failed(lines, len(HEAD))) + note(lines, good(lines))
 
 
+def bursts() -> str:
+    """Late queries beside those of `exclusive` on the same arrivals."""
+    lines = records("nvidia-h200", "colocate-bursts")
+    cases = sorted((x for x in good(lines) if "policy" in x), key=lambda x: str(x["case"]))
+    if not cases:
+        return "_not measured yet: `python -m benchmarks.gpu_colocate --plans DIR --suite bursts --out -`_"
+    alone = {str(x["case"]).rpartition("/")[0]: x for x in cases if x["policy"] == "exclusive"}
+    rows: list[list[str]] = []
+    for x in cases:
+        if "declined" in x:
+            rows.append([str(x["case"]), f"not run: {x['declined']}", *[""] * 6])
+            continue
+        own = alone.get(str(x["case"]).rpartition("/")[0], {})
+        rows.append([
+            str(x["case"]), f"{x['target_ms']:.3f}", f"{x['p99_ms']:.3f}{' **void**' if 'void' in x else ''}",
+            f"{x['late']} of {x['queries']}", str(own.get("late", "")),
+            f"{x.get('refused', 0)}", f"{x['be']:.3f}", f"{x['simulated']['p99_ms']:.3f}, {x['simulated']['be']:.3f}",
+        ])  # fmt: skip
+    head = ["model/batch/job/arrivals/load/policy", "target ms", "p99 ms", "late", "late of exclusive", "refused",
+            "BE rate", "simulated: p99 ms, BE"]  # fmt: skip
+    return markdown(head, rows + failed(lines, len(head))) + note(lines, good(lines))
+
+
+def faults() -> str:
+    """Faults injected on the host and on a GPU."""
+    rows: list[list[str]] = []
+    notes = ""
+    head = ["fault", "device", "injected", "right", "wrong", "seconds until all goes on: median", "most"]
+    for device in ("cpu", "nvidia-h200"):
+        lines = records(device, "colocate-faults")
+        for x in good(lines):
+            took = [f"{x[k]:.3f}" if k in x else "" for k in ("again_s", "again_most_s")]
+            wrong = "; ".join(x["wrong"])
+            rows.append([str(x["case"]), device, f"{x['injected']}", f"{x['right']}", wrong or "none", *took])
+        rows += failed(lines, len(head))
+        if good(lines) and device == "cpu":
+            notes += f"\n\n{lines[0]['device']}, busy, commit {lines[0]['commit']}; `{lines[0]['command']}`"
+        elif good(lines):
+            notes += note(lines, good(lines))
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.colocate_faults --out -`_"
+    return markdown(head, rows) + notes
+
+
 TABLES: dict[str, Callable[[], str]] = {
     f"colocate-{suite}": partial(table, suite) for suite in ("policies", "batch1", "end-to-end")
-}
+} | {"colocate-bursts": bursts, "colocate-faults": faults}

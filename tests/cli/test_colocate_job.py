@@ -25,7 +25,7 @@ from weft.colocate.job import JobError, read_job, resume
 from weft.colocate.network_job import NetworkGpuJob
 from weft.colocate.recording import Mode, What, recorded
 from weft.device.cuda.facts import profile
-from weft.errors import ArtifactError, DeviceError, OptionError
+from weft.errors import ArtifactError, DeviceError
 from weft.kernels.samples import SampleRecord, read
 from weft.kernels.scheduling import JobProgress, JobSpec
 
@@ -41,6 +41,7 @@ class Session:
     def __init__(self) -> None:
         self.device, self.low, self.name = FakeDevice(), None, "net"
         self.job: NetworkGpuJob | None = None
+        self.modes = ("priority", "streams")
 
     def add_job(self, job: NetworkGpuJob) -> None:
         self.job = job
@@ -168,8 +169,8 @@ def test_a_job_that_is_done_says_so(folder: Path, capsys: pytest.CaptureFixture[
 
 def test_jobs_that_cannot_be(folder: Path) -> None:
     assert job_of(None) is None
-    (folder / "train.toml").write_text('name = "t"\nkind = "process"\ncommand = ["python"]\n')
-    with pytest.raises(OptionError, match="this is one of a process"):
+    (folder / "train.toml").write_text('name = "t"\nkind = "process"\nfile = "train.py"\n')
+    with pytest.raises(JobError, match=r"no such file: 'train\.py'"):
         job_of(folder / "train.toml")
     for k in range(5):
         (folder / "in" / f"{k:03}.npz").unlink()

@@ -16,6 +16,7 @@ from tests.colocate.fake_device import FakeDevice, FakeJob, query
 from weft.cli import app as cli
 from weft.cli import colocate_gpu
 from weft.colocate.arrivals import Arrivals
+from weft.colocate.gpu import MODES
 from weft.colocate.gpu_machine import Form, GpuMachine, Lane
 from weft.colocate.live import LiveBackend
 from weft.colocate.live import run as live
@@ -35,7 +36,7 @@ class Session:
     """Stands in for `weft.colocate.gpu.GpuSession`."""
 
     def __init__(self, job: str) -> None:
-        self.name, self.job, self.device = "net", job, FakeDevice(look_ns=200)
+        self.name, self.job, self.device, self.modes = "net", job, FakeDevice(look_ns=200), MODES
 
     def machine(self, names: Iterable[str]) -> GpuMachine:
         device, resident, inside = self.device, Form(LOW, self.device.persistent), Form(HIGH, None, inside=True)
@@ -60,7 +61,7 @@ class Session:
     def settled(self, prepared: Prepared) -> Prepared:
         return settle(prepared, lambda p: Whole(p.lc, 30.0, 1980))
 
-    def run(self, prepared: Prepared, arrivals: Arrivals) -> Outcome:
+    def run(self, prepared: Prepared, arrivals: Arrivals, *, admit: bool = False) -> Outcome:
         policy = make(prepared.policy, prepared.setting)
         return live(
             policy, LiveBackend(self.machine(p.variant.name for p in prepared.points[1:]), [(prepared, arrivals)])
@@ -174,11 +175,12 @@ def test_without_a_gpu_nothing_runs(
     (tmp_path / "a.onnx").write_bytes(b"")
     (tmp_path / "in").mkdir()
     (tmp_path / "net.toml").write_text('name = "n"\nkind = "network"\nmodel = "a.onnx"\ninputs = "in"\n')
-    (tmp_path / "train.toml").write_text('name = "t"\nkind = "process"\ncommand = ["python"]\n')
+    (tmp_path / "train.toml").write_text('name = "t"\nkind = "process"\nfile = "train.py"\n')
+    (tmp_path / "train.py").write_bytes(b"")
     for more, says in (
         (("-s", "exclusive"), "needs an NVIDIA GPU"),
         (("-s", "weft", "--be", "net.toml"), "needs an NVIDIA GPU"),
-        (("-s", "weft", "--be", "train.toml"), "jobs of kernels and networks run here, this is one of a process"),
+        (("-s", "weft", "--be", "train.toml"), "needs an NVIDIA GPU"),
         (("-s", "exclusive", "--budget", "-1"), "is no time"),
         (("-s", "weft", "--be", "none.toml"), "none.toml"),
     ):

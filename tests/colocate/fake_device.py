@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class FakeDevice:
     log: list[tuple[int, str, Any]] = field(default_factory=list)
     """What was done when."""
     events: int = 0
+    free: list[int] = field(default_factory=list)
+    """Events that were given back."""
     put: dict[int, int] = field(default_factory=dict)
     since: dict[int, int] = field(default_factory=dict)
     noticed: dict[int, int] = field(default_factory=dict)
@@ -59,8 +62,14 @@ class FakeDevice:
         return self.now
 
     def event(self) -> int:
+        if self.free:
+            return self.free.pop()
         self.events += 1
         return self.events
+
+    def give_back(self, events: Sequence[int]) -> None:
+        assert not set(events) & set(self.free), "given back twice"
+        self.free += events
 
     def record(self, event: int, stream: int) -> None:
         self.told[event] += 1
@@ -202,6 +211,29 @@ class FakeDevice:
                 self.inside -= 1
         queue.popleft()
         return True
+
+
+@dataclass
+class RealTimeDevice(FakeDevice):
+    """The same by the host's clock: beside processes, which have no other."""
+
+    def __post_init__(self) -> None:
+        self.now = time.perf_counter_ns()
+
+    def now_ns(self) -> int:
+        self.run(max(self.now, time.perf_counter_ns()))
+        return self.now
+
+    def happened(self, event: int) -> bool:
+        self.noticed[event] = self.now_ns()
+        return self.seen[event] == self.told[event]
+
+    def sent(self) -> int:
+        return self.sender.sent(self.now_ns())
+
+    def sleep(self, ns: int) -> None:
+        time.sleep(ns / 1e9)
+        self.now_ns()
 
 
 @dataclass

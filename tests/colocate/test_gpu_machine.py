@@ -11,7 +11,7 @@ from tests.colocate.fake_device import FakeDevice, FakeJob, query
 from tests.colocate.recorded import constant, samples
 
 from weft.colocate.arrivals import Arrivals, poisson
-from weft.colocate.gpu_machine import AHEAD, Form, GpuMachine, Lane
+from weft.colocate.gpu_machine import AHEAD, Form, GpuMachine, Lane, ending
 from weft.colocate.live import Ended, LiveBackend, run
 from weft.colocate.operating import Prepared, prepare
 from weft.colocate.outcome import Outcome, off_lindley_us
@@ -72,6 +72,28 @@ def test_every_policy_runs(policy: str) -> None:
         assert out.work_us > 0
         plain = sum(what == "plain" and value == "end" for _, what, value in device.log)
         assert out.work_us == pytest.approx(out.blocks + 300.0 * plain, abs=1.0)
+
+
+def test_runs_give_their_events_back() -> None:
+    """However many there are, a session has as many events as the longest of them takes."""
+    device, taken = FakeDevice(), []
+    for seed in range(6):
+        machine, p = machine_of(device, "weft")
+        with ending(machine):
+            made = make("weft", p.setting)
+            run(made, LiveBackend(machine, [(p, poisson(4000.0, 60, seed=seed % 2))], policy=made))
+        taken.append(device.events)
+    assert taken[0] > 0 and taken[-1] == taken[1] and len(device.free) == device.events
+    machine, _ = machine_of(device, "weft")
+
+    def interrupted() -> None:
+        with ending(machine):
+            machine.set_form(0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(device.free) == device.events == taken[-1] and device.stop
 
 
 @pytest.mark.parametrize("policy", ["tally", "orion", "weft"])

@@ -31,15 +31,18 @@ def test_a_job_of_kernels() -> None:
 def test_jobs_of_networks_and_processes() -> None:
     network = j.parse_job('name="n"\nkind="network"\nmodel="a.onnx"\ninputs="images"\n')
     assert (network.model, network.inputs, network.outputs, network.passes) == ("a.onnx", "images", "", 0)
-    process = j.parse_job('name="p"\nkind="process"\ncommand=["python", "t.py"]\nsegment_us=150\n')
-    assert process.command == ("python", "t.py") and process.segment_us == 150.0
+    process = j.parse_job('name="p"\nkind="process"\nfile="t.py"\nsegment_us=150\nsave_s=5\n')
+    assert (process.file, process.function, process.segment_us) == ("t.py", "unit", 150.0)
+    assert (process.save_s, process.hang_s) == (5.0, 30.0)
+    assert j.parse_job('name="p"\nkind="process"\nfile="t.py"\nfunction="step"\n').function == "step"
+    assert (network.file, network.function, network.save_s, network.hang_s) == ("", "", 0.0, 0.0)
 
 
 @pytest.mark.parametrize(("text", "said"), [
     ("name = ", "no TOML"), ("[" * 5000, "no TOML"), ('kind="kernels"\nstages=["a"]', "name: is missing"),
     ('name="x"', "kind: is missing"), ('name="x"\nkind="magic"', "kind: 'magic' is none of"),
-    ('name="x"\nkind=3', "kind: '3' is none of"), ('name="../x"\nkind="process"\ncommand=["a"]', "is no name"),
-    ('name=""\nkind="process"\ncommand=["a"]', "name: is no text"), (MRIQ + "color = 1", "color: no such key"),
+    ('name="x"\nkind=3', "kind: '3' is none of"), ('name="../x"\nkind="process"\nfile="a"', "is no name"),
+    ('name=""\nkind="process"\nfile="a"', "name: is no text"), (MRIQ + "color = 1", "color: no such key"),
     (MRIQ + 'model = "a"', "model: is of a job of kind 'network'"), ('name="x"\nkind="kernels"', "stages: is missing"),
     ('name="x"\nkind="kernels"\nstages=[]', "no list with an element"),
     ('name="x"\nkind="kernels"\nstages="a"', "no list with an element"),
@@ -48,17 +51,22 @@ def test_jobs_of_networks_and_processes() -> None:
     ('name="x"\nkind="kernels"\nstages=["a/../../b"]', "leads out"),
     ('name="x"\nkind="kernels"\nstages=["a\\\\b"]', "leads out"),
     ('name="x"\nkind="kernels"\nstages=["."]', "leads out"),
-    ('name="x"\nkind="network"\nmodel="m"', "inputs: is missing"), ('name="x"\nkind="process"', "command: is missing"),
-    ('name="x"\nkind="process"\ncommand=["a\\u0007"]', "not printable"),
+    ('name="x"\nkind="network"\nmodel="m"', "inputs: is missing"), ('name="x"\nkind="process"', "file: is missing"),
+    ('name="x"\nkind="process"\nfile="a\\u0007"', "not printable"),
+    ('name="x"\nkind="process"\nfile="../a.py"', "leads out"), ('name="x"\nkind="process"\nfile=["a"]', "is no text"),
+    ('name="x"\nkind="process"\nfile="a"\nfunction="a.b"', "no name of a function"),
+    ('name="x"\nkind="process"\nfile="a"\nhang_s=0', "is 0"),
+    ('name="x"\nkind="process"\ncommand=["a"]', "command: no such key"),
+    (MRIQ + 'function = "unit"', "function: is of a job of kind 'process'"),
     (MRIQ + "passes = 0", "no number of passes"), (MRIQ + "passes = true", "no number of passes"),
     (MRIQ + "passes = 1.5", "no number of passes"), (MRIQ + "passes = -1", "no number of passes"),
     (MRIQ + 'memory = "lots"', "is no size"), (MRIQ + 'memory = "0"', "is no size"),
     (MRIQ + "memory = 5", "is no text"),
     (MRIQ + 'memory = "9999999GiB"', "is no size"), (MRIQ + 'prefers = "all"', "prefers: 'all' is none of"),
-    ('name="x"\nkind="process"\ncommand=["a"]\nsegment_us="1"', "is no number"),
-    ('name="x"\nkind="process"\ncommand=["a"]\nsegment_us=0', "is 0"),
-    ('name="x"\nkind="process"\ncommand=["a"]\nsegment_us=nan', "is nan"),
-    ('name="x"\nkind="process"\ncommand=["a"]\nsegment_us=true', "is no number"),
+    ('name="x"\nkind="process"\nfile="a"\nsegment_us="1"', "is no number"),
+    ('name="x"\nkind="process"\nfile="a"\nsegment_us=0', "is 0"),
+    ('name="x"\nkind="process"\nfile="a"\nsegment_us=nan', "is nan"),
+    ('name="x"\nkind="process"\nfile="a"\nsegment_us=true', "is no number"),
 ])  # fmt: skip
 def test_what_cannot_be_taken_is_named(text: str, said: str) -> None:
     with pytest.raises(j.JobError) as refused:
@@ -75,7 +83,7 @@ VALUES = st.one_of(st.text(max_size=8), st.integers(), st.lists(st.text(max_size
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.dictionaries(st.sampled_from(["name", "kind", "stages", "passes", "memory", "command", "x"]), VALUES))
+@given(st.dictionaries(st.sampled_from(["name", "kind", "stages", "passes", "memory", "file", "x"]), VALUES))
 def test_anything_is_taken_or_refused_with_a_code(raw: dict[str, object]) -> None:
     text = "".join(f"{k} = {json.dumps(v)}\n" for k, v in raw.items())
     try:

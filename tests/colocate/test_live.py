@@ -130,6 +130,77 @@ def test_a_machine_that_stands_still_ends_the_run() -> None:
     assert machine.now > SILENT_NS
 
 
+@settings(max_examples=10, deadline=None)
+@given(at=st.integers(1, 400), policy=st.sampled_from(["exclusive", "serial", "timeslice", "weft"]))
+def test_a_sender_that_dies_ends_the_run(at: int, policy: str) -> None:
+    p = prepared(policy)
+    machine = machine_of(p, look_ns=50 * US)
+    sent = machine.sent
+    machine.sent = lambda: min(at, sent())  # type: ignore[method-assign]
+    made = make(policy, p.setting)
+    backend = LiveBackend(machine, [(p, poisson(4000.0, 401, seed=5))], policy=made)
+    with pytest.raises(DeviceError, match=rf"query {at} was not sent, [12]\.\d s behind its instant"):
+        run(made, backend)
+    assert all(d > 0 for d in backend.outcome.done_ns[:at]) and not any(d > 0 for d in backend.outcome.done_ns[at:])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    at=st.integers(0, 3000),
+    jump=st.sampled_from([10**6, 3 * 10**8, 5 * 10**9]),
+    policy=st.sampled_from(["tally", "weft"]),
+)
+def test_a_clock_that_jumps_loses_no_query_and_one_that_goes_back_ends_the_run(at: int, jump: int, policy: str) -> None:
+    arrivals = poisson(4000.0, 200, seed=6)
+    p = prepared(policy)
+    for sign in (1, -1):
+        machine, looks = machine_of(p, look_ns=100), iter(range(10**9))
+        now = machine.now_ns
+
+        def later(now=now, looks=looks, machine=machine, sign=sign) -> int:  # type: ignore[no-untyped-def]
+            if next(looks) == at:
+                machine.now += sign * jump
+            return int(now())
+
+        machine.now_ns = later  # type: ignore[method-assign]
+        made = make(policy, p.setting)
+        backend = LiveBackend(machine, [(p, arrivals)], policy=made)
+        if sign > 0:
+            out = run(made, backend)
+            check(out)
+            late = np.array(out.sent_ns) - arrivals.times_ns > 20_000
+            cell = c.Cell("net", "work", 500 * US, 0.4, c.RELATIVE, arrivals, 1)
+            assert late[4:].mean() < 0.02 or c.summed_up(p, cell, out).latency.void, (
+                "a jump that delays queries is told"
+            )
+        elif at > 2:
+            ended = ""
+            try:
+                run(made, backend)
+            except DeviceError as error:
+                ended = str(error)
+            assert "clock went back" in ended or next(looks) <= at or jump <= 10**6, "it was not seen"
+
+
+def test_an_interrupt_leaves_the_runs_that_had_ended() -> None:
+    arrivals, runs = poisson(4000.0, 100, seed=5), iter(range(100))
+
+    def carry_out(p: Prepared, cell: c.Cell) -> Outcome:
+        if next(runs) == 2:
+            raise KeyboardInterrupt
+        return lived(p.policy, cell.arrivals)[0]
+
+    cell = c.Cell("net", "work", 500 * US, 0.4, c.RELATIVE, arrivals, 1)
+    with pytest.raises(KeyboardInterrupt) as ended:
+        c.compare(STEADY, ["tally", "weft"], cell, carry_out=carry_out)
+    assert isinstance(ended.value, c.ComparisonInterruptedError)
+    assert [r.policy for r in ended.value.comparison.runs] == ["exclusive", "tally"]
+    runs = iter([2])
+    with pytest.raises(KeyboardInterrupt) as ended:
+        c.compare(STEADY, ["tally"], cell, carry_out=carry_out)
+    assert not isinstance(ended.value, c.ComparisonInterruptedError), "there is nothing to keep"
+
+
 class Wrong:
     """Launches what it is told to."""
 

@@ -420,7 +420,7 @@ def test_what_is_measured_of_a_network_alone_and_beside() -> None:
     assert w.job.progress() == JobProgress(digest(ENDLESS), 0, 0, 0) and w.feed.given == []
 
 
-def test_an_input_that_fails_ends_the_run_and_all_before_counts() -> None:
+def test_an_input_that_fails_ends_the_job_and_all_before_counts() -> None:
     w = World()
 
     def is_ready(number: int) -> bool:
@@ -432,14 +432,14 @@ def test_an_input_that_fails_ends_the_run_and_all_before_counts() -> None:
     machine = w.machine()
     machine.set_form(0)
 
-    def go_on() -> None:
-        while True:
-            machine.pause(w.device.now + 1_000_000)
-
-    with pytest.raises(JobError, match="broken"):
-        go_on()
+    while not w.job.is_done():
+        machine.pause(w.device.now + 1_000_000)
+    machine.launch(Query("net", 0, 0, 0), 0)
+    while not machine.ended():
+        pass
     machine.close_job()
-    w.job.finish()
+    with pytest.raises(JobError, match="broken"):
+        w.job.finish()
     assert w.job.progress() == JobProgress(digest(ENDLESS), 2, 1, 0) and w.job._ended == Position(7, 0)
 
 

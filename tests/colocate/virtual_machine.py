@@ -100,6 +100,9 @@ class VirtualMachine:
         assert self.form == OFF
         return JobWork(round(self.work_us), self.work_us)
 
+    def give_back(self) -> None:
+        assert not self.flying, "a query is under way"
+
     def _idle(self, until: int) -> None:
         if until > self.idle_from:
             self._work((until - self.idle_from) / 1e3 * self.rates[self.form])

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from weft.cli.colocate_gpu import prepare_command, run_command
 from weft.cli.policy_runs import (
+    Admit,
     Form,
     Given,
     Json,
@@ -66,6 +67,7 @@ def simulate_command(
     load: Load = None,
     of: Of = "peak",
     arrivals: Given = "poisson",
+    admit: Admit = False,
     record: Record = None,
     queries: Queries = 20_000,
     seed: Seed = 0,
@@ -86,7 +88,7 @@ def simulate_command(
         raise PolicyError(
             policy=policy, reason="it shares the GPU with a job, and there is none", remedy="give --be JOB"
         )
-    found = _compared(screen, [policy], model, be, qos, [load], of, arrivals, record, queries, seed)
+    found = _compared(screen, [policy], model, be, qos, [load], of, arrivals, record, queries, seed, admit)
     if found.refused:
         refused = found.refused[0]
         raise PolicyError(policy=refused.policy, reason=refused.reason, remedy="record it, or choose another policy")
@@ -106,6 +108,7 @@ def compare_command(
     load: Load = None,
     of: Of = "peak",
     arrivals: Given = "poisson",
+    admit: Admit = False,
     record: Record = None,
     queries: Queries = 20_000,
     seed: Seed = 0,
@@ -125,21 +128,30 @@ def compare_command(
     if not be:
         raise OptionError(option="--be", problem="policies are compared with a job beside the model: give one")
     others = loads_of(loads)
-    found = _compared(screen, names, model, be, qos, [load, *others], of, arrivals, record, queries, seed)
+    found = _compared(screen, names, model, be, qos, [load, *others], of, arrivals, record, queries, seed, admit)
     write_report(report, found)
     show_comparison(screen, found)
 
 
 def _compared(
     screen: Screen, names: Sequence[str], model: str, be: str, qos: float | None, loads: Sequence[float | None],
-    of: str, arrivals: str, record: Path | None, queries: int, seed: int,
+    of: str, arrivals: str, record: Path | None, queries: int, seed: int, admit: bool,
 ) -> Comparison:  # fmt: skip
     """The first load is that of the table, the others those of the report."""
     from weft.colocate.compare import compare
 
     samples = samples_of(record)
     cells = cells_of(
-        samples, model, _job(be), qos=qos, loads=loads, of=of, arrivals=arrivals, queries=queries, seed=seed
+        samples,
+        model,
+        _job(be),
+        qos=qos,
+        loads=loads,
+        of=of,
+        arrivals=arrivals,
+        queries=queries,
+        seed=seed,
+        admit=admit,
     )
     screen.progress("simulate", f"{len(names)} policies at {len(cells)} loads, {len(cells[0].arrivals)} queries each")
     found = compare(samples, names, cells[0], cells[1:])

@@ -15,6 +15,7 @@ import typer
 from weft.cli.colocate_job import Examples, job_of, job_on
 from weft.cli.inputs import Dims, dims_of
 from weft.cli.policy_runs import (
+    Admit,
     Form,
     Given,
     Json,
@@ -59,6 +60,7 @@ def run_command(
     load: Load = None,
     of: Of = "peak",
     arrivals: Given = "poisson",
+    admit: Admit = False,
     record: Annotated[
         Path | None, typer.Option("--record", help="samples of `weft colocate prepare` [default: measured now]")
     ] = None,
@@ -76,7 +78,7 @@ def run_command(
 
     Example: weft colocate run -s weft -m resnet50.onnx --be mriq/job.toml --qos 2 --load 0.8.
     """
-    from weft.colocate.compare import compare
+    from weft.colocate.compare import ComparisonInterruptedError, compare
     from weft.colocate.policies import NEEDS_NO_JOB, checked
     from weft.colocate.policy import PolicyError
 
@@ -93,10 +95,31 @@ def run_command(
         samples = given or _measured(screen, session, modes, fuse)[0]
         job = samples.jobs[0].name if samples.jobs else ""
         (cell,) = cells_of(
-            samples, session.name, job, qos=qos, loads=[load], of=of, arrivals=arrivals, queries=queries, seed=seed
+            samples,
+            session.name,
+            job,
+            qos=qos,
+            loads=[load],
+            of=of,
+            arrivals=arrivals,
+            queries=queries,
+            seed=seed,
+            admit=admit,
         )
         screen.progress("run", f"{len(names)} policies, {len(cell.arrivals)} queries each")
-        found = compare(samples, names, cell, carry_out=lambda p, c: session.run(p, c.arrivals), settle=session.settled)
+        try:
+            found = compare(
+                samples,
+                names,
+                cell,
+                carry_out=lambda p, c: session.run(p, c.arrivals, admit=c.admit),
+                settle=session.settled,
+            )
+        except ComparisonInterruptedError as ended:  # what had ended is kept
+            screen.done()
+            write_report(report, ended.comparison)
+            show_comparison(screen, ended.comparison)
+            raise
         screen.done()
     write_report(report, found)
     if len(found.runs) > 2 or found.refused:
@@ -167,11 +190,10 @@ def _measured(
     screen: Screen, session: GpuSession, modes: str, fuse: float, *, queries: int = 400, seed: int = 0
 ) -> tuple[SampleRecord, dict[str, str]]:
     import weft
-    from weft.colocate.gpu import MODES
 
     if not 0 <= fuse < math.inf:
         raise OptionError(option="--fuse", problem=f"{fuse} is no time")
-    names = [n.strip() for n in modes.split(",") if n.strip()] or list(MODES)
+    names = [n.strip() for n in modes.split(",") if n.strip()] or list(session.modes)
     screen.progress("measure", f"{session.name}, {len(names)} ways of sharing")
     made_by = f"weft {weft.__version__}"
     found = session.record(names, commit=made_by, driver=_driver(), queries=queries, seed=seed, fuse_s=fuse)
@@ -190,7 +212,7 @@ def _session(screen: Screen, model: Path, be: Path | None, budget: float, dims: 
     """The model compiled with and without a budget of an SM, and the job on the GPU.
 
     Raises:
-        OptionError: a job of a kind that does not run here, or a budget that is no time [W001].
+        OptionError: a budget that is no time [W001].
         DeviceError: there is no GPU [W301].
         WeftError: what reading the files and compiling the model raise.
     """

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from weft.cli.show import Screen, plain, visible
-from weft.errors import DeviceError, OptionError
+from weft.cli.show import Screen, plain
+from weft.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from weft.colocate.gpu import GpuSession
     from weft.colocate.kernel_job import KernelJob
     from weft.colocate.network_job import NetworkGpuJob
+    from weft.colocate.process_job import ProcessJob
     from weft.device.cuda.facts import GpuFacts
     from weft.kernels.scheduling import JobProgress, JobSpec
     from weft.runtime.cuda_executable import CudaExecutable
@@ -31,17 +32,10 @@ def job_of(be: Path | None) -> JobSpec | None:
 
     Raises:
         JobError: it cannot be taken [W018].
-        OptionError: a job of a kind that does not run here [W001].
     """
     from weft.colocate.job import read_job
 
-    if be is None:
-        return None
-    spec = read_job(be)
-    if spec.kind == "process":
-        problem = f"{visible(spec.name)}: jobs of kernels and networks run here, this is one of a process"
-        raise OptionError(option="--be", problem=problem)
-    return spec
+    return None if be is None else read_job(be)
 
 
 @contextmanager
@@ -52,7 +46,7 @@ def job_on(
 
     Args:
         session: which gets it.
-        spec: of kernels or of a network.
+        spec: of kernels, of a network or of a process.
         folder: where its job.toml lies.
         facts: the GPU.
         compiled: makes a network's plan.
@@ -63,12 +57,15 @@ def job_on(
     """
     from weft.colocate.job import resume, save_progress
     from weft.colocate.kernel_job import KernelJob
+    from weft.colocate.process_job import ProcessJob
 
     file = folder / spec.progress if spec.progress else None
     progress = resume(file, spec) if file is not None else None
     with ExitStack() as held:
-        made: KernelJob | NetworkGpuJob
-        if spec.kind == "kernels":
+        made: KernelJob | NetworkGpuJob | ProcessJob
+        if spec.kind == "process":
+            made = ProcessJob(spec, folder, held=held, progress=progress)
+        elif spec.kind == "kernels":
             made = KernelJob(spec, folder, facts=facts, held=held, progress=progress)
         else:
             made = _network(session, spec, folder, compiled, held, progress)
@@ -83,6 +80,9 @@ def job_on(
                 if file is not None:
                     save_progress(file, found)
                 screen.err.print(_told(spec, found))
+                if isinstance(made, ProcessJob) and made.lives > 1:
+                    screen.err.print(f"{plain(spec.name)}: its process was started {made.lives} times, and {made.lost}"
+                                     " units were done again")  # fmt: skip
 
 
 def examples(arrays: Mapping[str, torch.Tensor]) -> Examples:
@@ -108,11 +108,12 @@ def _network(
     )  # fmt: skip
 
 
-def _finish(job: KernelJob | NetworkGpuJob) -> None:
+def _finish(job: KernelJob | NetworkGpuJob | ProcessJob) -> None:
     """All that was launched has ended, and is right as far as is seen."""
     from weft.colocate.network_job import NetworkGpuJob
+    from weft.colocate.process_job import ProcessJob
 
-    if isinstance(job, NetworkGpuJob):
+    if isinstance(job, NetworkGpuJob | ProcessJob):
         job.finish()
     elif wrong := job.check():
         raise DeviceError(problem=f"{job.name}: {wrong}")
@@ -122,8 +123,10 @@ def _told(spec: JobSpec, found: JobProgress) -> str:
     """How far a job has come, for people."""
     name = plain(spec.name)
     if spec.passes and found.passes >= spec.passes:
-        return f"{name}: all {spec.passes} passes are done"
+        return f"{name}: all {spec.passes} {'units' if spec.kind == 'process' else 'passes'} are done"
     unit = "input" if spec.kind == "network" else "stage"
     part = "stages" if spec.kind == "network" else "blocks"
     kept = f", saved in {plain(spec.progress)}" if spec.progress else ""
+    if spec.kind == "process":
+        return f"{name}: {found.passes} units{kept}"
     return f"{name}: {found.passes} passes, then {found.stage} {unit}s and {found.blocks} {part}{kept}"

@@ -33,6 +33,7 @@ Of = Annotated[
     typer.Option("--of", help="peak: highest rate that keeps the target alone; service: 1/T"),
 ]
 Given = Annotated[str, typer.Option("--arrivals", help="poisson, gamma:CV, spikes:FACTOR, or a trace file")]
+Admit = Annotated[bool, typer.Option("--admit", help="refuse queries that would miss the target as they come")]
 Queries = Annotated[int, typer.Option(help="queries to draw")]
 Seed = Annotated[int, typer.Option(help="of all that is drawn")]
 Report = Annotated[Path | None, typer.Option(help="also write an HTML report")]
@@ -42,7 +43,7 @@ Json = Annotated[bool, typer.Option("--json", help="the same as --format json")]
 
 def cells_of(
     samples: SampleRecord, model: str, job: str, *, qos: float | None, loads: Sequence[float | None], of: str,
-    arrivals: str, queries: int, seed: int,
+    arrivals: str, queries: int, seed: int, admit: bool = False,
 ) -> list[Cell]:  # fmt: skip
     """A cell to each load, all with the same target and seed.
 
@@ -61,7 +62,7 @@ def cells_of(
     trace = None if drawn else read_trace(Path(arrivals))
     return [
         cell_of(samples, model, job, qos_ms=qos, load=load, of_peak=of == "peak", process=arrivals, trace=trace,
-                queries=queries, seed=seed)
+                queries=queries, seed=seed, admit=admit)
         for load in loads
     ]  # fmt: skip
 
@@ -151,6 +152,7 @@ def told(r: PolicyRun, found: Comparison) -> dict[str, str]:
         "p99.9": _interval(r, 0.999),
         "over exclusive": f"{r.over_exclusive:.3f} times its p99 on the same arrivals",
         "violations": f"{r.latency.violations} of {r.latency.queries} queries ({share:.2%})",
+        **({"refused": f"{r.refused} queries, as they came"} if r.refused else {}),
         "best-effort": f"{r.be_throughput:.3f} of the whole GPU",
         "system": f"{r.system_throughput:.3f} (both jobs in their time alone, to a second)",
         "variants": ", ".join(f"{v.queries} {plain(v.name, 60)}" for v in r.variants if v.queries) or "-",
@@ -200,6 +202,8 @@ def print_comparison(screen: Screen, found: Comparison) -> None:
     head = ["policy", "p50 ms", "p99 ms", "target kept", "× alone", "late", "BE rate", "system"]
     screen.table("", head, rows)
     for r in found.runs:
+        if r.refused:
+            screen.out.print(f"{plain(r.policy)}: {r.refused} queries were refused as they came")
         if r.latency.void:
             screen.out.print(f"{plain(r.policy)}: VOID: {plain(r.latency.void, 200)}")
         if r.note:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.colocate.arrivals import Arrivals, ArrivalsError, Spike, gamma, poisson, rate_of_load, spikes
 from weft.colocate.latency import Latencies, be_throughput, over_exclusive, system_throughput
 from weft.colocate.operating import Prepared, model_of, prepare
 from weft.colocate.outcome import Outcome, off_lindley_us
 from weft.colocate.policies import make, note_of
-from weft.colocate.policy import PolicyError, drive
+from weft.colocate.policy import Admission, PolicyError, drive
 from weft.colocate.queueing import TargetError, peak_load
 from weft.colocate.simulate import SimulatedBackend, drawn_ns
 from weft.kernels.policy_run import Chosen, Comparison, PolicyRun, Refused, VariantShare
@@ -35,6 +36,14 @@ _POINTS = 240
 _RESAMPLES = 200
 
 
+class ComparisonInterruptedError(KeyboardInterrupt):
+    """Ctrl-C while policies ran: `comparison` has those that had ended."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__()
+        self.comparison = comparison
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """What all policies of a comparison share."""
@@ -47,6 +56,8 @@ class Cell:
     load_of: str
     arrivals: Arrivals
     seed: int
+    admit: bool = False
+    """Whether queries that would miss the target are refused as they come."""
 
 
 def target_of(model: ModelSamples, qos_ms: float | None) -> int:
@@ -67,7 +78,7 @@ def target_of(model: ModelSamples, qos_ms: float | None) -> int:
 
 def cell_of(
     record: SampleRecord, model: str, job: str, *, qos_ms: float | None, load: float | None, of_peak: bool,
-    process: str, trace: Arrivals | None, queries: int = QUERIES, seed: int = 0,
+    process: str, trace: Arrivals | None, queries: int = QUERIES, seed: int = 0, admit: bool = False,
 ) -> Cell:  # fmt: skip
     """A cell: the target, and arrivals fixed before any policy runs.
 
@@ -82,6 +93,7 @@ def cell_of(
         trace: in place of a process; scaled to the load, if one is given.
         queries: how many are drawn.
         seed: of all that is drawn.
+        admit: refuse queries that would miss the target as they come.
 
     Raises:
         TargetError: a target that cannot be kept [W017].
@@ -92,14 +104,14 @@ def cell_of(
     target = target_of(samples, qos_ms)
     if trace is not None and load is None:
         rate = trace.rate_hz * samples.solo.at(0.5) / 1e6
-        return Cell(model, job, target, rate if math.isfinite(rate) else 0.0, TRACE, trace, seed)
+        return Cell(model, job, target, rate if math.isfinite(rate) else 0.0, TRACE, trace, seed, admit)
     load = 0.8 if load is None else load
     solo = np.array(drawn_ns(samples.solo, ((np.arange(_SAMPLES) + 0.5) / _SAMPLES).tolist()), dtype=np.int64)
     rate_of_load(load, 1.0)  # told before the peak is looked for
     of_hz = _peak_hz(solo.tobytes(), target, seed) if of_peak else 1e9 / float(solo.mean())
     rate = rate_of_load(load, of_hz)
     arrivals = trace.scaled(rate) if trace is not None else drawn(process, rate, queries, seed)
-    return Cell(model, job, target, load, ABSOLUTE if of_peak else RELATIVE, arrivals, seed)
+    return Cell(model, job, target, load, ABSOLUTE if of_peak else RELATIVE, arrivals, seed, admit)
 
 
 @lru_cache(maxsize=16)
@@ -139,8 +151,9 @@ def simulated(prepared: Prepared, cell: Cell, *, trace: bool = False, most_block
     """
     policy = make(prepared.policy, prepared.setting)
     backend = SimulatedBackend(
-        [(prepared, cell.arrivals)], seed=cell.seed, trace=trace, policy=policy, most_blocks=most_blocks
-    )
+        [(prepared, cell.arrivals)], seed=cell.seed, trace=trace, policy=policy, most_blocks=most_blocks,
+        admission=Admission(prepared.setting) if cell.admit else None,
+    )  # fmt: skip
     drive(policy, backend)
     return backend.outcome
 
@@ -175,13 +188,13 @@ def run(
 
 def summed_up(prepared: Prepared, cell: Cell, out: Outcome, exclusive: PolicyRun | None = None) -> PolicyRun:
     """The figures of a run."""
-    n = len(out.queries)
-    scheduled = np.array([q.scheduled_ns for q in out.queries], dtype=np.int64)
-    sent = np.array(out.sent_ns, dtype=np.int64) if out.sent_ns else None
-    found = Latencies(scheduled, np.array(out.done_ns, dtype=np.int64), sent, warm_up=n // _WARM_UP)
+    n = len(out.queries) - len(out.refused)
+    scheduled = _answered(out, [q.scheduled_ns for q in out.queries])
+    sent = _answered(out, out.sent_ns) if out.sent_ns else None
+    found = Latencies(scheduled, _answered(out, out.done_ns), sent, warm_up=n // _WARM_UP)
     span_s = out.span_ns / 1e9
     solo_s = prepared.model.solo.at(0.5) / 1e6
-    counts = np.bincount(np.array(out.variants, dtype=np.int64), minlength=len(prepared.points))
+    counts = np.bincount(_answered(out, out.variants), minlength=len(prepared.points))
     made = PolicyRun(
         policy=prepared.policy, note=note_of(prepared.policy), model=cell.model,
         job=prepared.job.name if prepared.job else "", simulated=sent is None, load=cell.load, load_of=cell.load_of,
@@ -195,6 +208,7 @@ def summed_up(prepared: Prepared, cell: Cell, out: Outcome, exclusive: PolicyRun
         cdf=_thinned(found.histogram.cdf()), chosen=_chosen(out),
         decision_us=float(np.quantile(out.decision_ns, 0.99)) / 1e3 if out.decision_ns else None,
         off_lindley_us=off_lindley_us(out) if sent is not None and prepared.policy == "exclusive" else None,
+        refused=len(out.refused),
     )  # fmt: skip
     against = exclusive or (made if prepared.policy == "exclusive" else None)
     if against is None:
@@ -224,19 +238,32 @@ def compare(
 
     Raises:
         PolicyError: no such policy, model or job [W206].
+        ComparisonInterruptedError: Ctrl-C, once one of them has ended.
     """
     names = list(dict.fromkeys(["exclusive", *policies]))
-    found, refused = _cell(record, names, cell, carry_out, settle)
+    found, refused = list[PolicyRun](), list[Refused]()
+    try:
+        _cell(record, names, cell, carry_out, settle, found, refused)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        raise ComparisonInterruptedError(
+            Comparison(record.gpu, record.digest, tuple(found), tuple(refused), ())
+        ) from None
     ran = [r.policy for r in found]
-    over_load = [r for other in others for r in _cell(record, ran, other, carry_out, settle)[0]]
+    over_load: list[PolicyRun] = []
+    for other in others:
+        _cell(record, ran, other, carry_out, settle, over_load, [])
     return Comparison(record.gpu, record.digest, tuple(found), tuple(refused), tuple(over_load))
 
 
 def _cell(
-    record: SampleRecord, names: Sequence[str], cell: Cell, carry_out: CarryOut, settle: Settle
-) -> tuple[list[PolicyRun], list[Refused]]:
+    record: SampleRecord, names: Sequence[str], cell: Cell, carry_out: CarryOut, settle: Settle,
+    found: list[PolicyRun], refused: list[Refused],
+) -> None:  # fmt: skip
+    """Runs of a cell as they end, and policies that cannot run."""
     alone = run(record, "exclusive", cell, carry_out=carry_out)
-    found, refused = [alone], []
+    found.append(alone)
     for name in names:
         if name == "exclusive":
             continue
@@ -246,7 +273,6 @@ def _cell(
             if error.details["policy"] != name or error.details["reason"] == "there is none of this name":
                 raise
             refused.append(Refused(name, str(error.details["reason"])))
-    return found, refused
 
 
 def _thinned(cdf: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
@@ -259,13 +285,19 @@ def _thinned(cdf: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float],
     return tuple((cdf[i][0] / 1e3, cdf[i][1]) for i in at)
 
 
+def _answered(out: Outcome, values: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Of queries that were not refused."""
+    found = np.array(values, dtype=np.int64)
+    return np.delete(found, out.refused) if out.refused else found
+
+
 def _chosen(out: Outcome) -> tuple[Chosen, ...]:
     """Variants over time."""
     if not out.span_ns:
         return ()
     width = out.span_ns / _WINDOWS
-    at = np.minimum((np.array(out.begin_ns) / width).astype(np.int64), _WINDOWS - 1)
-    variants, caps = np.array(out.variants), np.array(out.caps)
+    begin, variants, caps = (_answered(out, x) for x in (out.begin_ns, out.variants, out.caps))
+    at = np.minimum((begin / width).astype(np.int64), _WINDOWS - 1)
     found = []
     for k in range(_WINDOWS):
         here = at == k

@@ -33,12 +33,15 @@ from weft.colocate.fused_search import Counters, FusedSearch
 from weft.colocate.gpu_machine import WHOLE, Form, GpuMachine, Lane, ending
 from weft.colocate.idle import Drawing, fastest
 from weft.colocate.kernel_job import CoRunner, KernelJob
-from weft.colocate.live import LiveBackend, run
+from weft.colocate.live import LiveBackend, Machine, run
 from weft.colocate.network_job import NetworkGpuJob
 from weft.colocate.operating import Point, Prepared, Whole, settle
 from weft.colocate.outcome import Outcome
 from weft.colocate.policies import make
-from weft.colocate.policy import PolicyError
+from weft.colocate.policy import Admission, PolicyError
+from weft.colocate.process_job import ProcessJob
+from weft.colocate.process_machine import ProcessMachine
+from weft.colocate.process_words import Confinement
 from weft.colocate.recording import QUERIES, Mode, RecordInterruptedError, What, back_to_back, recorded
 from weft.colocate.role_lanes import Recorded, RoleLanes
 from weft.device.cuda import streams
@@ -51,7 +54,7 @@ from weft.errors import DeviceError, OptionError
 from weft.ir.declined import Declined
 from weft.kernels.colocation import BYTES, left_beside
 from weft.kernels.samples import SampleRecord, StepSamples
-from weft.kernels.scheduling import Sharing
+from weft.kernels.scheduling import JobKind, Sharing
 from weft.kernels.source import CudaSource
 from weft.runtime.budgeted import Budgeted
 from weft.runtime.cuda_executable import CudaExecutable, Rebind
@@ -63,6 +66,8 @@ MODES = (
     "priority", "streams",
 )  # fmt: skip
 """That are tried where nobody says which; what cannot be here is left out."""
+PROCESS_MODES = (*(m for m in MODES if m.startswith("green")), "priority", "priority-duty64", "priority-duty128")
+"""The same with a job in another process."""
 BUDGET = SmBudget(registers=57344, shared_bytes=220 << 10, threads=1792, ctas=31)
 """What a plan leaves a co-runner of 256 threads with 32 registers each."""
 LANES = 4
@@ -92,14 +97,17 @@ class Plans:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of sharing, by its name: `co-runner 128`, `co-runner 256-duty90`, `green36`, `priority`, `streams`."""
+    """A way of sharing, by its name: `co-runner 128`, `co-runner 256-duty90`, `green36`, `priority`, `streams`.
+
+    Of a job in another process also `green36-duty90`, `priority-duty90`.
+    """
 
     name: str
     sharing: Sharing
     number: int = 0
     """Threads of a co-runner's CTA; multiprocessors of the job."""
     duty: int = WHOLE
-    """256ths of each quarter of a query in which a co-runner works."""
+    """256ths of each quarter of a query in which a co-runner works, or of the time in which another process does."""
 
 
 def way_of(name: str) -> Way:
@@ -113,13 +121,13 @@ def way_of(name: str) -> Way:
     number, duty = (int(found[k] or 0) for k in ("number", "duty")) if found else (0, 0)
     if found and kind == "co-runner" and number % 32 == 0 and 32 <= number <= 256 and duty < WHOLE:
         return Way(name, "co-runner", number, duty or WHOLE)
-    if found and kind == "green" and number and not duty:
-        return Way(name, "partition", number)
-    if found and kind in ("priority", "streams") and not number and not duty:
-        return Way(name, "priority" if kind == "priority" else "streams")
+    if found and kind == "green" and number and duty < WHOLE:
+        return Way(name, "partition", number, duty or WHOLE)
+    if found and kind in ("priority", "streams") and not number and duty < WHOLE:
+        return Way(name, "priority" if kind == "priority" else "streams", 0, duty or WHOLE)
     raise OptionError(
         option="modes", problem=f"{name[:40]!r} is neither like 'co-runner 128', 'co-runner 256-duty90' nor green36,"
-        " priority, streams"
+        " priority, streams; -duty90 of a job in another process"
     )  # fmt: skip
 
 
@@ -202,7 +210,7 @@ class GpuSession:
         self._high = [self._stream(self._greatest) for _ in range(LANES)]
         self._same = self._stream(self._greatest)
         self._low, self._copies = self._stream(least), self._stream(self._greatest)
-        self._job: GpuJob | NetworkGpuJob | None = None
+        self._job: GpuJob | NetworkGpuJob | ProcessJob | None = None
         self._kernel_job: KernelJob | None = None
         self._whole = True
         """Whether the job's kernels may be launched whole at any time: no pass reads what the one before wrote."""
@@ -233,14 +241,24 @@ class GpuSession:
         """Of the lowest priority, with the whole GPU."""
         return self._low
 
-    def add_job(self, job: KernelJob | NetworkGpuJob) -> None:
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Ways of sharing that are tried where nobody says which."""
+        return PROCESS_MODES if isinstance(self._job, ProcessJob) else MODES
+
+    def add_job(self, job: KernelJob | NetworkGpuJob | ProcessJob) -> None:
         """The best-effort job: its time alone is measured, and how it runs fastest on the whole GPU.
 
-        Cost: two texts to compile, and 20 ms for each of at most 20 ways.
+        Cost: two texts to compile, and 20 ms for each of at most 20 ways; or some units of a process.
 
         Raises:
-            DeviceError: the GPU refuses a kernel [W301, W302].
+            DeviceError: the GPU refuses a kernel [W301, W302], or a process does not get on.
+            JobError: a process raises, or its segments are longer than they may be [W018].
         """
+        if isinstance(job, ProcessJob):
+            self._job, self._kernel_job, self._roles, self._whole, self._idle = job, None, None, True, None
+            job.measure()
+            return
         if isinstance(job, NetworkGpuJob):
             self._job, self._kernel_job, self._roles, self._whole = job, None, None, True
             self._idle = job.form(self._low.cuda_stream, apart=True)
@@ -271,6 +289,10 @@ class GpuSession:
 
     def lane_of(self, way: Way) -> Lane | Declined:
         """How queries run in a way; or why they cannot here."""
+        if isinstance(self._job, ProcessJob):
+            return self._process_lane(way, self._job)
+        if way.duty != WHOLE and way.sharing != "co-runner":
+            return Declined("only a co-runner or a job in another process rests part of the time")
         if isinstance(self._job, NetworkGpuJob):
             return self._network_lane(way, self._job)
         job = self._kernel_job
@@ -316,7 +338,18 @@ class GpuSession:
             return why
         return Lane(lane.stream, lane.launch, job.form(rest, apart=True))
 
-    def machine(self, names: Sequence[str]) -> GpuMachine:
+    def _process_lane(self, way: Way, job: ProcessJob) -> Lane | Declined:
+        """Its own process makes streams, and the same split of the GPU."""
+        if way.sharing in ("co-runner", "streams"):
+            return Declined(f"{job.name} is a process: it runs by itself at the lowest priority, or in a part")
+        if way.sharing == "priority":
+            return replace(self._alone, process=Confinement(duty=way.duty))
+        found = self._part(way.number)
+        if isinstance(found, Declined):
+            return found
+        return replace(found[0], process=Confinement(self._facts.sms - way.number, way.duty))
+
+    def machine(self, names: Sequence[str]) -> Machine:
         """What a policy runs on whose variants behind the first are these ways.
 
         Raises:
@@ -325,9 +358,13 @@ class GpuSession:
         """
         return self._machine([self._there(name, self.lane_of(way_of(name))) for name in names])
 
-    def _machine(self, lanes: Sequence[Lane]) -> GpuMachine:
+    def _machine(self, lanes: Sequence[Lane]) -> Machine:
         """Variants behind the first."""
         job = None if self._job is None else self._job.anew()
+        if isinstance(job, ProcessJob):
+            every = [self._alone, *lanes]
+            alone = GpuMachine(self._device, {self.name: every}, copies=self._copies.cuda_stream)
+            return ProcessMachine(alone, job, [lane.process for lane in every])
         return GpuMachine(
             self._device, {self.name: [self._alone, *lanes]}, copies=self._copies.cuda_stream, job=job, idle=self._idle
         )
@@ -360,7 +397,7 @@ class GpuSession:
         job = self._job
         what = What(
             self._facts.name, driver, commit, self.name, self._plans.plain.kernels, "" if job is None else job.name,
-            0.0 if job is None else job.kernel_us, 0.0 if job is None else job.block_us,
+            0.0 if job is None else job.kernel_us, 0.0 if job is None else job.block_us, _kind(job),
         )  # fmt: skip
         rehearsal = job.rehearsal() if isinstance(job, NetworkGpuJob) else contextlib.nullcontext()
         with rehearsal:
@@ -390,8 +427,10 @@ class GpuSession:
 
         return settle(prepared, measure)
 
-    def run(self, prepared: Prepared, arrivals: Arrivals) -> Outcome:
+    def run(self, prepared: Prepared, arrivals: Arrivals, *, admit: bool = False) -> Outcome:
         """One policy on given arrivals, with the variants that it has; see `settled`.
+
+        `admit`: queries that would miss the target are refused as they come.
 
         Raises:
             PolicyError: it needs a way, or fused steps, that cannot be here [W206].
@@ -409,7 +448,8 @@ class GpuSession:
         lanes = [self._there(p.variant.name, self._lane_of_point(prepared, p)) for p in prepared.points[1:]]
         machine = self._machine(lanes)
         with ending(machine):
-            return run(policy, LiveBackend(machine, [(prepared, arrivals)], policy=policy))
+            admission = Admission(setting) if admit else None
+            return run(policy, LiveBackend(machine, [(prepared, arrivals)], policy=policy, admission=admission))
 
     def results(self) -> tuple[torch.Tensor, ...]:
         """What a query gives now, alone, by the plan without a budget."""
@@ -544,7 +584,8 @@ class GpuSession:
 
     def _query_us(self) -> float:
         machine = GpuMachine(self._device, {self.name: [self._alone]}, copies=self._copies.cuda_stream)
-        return statistics.median(back_to_back(machine, self.name, 0, 50)[0])
+        with ending(machine):
+            return statistics.median(back_to_back(machine, self.name, 0, 50)[0])
 
     def _pass_us(self, job: KernelJob) -> float:
         """All kernels of a job once, alone."""
@@ -561,19 +602,27 @@ class GpuSession:
             while not device.happened(last):
                 device.sleep(10_000)
             found.append(device.apart_ns(last) / 1e3)
+        device.give_back([first, last])
         return statistics.median(found[1:])
 
     def _rate(self, form: Form) -> float:
         """Blocks in a second of the job alone in a form."""
-        assert self._job is not None
+        assert isinstance(self._job, GpuJob)
         machine = GpuMachine(
             self._device, {self.name: [self._alone]}, copies=self._copies.cuda_stream, job=self._job.anew(), idle=form
         )
-        begun = machine.now_ns()
-        machine.set_form(0)
-        time.sleep(0.02)
-        span = machine.now_ns() - begun
-        return machine.close_job().blocks * 1e9 / span
+        with ending(machine):
+            begun = machine.now_ns()
+            machine.set_form(0)
+            time.sleep(0.02)
+            span = machine.now_ns() - begun
+            return machine.close_job().blocks * 1e9 / span
+
+
+def _kind(job: GpuJob | NetworkGpuJob | ProcessJob | None) -> JobKind:
+    if isinstance(job, ProcessJob):
+        return "process"
+    return "network" if isinstance(job, NetworkGpuJob) else "kernels"
 
 
 def _is_whole(prepared: Prepared) -> bool:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
-from weft.colocate.live import Ended, JobWork
+from weft.colocate.live import Ended, JobWork, Machine
+from weft.colocate.process_words import Confinement
 from weft.device.cuda.dispatch import Queue
 from weft.errors import DeviceError
 from weft.kernels.scheduling import OFF, Query
@@ -101,6 +102,8 @@ class Lane:
     """Puts the graph of a query on the stream."""
     form: Form | None = None
     """Of the job beside it; None: none runs."""
+    process: Confinement | None = None
+    """Where a job in another process runs beside it (`ProcessMachine`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,8 @@ class GpuMachine:
             raise ValueError("a job has a form where no query runs, and without a job there is none")
         self._device, self._lanes, self._copies, self._job, self._idle = device, lanes, copies, job, idle
         self._flying: deque[_Flying] = deque()
+        self._taken: list[int] = []
+        """Events, all of them."""
         self._pool: list[int] = []
         self._done = 0
         """When the last query was seen to have ended."""
@@ -152,7 +157,7 @@ class GpuMachine:
         """Of the job, as long as it was not told to stop."""
         self._owned = False
         """It runs for the queries in flight, not because it was told to."""
-        self._armed, self._job_end = device.event(), device.event()
+        self._armed, self._job_end = self._event(), self._event()
         self._job_stream, self._job_apart = 0, False
         """Of the persistent kernel, or of plain ones apart from queries, that was launched last; 0: none was."""
         self._feeding: Form | None = None
@@ -302,6 +307,11 @@ class GpuMachine:
         blocks = self._job.blocks()
         return JobWork(blocks, blocks * self._job.block_us + self._plain_us)
 
+    def give_back(self) -> None:
+        """See `Machine`."""
+        self._device.give_back(self._taken)
+        self._taken = []
+
     # -- the job
 
     def _form(self, variant: int) -> Form:
@@ -393,15 +403,20 @@ class GpuMachine:
             pass
 
     def _event(self) -> int:
-        return self._pool.pop() if self._pool else self._device.event()
+        if self._pool:
+            return self._pool.pop()
+        self._taken.append(self._device.event())
+        return self._taken[-1]
 
 
 @contextlib.contextmanager
-def ending(machine: GpuMachine) -> Iterator[None]:
-    """The job does not run on where something is raised."""
+def ending(machine: Machine) -> Iterator[None]:
+    """The job does not run on where something is raised; at the end all is given back that was taken for the run."""
     try:
         yield
     except BaseException:
         with contextlib.suppress(DeviceError):  # of what is raised already
             machine.close_job()
         raise
+    finally:
+        machine.give_back()

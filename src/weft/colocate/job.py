@@ -6,9 +6,12 @@
     # model = "resnet50.onnx"           # network: an ONNX file
     # inputs = "images"                 #   a folder of .npz files, one an inference
     # outputs = "results"               #   where results go; may be left out
-    # command = ["python", "train.py"]  # process: what is run
-    # segment_us = 200                  #   its longest part that cannot be stopped
-    passes = 10                         # times through; left out: without end
+    # file = "train.py"                 # process: a Python file
+    # function = "unit"                 #   what in it does a unit of work
+    # segment_us = 200                  #   longest part that cannot be paused, alone; left out: any time
+    # save_s = 60                       #   seconds of work between two saves of its state
+    # hang_s = 30                       #   a part that takes longer is killed, and the process started again
+    passes = 10                         # times through, or units of a process; left out: without end
     memory = "4GiB"                     # most device memory; left out: what the model leaves
     prefers = "compute"                 # tensor, compute, memory, latency or neutral
     progress = "mriq.progress.json"     # left out: progress is not kept
@@ -41,10 +44,10 @@ _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _OWN: Mapping[str, frozenset[str]] = {
     "kernels": frozenset({"stages"}),
     "network": frozenset({"model", "inputs", "outputs"}),
-    "process": frozenset({"command", "segment_us"}),
+    "process": frozenset({"file", "function", "segment_us", "save_s", "hang_s"}),
 }
 _NEEDED: Mapping[str, tuple[str, ...]] = {
-    "kernels": ("stages",), "network": ("model", "inputs"), "process": ("command",),
+    "kernels": ("stages",), "network": ("model", "inputs"), "process": ("file",),
 }  # fmt: skip
 _COMMON = frozenset({"name", "kind", "passes", "memory", "prefers", "progress"})
 
@@ -58,14 +61,15 @@ class JobError(UserError):
 
 
 def read_job(path: Path) -> JobSpec:
-    """Read a job.toml. What it names need not exist yet but its stages, model and inputs.
+    """Read a job.toml. What it names need not exist yet but its stages, model, inputs and file.
 
     Raises:
         JobError: it cannot be read, or a key or value cannot be taken [W018].
     """
     text = _text(path, "a job.toml")
     spec = parse_job(text, path.name)
-    for key, names in (("stages", spec.stages), ("model", (spec.model,)), ("inputs", (spec.inputs,))):
+    named = (("stages", spec.stages), ("model", (spec.model,)), ("inputs", (spec.inputs,)), ("file", (spec.file,)))
+    for key, names in named:
         for name in filter(None, names):
             target = path.parent / name
             if not (target.is_dir() if key == "inputs" else target.is_file()):
@@ -100,12 +104,15 @@ def parse_job(text: str, where: str = "job.toml") -> JobSpec:
     return JobSpec(
         name=reader.name("name"),
         kind=cast("JobKind", kind),
-        stages=reader.texts("stages", paths=True),
+        stages=reader.paths("stages"),
         model=reader.path("model"),
         inputs=reader.path("inputs"),
         outputs=reader.path("outputs"),
-        command=reader.texts("command", paths=False),
-        segment_us=reader.positive("segment_us", 200.0, 1e6),
+        file=reader.path("file"),
+        function=reader.identifier("function", "unit") if kind == "process" else "",
+        segment_us=reader.positive("segment_us", 0.0, 1e7),
+        save_s=reader.positive("save_s", 60.0 if kind == "process" else 0.0, 1e6),
+        hang_s=reader.positive("hang_s", 30.0 if kind == "process" else 0.0, 1e6),
         passes=reader.count("passes"),
         memory_bytes=reader.size("memory"),
         prefers=cast("Prefers", reader.one_of("prefers", PREFERS, "neutral")),
@@ -152,7 +159,13 @@ class _Reader:
             raise _bad(self.where, key, f"{text[:80]!r} leads out of the folder", "give a path below the job.toml")
         return text
 
-    def texts(self, key: str, *, paths: bool) -> tuple[str, ...]:
+    def identifier(self, key: str, default: str) -> str:
+        value = self.text(key, self.raw.get(key, default))
+        if not value.isidentifier():
+            raise _bad(self.where, key, f"{value[:80]!r} is no name of a function", f'write {key} = "{default}"')
+        return value
+
+    def paths(self, key: str) -> tuple[str, ...]:
         value = self.raw.get(key, ())
         if key not in self.raw:
             return ()
@@ -160,7 +173,7 @@ class _Reader:
             raise _bad(self.where, key, "is no list with an element", f'write {key} = ["..."]')
         if len(value) > MOST_STAGES:
             raise _bad(self.where, key, f"{len(value)} elements", f"at most {MOST_STAGES} are taken")
-        return tuple(self.inside(key, v) if paths else self.text(key, v) for v in value)
+        return tuple(self.inside(key, v) for v in value)
 
     def count(self, key: str) -> int:
         value = self.raw.get(key, 0)
@@ -169,9 +182,11 @@ class _Reader:
         return cast("int", value)
 
     def positive(self, key: str, default: float, most: float) -> float:
-        value = self.raw.get(key, default)
+        if key not in self.raw:
+            return default
+        value = self.raw[key]
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _bad(self.where, key, "is no number", f"write {key} = {default:g}")
+            raise _bad(self.where, key, "is no number", f"write {key} = {default or most:g}")
         if not (math.isfinite(value) and 0 < value <= most):
             raise _bad(self.where, key, f"is {value}", f"above 0, up to {most:g}")
         return float(value)

@@ -17,7 +17,7 @@ from typing import Protocol, final
 from weft.colocate.arrivals import Arrivals
 from weft.colocate.operating import Prepared
 from weft.colocate.outcome import Outcome, Window, queries_of, take
-from weft.colocate.policy import MOST_IN_FLIGHT, Policy, drive
+from weft.colocate.policy import MOST_IN_FLIGHT, Admission, Policy, drive
 from weft.errors import DeviceError
 from weft.kernels.scheduling import NEVER, OFF, Cursor, Decision, Finished, Query, Recent, Running, Situation
 
@@ -27,6 +27,8 @@ _DECISIONS = 4
 """To a query, as room is made for."""
 SILENT_NS = 30_000_000_000
 """Queries are under way or wait, and nothing has happened for so long: the run has failed."""
+UNSENT_NS = 1_000_000_000
+"""So long behind its instant, look after look, a query was not sent: what sends them has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +107,27 @@ class Machine(Protocol):
         """Stop the job, wait for its end, and say what it has done."""
         ...
 
+    def give_back(self) -> None:
+        """What was taken for this run: nothing is asked of it any more."""
+        ...
+
 
 @final
 class LiveBackend:
     """A run of given arrivals on a machine: carries a policy's decisions out, and keeps what came of them."""
 
     def __init__(
-        self, machine: Machine, given: Sequence[tuple[Prepared, Arrivals]], *, policy: Policy | None = None
-    ) -> None:
-        """Models with their arrivals; every model has the same job. `policy`: whose cap is noted beside each launch.
+        self, machine: Machine, given: Sequence[tuple[Prepared, Arrivals]], *, policy: Policy | None = None,
+        admission: Admission | None = None,
+    ) -> None:  # fmt: skip
+        """Models with their arrivals; every model has the same job.
+
+        `policy`: whose cap is noted beside each launch. `admission`: refuses queries as they come; None: all wait.
 
         Raises:
             ValueError: no model, or one of them twice.
         """
-        self._machine, self._policy = machine, policy
+        self._machine, self._policy, self._admission = machine, policy, admission
         self._queries = queries_of(given)
         self._variants = {p.model.name: [x.variant for x in p.points] for p, _ in given}
         n = len(self._queries)
@@ -134,7 +143,7 @@ class LiveBackend:
         self._now = self._asked = self._last_done = self._happened = 0
         self._next = self._left = 0
         self._form = OFF
-        self._wake = NEVER
+        self._wake = self._unsent = NEVER
         self._kernels_end = 0
         """When kernels that nothing stops are expected to have ended; 0: none runs."""
         self._window = Window()
@@ -147,10 +156,12 @@ class LiveBackend:
         """Wait for the next arrival, end or wake-up; False once all queries have ended.
 
         Raises:
-            DeviceError: nothing has happened for half a minute, though queries are under way or wait [W301].
+            DeviceError: nothing has happened for half a minute, though queries are under way or wait; a query was not
+                sent; or the clock went back [W301].
         """
         if self._begin < 0:
             self._begin = self._machine.now_ns() + LEAD_NS
+            self._now = self._happened = -LEAD_NS
             self._machine.send([q.scheduled_ns for q in self._queries], self._begin)
         self._finished.clear()
         if self._left == len(self._queries):
@@ -158,7 +169,10 @@ class LiveBackend:
             return False
         while True:
             sent = self._machine.sent()  # before the clock is looked at
-            self._now = self._machine.now_ns() - self._begin
+            before, self._now = self._now, self._machine.now_ns() - self._begin
+            if self._now < before:
+                raise DeviceError(problem=f"the host's clock went back by {(before - self._now) / 1e9:.3g} s")
+            self._check_sender(sent)
             if self._look(sent):
                 break
             if self._now - self._happened > SILENT_NS and (self._running or self._waiting):
@@ -211,8 +225,9 @@ class LiveBackend:
         happened = False
         while self._next < sent:
             query = self._queries[self._next]
-            self._waiting.append(query)
-            self._window.arrived(query.scheduled_ns)
+            if self._admits(query):
+                self._waiting.append(query)
+                self._window.arrived(query.scheduled_ns)
             self.outcome.sent_ns[query.number] = self._machine.sent_ns(self._next) - self._begin
             self._next += 1
             happened = True
@@ -228,6 +243,28 @@ class LiveBackend:
         if happened or self._kernels_end:
             self._note()
         return happened
+
+    def _admits(self, query: Query) -> bool:
+        """Whether it may wait; one that may not has ended."""
+        if self._admission is None or self._admission.admits(
+            query, self._waiting, self._running, now_ns=self._now, last_done_ns=self._last_done,
+            busy_until_ns=self._kernels_end,
+        ):  # fmt: skip
+            return True
+        self.outcome.refused.append(query.number)
+        self._left += 1
+        return False
+
+    def _check_sender(self, sent: int) -> None:
+        """Raise where a query is not sent, look after look: a jump of the clock alone is over at the next one."""
+        at = self._queries[sent].scheduled_ns if sent < len(self._queries) else NEVER
+        if at + UNSENT_NS >= self._now:
+            self._unsent = NEVER
+            return
+        self._unsent = min(self._unsent, self._now)
+        if self._now - self._unsent > UNSENT_NS:
+            problem = f"query {sent} was not sent, {(self._now - at) / 1e9:.1f} s behind its instant"
+            raise DeviceError(problem=f"{problem}: what sends queries has ended")
 
     def _due(self) -> int:
         """The next instant that is known of now."""

@@ -25,6 +25,7 @@ from weft.colocate.inference_feed import Feed
 from weft.colocate.job import JobError, digest
 from weft.device.cuda.dispatch import Queue
 from weft.device.cuda.facts import GpuFacts
+from weft.errors import ArtifactError
 from weft.ir.declined import Declined
 from weft.kernels.scheduling import JobProgress, JobSpec
 
@@ -121,6 +122,8 @@ class NetworkGpuJob:
         self._dirty = stage > 0
         """Values of the inference under way are to be computed anew."""
         self._rehearsing = False
+        self._failed: JobError | ArtifactError | None = None
+        """Why it begins no further inference."""
         self._stream = 0
         """Of the stage that was launched last."""
         self._behind = device.event()
@@ -141,9 +144,9 @@ class NetworkGpuJob:
     def plain(self, stream: int, us: float) -> float:
         """See `Job`: the next stage, and further ones as long as they fit.
 
+        Behind an input that cannot be read, or results that cannot be written, there is none: `finish` tells.
+
         Raises:
-            JobError: an input cannot be read [W018].
-            ArtifactError: results cannot be written [W401].
             DeviceError: the GPU reports a fault [W302].
         """
         self._poll()
@@ -167,8 +170,9 @@ class NetworkGpuJob:
         return 0
 
     def is_done(self) -> bool:
-        """See `Job`: the last stage of the last pass was launched."""
-        return self._ends and not self._rehearsing and self._next.inference >= self._left
+        """See `Job`: the last stage of the last pass was launched, or nothing more can be."""
+        over = self._failed is not None or (self._ends and self._next.inference >= self._left)
+        return over and not self._rehearsing
 
     def anew(self) -> NetworkGpuJob:
         """The same job for another run. Nothing of it may run: it is made to stand where it was left.
@@ -223,6 +227,7 @@ class NetworkGpuJob:
         """Wait until all that was launched has ended and its results are written.
 
         Raises:
+            JobError: an input cannot be read; all before it counts [W018].
             ArtifactError: results cannot be written; progress is what was [W401].
             DeviceError: the GPU reports a fault, or the results' process says nothing [W301, W302].
         """
@@ -237,6 +242,8 @@ class NetworkGpuJob:
         except BaseException:
             self._ended = min(self._ended, Position(self._feed.written, 0))
             raise
+        if self._failed is not None:
+            raise self._failed
 
     # -- stages
 
@@ -244,7 +251,7 @@ class NetworkGpuJob:
         """The next stage; False: there is nothing to launch now."""
         network, feed, stage = self.network, self._feed, self._next.stage
         number = -1 if self._rehearsing else self._next.inference
-        if stage == 0 and number >= 0 and (self.is_done() or not feed.is_ready(number)):
+        if stage == 0 and number >= 0 and not self._may_begin(number):
             return False
         if self._stream not in (0, stream):
             self._device.wait(stream, self._behind)
@@ -264,6 +271,14 @@ class NetworkGpuJob:
         # last: an interrupt before leaves an inference that is done again, none that counts without its results
         self._next = Position(self._next.inference + 1, 0)
         return True
+
+    def _may_begin(self, number: int) -> bool:
+        """Whether the inference is the job's and ready; what fails ends the job, and no query."""
+        try:
+            return not self.is_done() and self._feed.is_ready(number)
+        except (JobError, ArtifactError) as error:
+            self._failed = error
+            return False
 
     def _poll(self) -> None:
         """Hand on what has ended."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from weft.colocate.durations import two_lines
 from weft.colocate.front import Choice, front, front_of_measured, settled
-from weft.colocate.policies import checked
+from weft.colocate.policies import NEEDS_BLOCKS, checked
 from weft.colocate.policy import JobFacts, ModelFacts, PolicyError, Setting
 from weft.ir.declined import Declined
 from weft.kernels.samples import JobSamples, ModelSamples, ModeSamples, SampleRecord, Spread, StepSamples
@@ -104,6 +104,9 @@ def prepare(record: SampleRecord, policy: str, model: str, job: str, target_ns: 
     made = Prepared(policy, alone, facts, target_ns, (first,), record.launch)
     if facts is None or policy in ("exclusive", "serial", "timeslice"):
         return made
+    if facts.kind == "process" and policy in NEEDS_BLOCKS:
+        reason = f"{NEEDS_BLOCKS[policy]}, and {job} is a process: its segments end by themselves"
+        raise PolicyError(policy=policy, reason=reason, remedy="choose another policy, such as weft or green:N")
     if policy in ("tally", "weft") and facts.stop is None:
         raise _lacks(policy, f"no stop latencies of {job} were recorded")
     modes = [m for m in record.modes if (m.model, m.job) == (model, job)]
@@ -187,12 +190,17 @@ def _of_weft(made: Prepared, modes: Sequence[ModeSamples], steps: Sequence[StepS
     """Those that gain more than they cost: idle time is free, so nothing else pays."""
     alone = made.points[0].variant
     fused = _fused(made, [_choice(i, s, "weft", made) for i, s in enumerate(steps) if s.pays])
-    whole = [_of_mode(1, m) for m in modes if m.sharing in ("co-runner", "partition")]
+    whole = [_of_mode(1, m) for m in modes if m.sharing in ("co-runner", "partition") or _is_throttled(m)]
     pays = [p for p in (*fused, *whole) if p.variant.be_us > p.variant.lc_us - alone.lc_us]
     dearest = max((p.variant.lc_us / alone.lc_us - 1 for p in pays), default=0.0)
     by_name = {p.variant.name: p for p in pays}
     found = front_of_measured(alone, [p.variant for p in pays], slack=min(_slack(made), max(dearest, 0.0)))[1:]
     return [replace(by_name[v.name], variant=replace(v, resident=False, idle_rate=1.0)) for v in found]
+
+
+def _is_throttled(m: ModeSamples) -> bool:
+    """Whether the job runs in it only so much of the time: then it may be beside queries that can lose a little."""
+    return "-duty" in m.name
 
 
 def _fused(made: Prepared, choices: Sequence[Choice]) -> list[Point]:

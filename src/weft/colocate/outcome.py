@@ -62,6 +62,8 @@ class Outcome:
     """When each query was put on its stream; empty: simulated, when it began."""
     decision_ns: MutableSequence[int] = field(default_factory=list)
     """What each decision took; empty: simulated."""
+    refused: list[int] = field(default_factory=list)
+    """Queries that were refused as they came; their other figures are -1."""
 
 
 def queries_of(given: Sequence[tuple[Prepared, Arrivals]]) -> list[Query]:
@@ -111,6 +113,9 @@ def off_lindley_us(out: Outcome) -> float:
         return 0.0
     scheduled = np.array([q.scheduled_ns for q in out.queries], dtype=np.int64)
     put, done = (np.array(x, dtype=np.int64) for x in (out.put_ns or out.begin_ns, out.done_ns))
+    scheduled, put, done = (np.delete(x, out.refused) for x in (scheduled, put, done))
+    if not len(done):
+        return 0.0
     begin = np.maximum(put, np.concatenate([[0], done[:-1]]))
     apart = np.abs(done - lindley(scheduled, done - begin))
     return float(np.quantile(apart, 0.99)) / 1e3

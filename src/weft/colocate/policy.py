@@ -5,12 +5,12 @@ Costs a policy may have: O(waiting) to a decision. It keeps no situation, and kn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final, runtime_checkable
 
 from weft.errors import UnsupportedError
-from weft.kernels.scheduling import NEVER, Decision, Query, Situation, Variant
+from weft.kernels.scheduling import NEVER, Decision, Query, Running, Situation, Variant
 
 MOST_IN_FLIGHT = 2
 """Queries that are launched and have not ended: the launch of the second hides behind the first."""
@@ -177,3 +177,24 @@ class Costs:
             return least
         behind = at_ns + sum(self.q99[q.model][0] for q in order)
         return min(least, self.tightest - (behind - now_ns))
+
+
+@final
+class Admission:
+    """Refuses a query as it comes, where it would end behind its deadline though the job were stopped for it."""
+
+    def __init__(self, setting: Setting) -> None:
+        """By the times that were recorded: q99 of each query in front of it, alone."""
+        self._costs = Costs(setting)
+
+    def admits(
+        self, query: Query, waiting: Iterable[Query], running: Sequence[Running], *, now_ns: int, last_done_ns: int,
+        busy_until_ns: int,
+    ) -> bool:  # fmt: skip
+        """Whether it is to wait behind these."""
+        costs = self._costs
+        at = max(now_ns + costs.stop_ns, busy_until_ns)
+        if running:
+            began = max(running[0].launched_ns, last_done_ns)
+            at = max(at, began + sum(costs.q99[r.query.model][r.variant] for r in running))
+        return at + sum(costs.q99[q.model][0] for q in (*waiting, query)) <= query.deadline_ns

@@ -20,7 +20,7 @@ from weft.colocate.policies import make
 from weft.colocate.policy import MOST_IN_FLIGHT
 from weft.errors import DeviceError
 from weft.kernels.samples import FORMAT, JobSamples, ModelSamples, ModeSamples, SampleRecord, Source, Spread
-from weft.kernels.scheduling import Query, Sharing
+from weft.kernels.scheduling import JobKind, Query, Sharing
 
 QUERIES = 400
 """Of each mode."""
@@ -61,8 +61,10 @@ class What:
     job: str
     """Empty: none."""
     kernel_us: float = 0.0
-    """All the job's kernels once, alone."""
+    """All the job's kernels once, alone; of a process its longest segment."""
     block_us: float = 0.0
+    kind: JobKind = "kernels"
+    """Of the job."""
 
 
 class RecordInterruptedError(KeyboardInterrupt):
@@ -160,8 +162,9 @@ def recorded(
         record = SampleRecord(FORMAT, what.gpu, what.driver, (model,), (), (), (), none, (source,))
         record = replace(record, launch=spread(longer(machine, record, "exclusive", small, seed), 0))
         if what.job:
-            job = JobSamples(what.job, what.kernel_us, what.block_us, none, 0, _idle_rate(machine, 0))
-            stop = longer(machine, replace(record, jobs=(job,)), "tally", small, seed + 1)
+            job = JobSamples(what.job, what.kernel_us, what.block_us, none, 0, _idle_rate(machine, 0), what.kind)
+            stoppable = replace(job, kind="kernels")  # of a process too, whose segments end by themselves
+            stop = longer(machine, replace(record, jobs=(stoppable,)), "tally", small, seed + 1)
             record = replace(record, jobs=(replace(job, stop=spread(stop, 0)),))
         try:
             found += (_mode(machine, what, number, mode, queries) for number, mode in enumerate(modes, 1))

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from weft.colocate.fused_plan import FusedPlan
-from weft.colocate.gpu_machine import Form, GpuMachine, Lane, ending
+from weft.colocate.gpu_machine import Form, Lane, ending
+from weft.colocate.live import Machine
 from weft.colocate.operating import Whole
 from weft.colocate.recording import WARM_UP, back_to_back, spread
 from weft.ir.declined import Declined
@@ -57,7 +58,7 @@ class RoleLanes:
         self._measured: dict[_Key, Whole] = {}
 
     def measured(
-        self, variant: Variant, steps: Sequence[StepSamples], machine: Callable[[Lane], GpuMachine], model: str, *,
+        self, variant: Variant, steps: Sequence[StepSamples], machine: Callable[[Lane], Machine], model: str, *,
         whole: bool = False,
     ) -> Whole | Declined:  # fmt: skip
         """A variant measured once on a machine that has its lane behind the plan's; or why it has none. See `of`."""
@@ -150,7 +151,7 @@ def _alike(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
 
-def measured_whole(machine: GpuMachine, model: str, queries: int = QUERIES) -> Whole:
+def measured_whole(machine: Machine, model: str, queries: int = QUERIES) -> Whole:
     """The second variant of a machine, by queries back to back.
 
     Raises:

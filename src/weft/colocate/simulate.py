@@ -23,7 +23,7 @@ import numpy as np
 from weft.colocate.arrivals import Arrivals
 from weft.colocate.operating import Prepared
 from weft.colocate.outcome import Outcome, Piece, Window, queries_of, take
-from weft.colocate.policy import MOST_IN_FLIGHT, Policy
+from weft.colocate.policy import MOST_IN_FLIGHT, Admission, Policy
 from weft.kernels.samples import Spread
 from weft.kernels.scheduling import NEVER, OFF, Cursor, Decision, Finished, Query, Recent, Running, Situation
 
@@ -67,6 +67,7 @@ class SimulatedBackend:
         most_blocks: int = 0,
         trace: bool = False,
         policy: Policy | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """Models with their arrivals; the job, launches and stops are those of the first.
 
@@ -76,6 +77,7 @@ class SimulatedBackend:
             most_blocks: of the job, which then ends; 0: it does not.
             trace: keep every piece of BE work.
             policy: whose cap is noted beside each launch.
+            admission: refuses queries as they come; None: all wait.
 
         Raises:
             ValueError: no model, or one of them twice.
@@ -91,7 +93,7 @@ class SimulatedBackend:
         self._block_ns = first.job.block_us * 1e3 if first.job is not None else math.inf
         self._idle_rates = [p.variant.idle_rate for p in first.points]
         self._most = most_blocks
-        self._trace, self._policy = trace, policy
+        self._trace, self._policy, self._admission = trace, policy, admission
 
         n = len(self._queries)
         self.outcome = Outcome(self._queries, [-1] * n, [-1] * n, [-1] * n, [-1] * n)
@@ -121,8 +123,9 @@ class SimulatedBackend:
         self._finished.clear()
         if kind == _ARRIVAL:
             query = self._queries[number]
-            self._waiting.append(query)
-            self._window.arrived(at)
+            if self._admits(query):
+                self._waiting.append(query)
+                self._window.arrived(at)
             if number + 1 < len(self._queries):
                 heapq.heappush(self._heap, (self._queries[number + 1].scheduled_ns, _ARRIVAL, number + 1))
         elif kind == _DONE:
@@ -157,6 +160,17 @@ class SimulatedBackend:
         if decision.wake_ns < self._wake and decision.wake_ns > self._now:
             self._wake = decision.wake_ns
             heapq.heappush(self._heap, (decision.wake_ns, _WAKE, 0))
+
+    def _admits(self, query: Query) -> bool:
+        """Whether it may wait; one that may not has ended."""
+        if self._admission is None or self._admission.admits(
+            query, self._waiting, self._running, now_ns=self._now, last_done_ns=self._last_done,
+            busy_until_ns=self._busy_until,
+        ):  # fmt: skip
+            return True
+        self.outcome.refused.append(query.number)
+        self._left += 1
+        return False
 
     def _done(self, at: int) -> None:
         first = self._running.pop(0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from weft.kernels.dataclass_json import LEFT_OUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,9 @@ class PolicyRun:
     """What a decision took, p99; None: simulated."""
     off_lindley_us: float | None = None
     """Of `exclusive`: p99 of the difference to a single queue with the same service times; None: simulated."""
+
+    refused: int = field(default=0, metadata=LEFT_OUT)
+    """Queries that were refused as they came: they would have missed the target, and no latency counts them."""
 
     @property
     def p99_us(self) -> float:

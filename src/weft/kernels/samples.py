@@ -17,7 +17,7 @@ from weft.errors import ArtifactError
 from weft.kernels.codec import Json
 from weft.kernels.colocation import FusionShape
 from weft.kernels.dataclass_json import LEFT_OUT, from_json, to_json
-from weft.kernels.scheduling import SHARINGS, Sharing
+from weft.kernels.scheduling import KINDS, SHARINGS, JobKind, Sharing
 
 FORMAT = 1
 
@@ -96,8 +96,12 @@ class JobSamples:
     source: int
     idle_rate: float = field(default=1.0, metadata=LEFT_OUT)
     """Work in a second on the whole GPU in the form that can be stopped, over that of its kernels launched plainly."""
+    kind: JobKind = field(default="kernels", metadata=LEFT_OUT)
+    """What of it can be stopped, and fused."""
 
     def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError("a kind of job that there is not")
         if not self.name or not all(0 < x < math.inf for x in (self.kernel_us, self.block_us, self.idle_rate)):
             raise ValueError("a job without a time")
 

@@ -50,12 +50,18 @@ class JobSpec:
     """`network`: the folder of inputs, one .npz an inference, in order of names."""
     outputs: str = ""
     """`network`: the folder of results; empty: they are dropped."""
-    command: tuple[str, ...] = ()
-    """`process`: what is run."""
-    segment_us: float = 200.0
-    """The longest part of a `process` that cannot be stopped."""
+    file: str = ""
+    """`process`: a Python file."""
+    function: str = ""
+    """`process`: what in it does a unit of work."""
+    segment_us: float = 0.0
+    """`process`: how long the longest part that cannot be paused may take alone; 0: any time."""
+    save_s: float = 0.0
+    """`process`: seconds of work after which its state is saved."""
+    hang_s: float = 0.0
+    """`process`: seconds after which a part that does not end is killed."""
     passes: int = 0
-    """Times through all stages or inputs; 0: without end."""
+    """Times through all stages or inputs, or units of a `process`; 0: without end."""
     memory_bytes: int = 0
     """Most device memory; 0: what LC leaves."""
     prefers: Prefers = "neutral"
@@ -65,8 +71,8 @@ class JobSpec:
     def __post_init__(self) -> None:
         _need(self.kind in KINDS and self.prefers in PREFERS, "a kind of job or unit that there is not")
         _need(bool(self.name) and self.passes >= 0 and self.memory_bytes >= 0, "a job's name, passes or memory")
-        _need(math.isfinite(self.segment_us) and self.segment_us > 0, "the length of a segment")
-        own = {"kernels": self.stages, "network": self.model and self.inputs, "process": self.command}
+        _need(_finite(self.segment_us, self.save_s, self.hang_s), "times of a process")
+        own = {"kernels": self.stages, "network": self.model and self.inputs, "process": self.file and self.function}
         _need(bool(own[self.kind]), f"a job of {self.kind} without any")
 
 

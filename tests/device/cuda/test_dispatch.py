@@ -191,6 +191,25 @@ def test_events_are_counted(opened: Opened) -> None:
         assert opened.queue.event() == number
     with pytest.raises(DeviceError, match=f"over {EVENTS} events"):
         opened.queue.event()
+    opened.queue.give_back([7, 9])
+    assert {opened.queue.event(), opened.queue.event()} == {7, 9}
+    with pytest.raises(DeviceError, match=f"over {EVENTS} events"):
+        opened.queue.event()
+
+
+def test_an_event_that_was_given_back_happens_anew(opened: Opened) -> None:
+    queue = opened.queue
+    first, last = queue.event(), queue.event()
+    for _ in range(3):
+        queue.record(first, ONE)
+        queue.mark(last, ONE, since=first)
+        opened.until(last)
+        seen = queue.seen_ns(last)
+        queue.give_back([first, last])
+        last, first = queue.event(), queue.event()
+        queue.mark(last, ONE)
+        opened.until(last)
+        assert queue.seen_ns(last) > seen, "not what happened before"
 
 
 def test_a_driver_without_its_functions_is_told(libraries: tuple[Path, Path]) -> None:

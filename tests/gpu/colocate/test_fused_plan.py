@@ -8,8 +8,9 @@ from tests.gpu.colocate import test_run
 
 from weft.colocate.fused_plan import shapes_for
 from weft.colocate.gpu import GpuSession
-from weft.colocate.gpu_machine import GpuMachine, Lane
+from weft.colocate.gpu_machine import Lane
 from weft.colocate.kernel_job import KernelJob
+from weft.colocate.live import Machine
 from weft.colocate.operating import Whole
 from weft.colocate.recording import back_to_back
 from weft.colocate.role_lanes import RoleLanes
@@ -41,7 +42,7 @@ def lane_of(gpu: GpuSession, steps: list[StepSamples], *, whole: bool = False) -
     return lane
 
 
-def ran(gpu: GpuSession, lane: Lane, queries: int = QUERIES) -> tuple[GpuMachine, int]:
+def ran(gpu: GpuSession, lane: Lane, queries: int = QUERIES) -> tuple[Machine, int]:
     """Queries by the lane, and the blocks that ran in them."""
     machine = gpu._machine([lane])
     back_to_back(machine, gpu.name, 1, queries)

@@ -41,6 +41,12 @@ _MAKE: Mapping[str, Callable[[Setting], Policy]] = {
 }
 NAMES = tuple(NOTES)
 NEEDS_NO_JOB = frozenset({"exclusive"})
+NEEDS_BLOCKS: Mapping[str, str] = {
+    "tally": "it stops the job's kernels between two of their blocks",
+    "tacker": "it fuses the job's kernels with the model's",
+    "aker": "it fuses parts of the job's kernels with the model's",
+}
+"""Policies that do not run with a job in another process, and why: nothing of that is in reach but whole segments."""
 
 
 def checked(name: str) -> str:

@@ -33,7 +33,7 @@ SPIN_NS = 1_000_000_000
 CLOCK_S = 2.0
 """The clock of the multiprocessors is read so often: on an H200 that takes 5 ms, and launches were seen to wait."""
 EVENTS = 16384
-"""Of a dispatcher, at most; as in `dispatcher.cpp`."""
+"""Of a dispatcher at a time, at most; as in `dispatcher.cpp`."""
 _SOURCE = Path(__file__).with_name("dispatcher.cpp")
 _FAILED, _RESULT, _DONE, _SENT, _CLOCK, _FIRST = range(6)
 """Words of `Status`, and the first of the events."""
@@ -59,6 +59,10 @@ class Queue(Protocol):
 
     def event(self) -> int:
         """A new one."""
+        ...
+
+    def give_back(self, events: Sequence[int]) -> None:
+        """Nobody asks for these any more: `event` gives them out again."""
         ...
 
     def record(self, event: int, stream: int) -> None:
@@ -211,6 +215,8 @@ class Dispatcher:
             raise DeviceError(problem=f"{driver} lacks a function, or no thread could be begun")
         self._own: ctypes.c_void_p | None = ctypes.c_void_p(made)
         self._library, self._events = found, 0
+        self._free: list[int] = []
+        """Events that were given back."""
         held.callback(self._close)
         found.weft_event.argtypes = [ctypes.c_void_p, ctypes.c_int]
         found.weft_send.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64]
@@ -248,6 +254,8 @@ class Dispatcher:
             CudaError: the driver has none [W302].
             DeviceError: there are too many [W301].
         """
+        if self._free:
+            return self._free.pop()
         status = self._library.weft_event(self._own, self._events)
         if status < 0:
             raise DeviceError(problem=f"over {EVENTS} events are waited for")
@@ -255,6 +263,10 @@ class Dispatcher:
             raise cuda_error("cuEventCreate", status)
         self._events += 1
         return self._events - 1
+
+    def give_back(self, events: Sequence[int]) -> None:
+        """See `Queue`."""
+        self._free += events
 
     def record(self, event: int, stream: int) -> None:
         """See `Queue`."""
@@ -368,6 +380,7 @@ class Direct:
         """`held` gives the events back."""
         self._api, self._held = driver_api(), held
         self._events: list[Any] = []
+        self._free: list[int] = []
         self._streams: dict[int, Any] = {}
         self._since: list[int] = []
         self._put: list[int] = []
@@ -399,10 +412,16 @@ class Direct:
 
     def event(self) -> int:
         """See `Queue`."""
+        if self._free:
+            return self._free.pop()
         self._events.append(call(self._api.cuEventCreate, 0))
         for own, value in ((self._since, -1), (self._put, 0), (self._seen, 0)):
             own.append(value)
         return len(self._events) - 1
+
+    def give_back(self, events: Sequence[int]) -> None:
+        """See `Queue`."""
+        self._free += events
 
     def record(self, event: int, stream: int) -> None:
         """See `Queue`."""
