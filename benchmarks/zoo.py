@@ -7,7 +7,8 @@ A row says what came of an architecture at batch 1: `right`, `split` (right, in 
 `refused` (an error of Weft, by its code), `wrong` or `crashed` (another exception, a signal, or no answer in time).
 Results are judged as `weft.compile` judges a plan, against the model in float64 where it runs so, else against its own
 execution. Weft and eager are timed in interleaved rounds of one process, by the margin rule that decides between plans:
-`slower` is who loses by more than 2 % in the median and surely by more than nothing.
+`slower` is who loses by more than 2 % in the median and surely by more than nothing. `load` is the machine's load average
+when a row was done: on a busy one an export takes longer than the budget, and the framework's own execution answers.
 
 On a processor all are float32; on a GPU (`--device cuda`) the 60 that are marked, in float16. `timm`, `torchvision`,
 `transformers` and `diffusers` are needed for all. With a budget of 0 nothing is timed. With `--out -` rows go into the
@@ -55,7 +56,7 @@ SUITE = "zoo"
 PRELOADED = ("scipy.optimize", "torch._dynamo", "torch.export._trace", "weft.api", "weft.frontends.torch",
              "weft.pipeline.parts", "transformers", "benchmarks.cases.zoo_models")  # fmt: skip
 """Imported once, by the process that all others are forked from; that one computes nothing and knows no GPU."""
-ROUNDS, TIMED_S = 11, 6.0
+ROUNDS, TIMED_S = 11, 4.0
 AROUND_S = 120.0
 """For what a process does besides compiling: imports, the model's weights, float64, comparing, timing."""
 _TOLD = 300
@@ -228,7 +229,7 @@ def asked(name: str, device: str, budget_s: float, log: str) -> Row:
         if process.pid is not None and os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, signal.SIGKILL)
     process.join()
-    return {**row, "seconds": round(time.perf_counter() - began, 1)}
+    return {**row, "seconds": round(time.perf_counter() - began, 1), "load": round(os.getloadavg()[0], 1)}
 
 
 def _crash(why: str) -> Row:
