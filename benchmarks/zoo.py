@@ -7,8 +7,9 @@ A row says what came of an architecture at batch 1: `right`, `split` (right, in 
 `refused` (an error of Weft, by its code), `wrong` or `crashed` (another exception, a signal, or no answer in time).
 Results are judged as `weft.compile` judges a plan, against the model in float64 where it runs so, else against its own
 execution. Weft and eager are timed in interleaved rounds of one process, by the margin rule that decides between plans:
-`slower` is who loses by more than 2 % in the median and surely by more than nothing. `load` is the machine's load average
-when a row was done: on a busy one an export takes longer than the budget, and the framework's own execution answers.
+`slower` is who loses by more than 2 % in the median and surely by more than nothing. `load` is the machine's load
+average when a row was done: on a busy one an export takes longer than the budget, and the framework's own execution
+answers.
 
 On a processor all are float32; on a GPU (`--device cuda`) the 60 that are marked, in float16. `timm`, `torchvision`,
 `transformers` and `diffusers` are needed for all. With a budget of 0 nothing is timed. With `--out -` rows go into the
