@@ -348,8 +348,8 @@ class _Waves(torch.nn.Module):
 
     def forward(self, wave: torch.Tensor) -> torch.Tensor:
         x, total = self.first(wave), torch.zeros(())
-        for gate, skip in zip(self.gates, self.skips, strict=True):
-            a, b = gate(torch.nn.functional.pad(x, (gate.dilation[0], 0))).chunk(2, 1)  # type: ignore[arg-type]
+        for k, (gate, skip) in enumerate(zip(self.gates, self.skips, strict=True)):
+            a, b = gate(torch.nn.functional.pad(x, (2**k, 0))).chunk(2, 1)
             kept, more = skip(a.tanh() * b.sigmoid()).chunk(2, 1)
             x, total = x + more, total + kept
         return self.last(total.relu())

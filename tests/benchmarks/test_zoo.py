@@ -14,7 +14,7 @@ from benchmarks.models import vision_operators
 
 import weft
 from benchmarks import zoo
-from tools import record_tables, tables
+from tools import tables
 
 
 def test_there_are_150_architectures_and_60_of_them_for_a_gpu() -> None:
@@ -194,6 +194,5 @@ def test_the_table_counts_families_and_names_what_is_not_good(monkeypatch: pytes
     assert "| all | cpu | 4 | 2 | 1 | 1 | 0 | 0 | 1 | 1 | 1.26 |" in text
     assert "* `x/c` (cpu): refused W207: a/b" in text
     assert "* `x/d` (cpu): slower, 0.5 times as fast as eager" in text
-    assert record_tables.ROOT == tables.ROOT
     monkeypatch.setattr(tables, "records", lambda device, suite: [])
     assert "not measured yet" in tables.zoo()

@@ -23,6 +23,10 @@ def given(*shape: int) -> torch.Tensor:
 class Padded(nn.Module):
     """A convolution whose padding is computed from buffers, as EnCodec's is."""
 
+    stride: torch.Tensor
+    kernel: torch.Tensor
+    total: torch.Tensor
+
     def __init__(self, stride: int = 2) -> None:
         super().__init__()
         self.convolution = nn.Conv1d(3, 4, 5, stride=stride)
@@ -33,7 +37,7 @@ class Padded(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         frames = torch.ceil((x.shape[-1] - self.kernel + self.total) / self.stride + 1).to(torch.int64) - 1
         more = frames * self.stride + self.kernel - self.total - x.shape[-1]
-        return self.convolution(nn.functional.pad(x, (self.total, more)))
+        return self.convolution(nn.functional.pad(x, (self.total, more)))  # type: ignore[arg-type]
 
 
 class Scaled(nn.Module):
@@ -52,6 +56,8 @@ class Scaled(nn.Module):
 class Counted(nn.Module):
     """Python reads a buffer that it has written before."""
 
+    calls: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
@@ -64,6 +70,8 @@ class Counted(nn.Module):
 
 class Sized(nn.Module):
     """A size that the values of its input give."""
+
+    least: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
