@@ -478,6 +478,39 @@ def library_plans() -> str:
     return markdown(["case", "device", "library plan ms", "eager ms", "ratio", "calls"], rows)
 
 
+_ZOO = ("right", "split", "refused", "wrong", "crashed")
+
+
+def zoo() -> str:
+    """Families of architectures on each device: what came of them; then every one that is not as it should be."""
+    rows, odd, notes = [], [], []
+    for folder in _FOLDERS:
+        lines = records(folder, "zoo")
+        cases = [x for x in lines if x["record"] == "case"]
+        for family in [*dict.fromkeys(str(c.get("family", "")) for c in cases), *(["all"] if cases else [])]:
+            mine = [c for c in cases if family in ("all", c.get("family", ""))]
+            count = Counter(str(c.get("outcome", "crashed")) for c in mine)
+            ratios = [float(c["speedup_eager"]) for c in mine if "speedup_eager" in c]
+            told = [f"{sum(bool(c.get(k)) for c in mine)}" for k in ("faster", "slower")]
+            mean = f"{geometric_mean(ratios):.2f}" if ratios else ""
+            rows.append([family, folder, f"{len(mine)}", *(f"{count[o]}" for o in _ZOO), *told, mean])
+        for c in cases:
+            why = str(c.get("why", c.get("failed", ""))).replace("|", "/")
+            outcome = str(c.get("outcome", "crashed"))
+            if outcome not in _ZOO[:2]:
+                odd.append(f"* `{c['case']}` ({folder}): {outcome} {c.get('code', '')}: {why}".replace(" :", ":"))
+            elif c.get("slower"):
+                odd.append(f"* `{c['case']}` ({folder}): slower, {c['speedup_eager']} times as fast as eager")
+        if lines:
+            commits = ", ".join(sorted({str(c["commit"]) for c in cases}))
+            device = f"{lines[0]['device']}, {lines[0]['threads']} threads"
+            notes.append(f"{folder}: {device}, torch {lines[0]['torch']}, commit {commits}; `{lines[0]['command']}`")
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.zoo --out -`_"
+    head = ["family", "device", "total", *_ZOO, "faster", "slower", "× eager"]
+    return "\n\n".join(filter(None, (markdown(head, rows, (0, 1)), "\n".join(odd), "\n\n".join(notes))))
+
+
 def latency_critical() -> str:
     """The steps of plans that best-effort jobs are fused with, and the fastest kernel of each among those measured."""
     data = json.loads((ROOT / "benchmarks" / "data" / "nvidia-h200" / "latency-critical.json").read_text())
@@ -508,6 +541,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "trust": trust,
     "budgets": budgets,
     "library-plans": library_plans,
+    "zoo": zoo,
     "latency-critical": latency_critical,
     **record_tables.TABLES,
     **co_runner_tables.TABLES,

@@ -1056,16 +1056,19 @@ class _TorchModel:
             reserved_s = min(SETTLE_COPIES * run.stages.seconds("copy"), SETTLE_SHARE * self._options.budget_s)
             program = run.stages.run("export", self._exported, examples, self._check(clock, reserved_s))
         except OutOfTime:
-            imported, clock = _inputs_alone(examples), Deadline(-math.inf, self._options.budget_s)
+            return self._framework_alone(examples, run)
         except NotTracedError as error:
             return self._in_parts(examples, run, error)
-        else:
-            if self._options.budget_s <= 0:  # it cannot be taken off anything
-                clock = clock.later(time.monotonic() - began)
-            try:
-                imported = run.stages.run("import", self._taken_in, program)
-            except UnsupportedError as error:
-                return self._in_parts(examples, run, error)
+        if self._options.budget_s <= 0:  # it cannot be taken off anything
+            clock = clock.later(time.monotonic() - began)
+        try:
+            imported = run.stages.run("import", self._taken_in, program)
+        except UnsupportedError as error:
+            return self._in_parts(examples, run, error)
+        return self._planned(imported, examples, run, clock)
+
+    def _planned(self, imported: Imported, examples: Sequence[torch.Tensor], run: Run, clock: Deadline) -> Made:
+        """The model as one plan, or as the framework's own execution where that answers."""
         with without_autocast(self._kind):
             made = compile_imported(
                 imported, self._options, example_inputs=examples, eager=self.eager, settle=self.eager.settle,
@@ -1074,6 +1077,10 @@ class _TorchModel:
         if self._watch is not None and not self._owned:
             self._watch.renew()  # who times a module in training mode changes its buffers
         return Made(made, imported, self._layout, self._results())
+
+    def _framework_alone(self, examples: Sequence[torch.Tensor], run: Run) -> Made:
+        """What answers where the budget ended before anything was known of the model but what it takes."""
+        return self._planned(_inputs_alone(examples), examples, run, Deadline(-math.inf, self._options.budget_s))
 
     def _in_parts(self, examples: Sequence[torch.Tensor], run: Run, error: UserError) -> Made:
         """The model cut at what no plan holds, for the reason that `error` gives.
@@ -1085,7 +1092,10 @@ class _TorchModel:
         bounded = options.bounds_plans or options.check_indices
         if not options.in_parts or bounded or self._program is not None or self._module.training:
             raise error
-        from weft.torch_backend.parts import InParts
+        from weft.torch_backend.parts import LEAST_S, InParts
+
+        def is_late() -> bool:
+            return options.budget_s > 0 and run.clock.left_s < LEAST_S
 
         module = self._module if self._automatic is None else _Autocast(self._module, self._kind, self._automatic)
         parts = InParts(module, options)
@@ -1104,8 +1114,14 @@ class _TorchModel:
         try:
             compiled = run.stages.run("parts", parts.compile, cut, lambda: run.clock.left_s)
         except Exception as failed:  # whatever torch raises
+            if is_late():
+                return self._framework_alone(examples, run)
             raise error from failed
-        if not parts.compilations or state_of(self._module) != before:  # it would depend on how often it was called
+        if state_of(self._module) != before:  # it would depend on how often it was called
+            raise error
+        if not parts.compilations:
+            if is_late():
+                return self._framework_alone(examples, run)
             raise error
         told = str(error).splitlines()[0]
         text = f"Weft compiles {self._label} in parts ({compiled} plans), and torch runs what no plan holds: {told}"

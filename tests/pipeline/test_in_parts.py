@@ -15,6 +15,7 @@ from torch import nn
 
 import weft
 from weft.errors import ArtifactError, NotTracedError, UnsupportedError, WeftError
+from weft.pipeline.deadline import Deadline
 from weft.torch_backend import parts
 
 LIB = "weft_in_parts_tests"
@@ -348,3 +349,41 @@ def test_with_a_budget_the_parts_are_tuned_and_timed_beside_the_model(tmp_path: 
     assert set(times) == {"parts", "eager"} and all(0 < t < 1e6 for t in times.values())
     assert exe.record.chosen == "parts" or times["eager"] < times["parts"]
     assert exe.record.seconds < 35 and exe.record.measured + exe.record.reused > 0
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_where_no_time_is_left_to_cut_the_model_the_framework_answers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that can be compiled in parts is not refused because a machine is busy."""
+    kind, shape = MODELS[name]
+    torch.manual_seed(0)
+    model, x = kind().eval(), given(*shape)
+    monkeypatch.setattr(Deadline, "left_s", property(lambda self: 0.0))
+    monkeypatch.setattr(parts, "compile_imported", None)
+    with pytest.warns(UserWarning, match="has no plan for this model, so the framework's own execution runs it"):
+        exe = weft.compile(model, x, options=weft.Options(budget_s=30.0, cache_dir=tmp_path))
+    assert exe.record.chosen == "eager"
+    assert exe.parts == ()
+    with torch.no_grad():
+        same(exe(x), model(x))
+
+
+def test_what_there_is_no_time_to_cut_stays_with_eager(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Filtered().eval(), given(6, 16)
+    found = parts.InParts(model, weft.Options(budget_s=30.0, cache_dir=tmp_path))
+    with torch.no_grad():
+        assert found.compile(lambda: found.module(x), lambda: 0.0) == 0
+        assert found.compilations == []
+        same(found.module(x), model(x))
+
+
+def test_without_a_budget_no_time_is_needed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Filtered().eval(), given(6, 16)
+    found = parts.InParts(model, weft.Options(budget_s=0.0, cache_dir=tmp_path))
+    with torch.no_grad():
+        assert found.compile(lambda: found.module(x), lambda: 0.0) > 0
+        assert found.compilations
+        same(found.module(x), model(x))

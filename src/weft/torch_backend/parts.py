@@ -7,6 +7,7 @@ is compiled with its share of the time that is left. What that run did not come 
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,7 @@ class InParts:
         self._module, self._options = module, options
         self._lock = threading.RLock()
         self._cut = False
+        self._left_s: Callable[[], float] = lambda: math.inf
         self._begin()
 
     def _begin(self) -> None:
@@ -86,6 +88,8 @@ class InParts:
         def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             found = _alive(myself)
             if found._cut:  # a path not taken before, or a size that depends on values: no call waits for a search
+                return gm.forward
+            if found._left_s() <= 0:  # eager keeps what there was no time to cut
                 return gm.forward
             found._functions.append(found._backend(gm, example_inputs))
             position = len(found._functions) - 1
@@ -106,9 +110,12 @@ class InParts:
     def compile(self, call: Callable[[], object], left_s: Callable[[], float]) -> int:
         """Cut the module by `call`, which runs it, and compile its parts in the seconds that are left.
 
-        How many parts are in plans: eager may be the faster one for some, or for all of them.
+        How many parts are in plans: eager may be the faster one for some, or for all of them. What there is no time to
+        cut stays with eager.
         """
         with self._lock:
+            if self._options.budget_s > 0:
+                self._left_s = left_s
             self._cut_by(call)
             self._cut = True
             sizes = sum(x.size for x in self._late)
@@ -130,7 +137,7 @@ class InParts:
                     call()
                     return
                 except Exception:  # whatever torch raises of what it was asked to keep in graphs
-                    if way is WAYS[-1]:
+                    if way is WAYS[-1] or self._left_s() <= 0:
                         raise
                     self._begin()
 

@@ -28,6 +28,7 @@ from weft.frontends.imported import Imported, OpaqueUse
 from weft.frontends.torch.call import ABSENT, Call, NotTakenError, Ref
 from weft.frontends.torch.decompose import decompositions
 from weft.frontends.torch.dtypes import DEPENDS, static_int, to_numpy, type_of
+from weft.frontends.torch.foreign import FOREIGN, Foreign
 from weft.frontends.torch.inplace import InPlace, functional_forms
 from weft.frontends.torch.refusal import is_users, untraced
 from weft.frontends.torch.table import KEPT, OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
@@ -196,10 +197,26 @@ class _Importer:
             return
         if name in REFUSED:
             raise UnsupportedError(op=name, reason=REFUSED[name])
+        if name in FOREIGN and self._device == "cpu":
+            self.operators += 1
+            self._foreign(node, target, name, FOREIGN[name])
+            return
         if target._schema.is_mutable and name not in TABLE:
             raise UnsupportedError(op=name, reason="writes into its arguments")
         self.operators += 1
         self._operator(node, target, name)
+
+    def _foreign(self, node: fx.Node, target: torch._ops.OpOverload, name: str, foreign: Foreign) -> None:
+        """A call of another library's operator, by ATen's."""
+        type, source, location = self._result_type(node.meta["val"], name), f"{node.name} ({name})", _location(node)
+        call = Call(self.b, name, self._arguments(node, target), (type,), frozenset({0}), source, location)
+        with self.b.origin(Origin(rule="", source=source, location=location)):
+            try:
+                given = foreign.arguments(call)
+            except NotTakenError as declined:
+                raise UnsupportedError(op=name, reason=declined.reason) from None
+            (found,) = self._opaque(given, {}, foreign.target, name, (type,), frozenset({0}), foreign.reason)
+            self.env[node] = Ref(foreign.result(call, found))
 
     def _operator(self, node: fx.Node, target: torch._ops.OpOverload, name: str) -> None:
         value = node.meta["val"]
@@ -222,7 +239,8 @@ class _Importer:
                     raise UnsupportedError(op=name, reason="reads memory that a value does not describe") from None
                 if _is_random(target, arguments):
                     raise UnsupportedError(op=name, reason="draws random numbers") from None
-                found = self._opaque(node, target, name, types, used, refused.reason)
+                given, named = self._as_called(node)
+                found = self._opaque(given, named, target, name, types, used, refused.reason)
         results = [Ref(n) if n != ABSENT else None for n in found]
         self.env[node] = results if many else results[0]
 
@@ -268,9 +286,14 @@ class _Importer:
             fixed.append(self.b.cast(node, type.dtype))
         return tuple(fixed)
 
+    def _as_called(self, node: fx.Node) -> tuple[list[object], dict[str, object]]:
+        """The arguments of a call as they stand in it."""
+        return [self.resolve(x) for x in node.args], {k: self.resolve(v) for k, v in node.kwargs.items()}
+
     def _opaque(
         self,
-        node: fx.Node,
+        given: Sequence[object],
+        named: Mapping[str, object],
         target: torch._ops.OpOverload,
         name: str,
         types: tuple[TensorType | None, ...],
@@ -284,8 +307,8 @@ class _Importer:
         if target._schema.is_mutable:
             raise UnsupportedError(op=name, reason="writes into its arguments")
         inputs: list[NodeId] = []
-        args = [self._encode(self.resolve(x), inputs, name) for x in node.args]
-        kwargs = {k: self._encode(self.resolve(v), inputs, name) for k, v in node.kwargs.items()}
+        args = [self._encode(x, inputs, name) for x in given]
+        kwargs = {k: self._encode(x, inputs, name) for k, x in named.items()}
         payload = json.dumps(
             {
                 "op": target._schema.name,

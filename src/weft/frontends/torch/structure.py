@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, cast, final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
@@ -311,8 +312,10 @@ def with_names(called: OfTensors, names: Sequence[str]) -> OfTensors:
     """The same module to be traced: its parameters have names, and what it changes of itself is noticed.
 
     What a trace takes of a module is what it was: the framework notices tensors that are written, but not, below the
-    outermost module, buffers that are replaced, and no Python values.
+    outermost module, buffers that are replaced, and no Python values. Python may read numbers of the module's own that
+    are held as tensors (`_numbers`).
     """
+    numbers = _numbers(called.module)
     free = dict.fromkeys(names)
     if len(free) < len(names):
         free = dict.fromkeys(f"x_{k}" for k in range(len(names)))
@@ -321,6 +324,7 @@ def with_names(called: OfTensors, names: Sequence[str]) -> OfTensors:
 
     def forward(self: OfTensors, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         before = _attributes(self.module)
+        _tell(self.module, numbers)
         found = OfTensors.forward(self, *tensors)
         self.results.changed = _changes(before, _attributes(self.module))
         return found
@@ -332,6 +336,29 @@ def with_names(called: OfTensors, names: Sequence[str]) -> OfTensors:
     found: OfTensors = type("OfTensors", (OfTensors,), {"forward": forward})(called.module, called._layout)
     found.results = called.results
     return found
+
+
+def _numbers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The module's tensors of one element: strides, counts and factors that its Python may ask for, as `int(...)` does.
+
+    A trace that knows their values takes what is computed of them for Python as it would numbers. They stay weights for
+    what is computed of them in tensors, and `Compiled.refit` traces anew, so that other sizes are noticed there.
+    """
+    state = (*module.named_buffers(remove_duplicate=False), *module.named_parameters(remove_duplicate=False))
+    return {name: t.detach() for name, t in state if type(t) in _OWN and t.numel() == 1 and t.device.type == "cpu"}
+
+
+_OWN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _tell(module: torch.nn.Module, numbers: Mapping[str, torch.Tensor]) -> None:
+    """Inside of a trace: let it know these values, until something is written into them."""
+    if not numbers:
+        return
+    traced = (*module.named_buffers(remove_duplicate=False), *module.named_parameters(remove_duplicate=False))
+    for name, fake in traced:
+        if name in numbers and isinstance(fake, FakeTensor):
+            fake.constant = numbers[name]
 
 
 def _attributes(module: torch.nn.Module) -> dict[tuple[str, bool], object]:
