@@ -164,10 +164,11 @@ def _checked_loss(loss: object) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _tracing() -> Iterator[None]:
-    """Attention as its parts, which have gradients that are deterministic; torch's remarks about itself unheard."""
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+    """Attention and recurrence as their parts, whose gradients are deterministic; torch's warnings unheard."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
+            yield
 
 
 def without_gradient(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor], form: Form) -> frozenset[str]:
