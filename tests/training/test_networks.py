@@ -138,7 +138,7 @@ def _distributed(rank: int, port: int, results: Any) -> None:
         for kind in ("eager", "weft"):
             model = DistributedDataParallel(_model(_mlp, 0))
             optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-            options = {"budget_s": 0.0}
+            options: dict[str, Any] = {"budget_s": 0.0}
             run: Any = model if kind == "eager" else torch.compile(model, backend="weft", options=options)
             losses[kind] = []
             for k in range(6):
