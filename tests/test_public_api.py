@@ -9,7 +9,7 @@ import weft
 
 
 def test_the_names_of_the_facade() -> None:
-    assert weft.__all__ == ["Compiled", "Options", "UserError", "WeftError", "compile", "load"]
+    assert weft.__all__ == ["Compiled", "Options", "UserError", "WeftError", "compile", "compile_step", "load"]
     for name in weft.__all__:
         assert getattr(weft, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'compiel'"):

@@ -4,6 +4,7 @@
     y = exe(x)
     exe.save("m.weft"); weft.load("m.weft")
     torch.compile(model, backend="weft")
+    step = weft.compile_step(model, loss, optimizer, *example_inputs, target)
 
 Names are resolved on first use (PEP 562), so that `import weft.runtime` does not load the compiler.
 """
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
     from weft.api import Compiled, compile, load  # noqa: A004 - the name users call
     from weft.errors import UserError, WeftError
     from weft.options import Options
+    from weft.training import compile_step
 
 __version__ = "0.1.0"
-__all__ = ["Compiled", "Options", "UserError", "WeftError", "compile", "load"]
+__all__ = ["Compiled", "Options", "UserError", "WeftError", "compile", "compile_step", "load"]
 
 _HOME = {
     "Compiled": "weft.api",
     "compile": "weft.api",
+    "compile_step": "weft.training",
     "load": "weft.runtime.loaded",
     "Options": "weft.options",
     "UserError": "weft.errors",

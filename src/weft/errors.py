@@ -6,6 +6,7 @@
     │   ├── InputError         W0xx  tensors that do not fit a compiled model
     │   ├── RefitError         W0xx  weights that a compiled model cannot take over
     │   ├── PlugInError        W0xx  an installed generator that cannot take part
+    │   ├── StepError          W0xx  a training step that cannot be compiled
     │   ├── ModelError         W1xx  the model is refused: malformed, hostile or over a limit
     │   └── UnsupportedError   W2xx  well-formed, but nothing can run it
     ├── DeviceError            W3xx  the machine: no compiler, no device, a sick worker
@@ -99,6 +100,14 @@ class PlugInError(UserError):
 
     code = "W014"
     template = "generator {generator}: {problem}"
+    todo = "{remedy}"
+
+
+class StepError(UserError):
+    """A training step that cannot be compiled, or a call of one that does not fit."""
+
+    code = "W015"
+    template = "{problem}"
     todo = "{remedy}"
 
 

@@ -12,7 +12,7 @@ from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.shapes import window_size
-from weft.ir.types import DType
+from weft.ir.types import Array, DType
 
 
 def max_pool(
@@ -70,16 +70,30 @@ def avg_pool(
     if divisor:
         return narrow(b, b.apply(Prim.MUL, total, 1.0 / divisor), x)
     out = b.type_of(total).shape[-len(window.kernel) :]
-    counts = np.ones((), np.int64)
-    for k, (size, windows) in enumerate(zip(shape[-len(out) :], out, strict=True)):
-        first, end = (-pads_lo[k], size + pads_hi[k]) if count_include_pad else (0, size)
-        at = np.arange(windows)[:, None] * window.strides[k] - pads_lo[k]
-        at = at + np.arange(window.kernel[k])[None, :] * window.dilations[k]
-        counts = np.multiply.outer(counts, ((at >= first) & (at < end)).sum(1))
-    inverse = 1.0 / np.maximum(counts, 1)
+    held = counts(shape[-len(out) :], out, window, pads_lo, pads_hi, count_include_pad=count_include_pad)
+    inverse = 1.0 / np.maximum(held, 1)
     if inverse.size and (inverse == inverse.flat[0]).all():
         inverse = np.asarray(inverse.flat[0])  # one scalar where every window is full
     return narrow(b, b.apply(Prim.MUL, total, table(b, inverse, b.type_of(wide).dtype)), x)
+
+
+def counts(
+    sizes: Sequence[int],
+    out: Sequence[int],
+    window: WindowAttrs,
+    pads_lo: Sequence[int],
+    pads_hi: Sequence[int],
+    *,
+    count_include_pad: bool,
+) -> Array:
+    """The number of elements that each of the windows `out` averages; what `ceil` adds never counts."""
+    found: Array = np.ones((), np.int64)
+    for k, (size, windows) in enumerate(zip(sizes, out, strict=True)):
+        first, end = (-pads_lo[k], size + pads_hi[k]) if count_include_pad else (0, size)
+        at = np.arange(windows)[:, None] * window.strides[k] - pads_lo[k]
+        at = at + np.arange(window.kernel[k])[None, :] * window.dilations[k]
+        found = np.multiply.outer(found, ((at >= first) & (at < end)).sum(1))
+    return found
 
 
 def lp_pool(

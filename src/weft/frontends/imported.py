@@ -69,3 +69,5 @@ class Imported:
     """What was assumed, one sentence each: e.g. which symbolic dimension was set to 1."""
     integers: Mapping[int, Array] = field(default_factory=dict, compare=False)
     """Values of the caller's integers, by input: indices that were drawn might lie outside of what they index."""
+    held: frozenset[int] = field(default=frozenset(), compare=False)
+    """Inputs whose given values no draw stands for, e.g. the state of an optimizer, which is never negative."""

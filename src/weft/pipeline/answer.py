@@ -76,7 +76,7 @@ def other_set(job: Job, inputs: Tensors, expected: Expected | None) -> Other | N
 
 def others(job: Job, inputs: Tensors) -> list[torch.Tensor] | None:
     """See `reference.other_inputs`: the values that the model was imported for stay."""
-    held = {*job.imported.integers, *(g.input_index for g in job.imported.guards)}
+    held = {*job.imported.integers, *job.imported.held, *(g.input_index for g in job.imported.guards)}
     return reference.other_inputs(job.imported.graph, inputs, job.setting.options.seed, held)
 
 

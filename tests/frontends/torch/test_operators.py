@@ -208,3 +208,10 @@ def test_the_sign_of_nan_is_zero_as_in_torch(dtype: torch.dtype) -> None:
     x = torch.tensor([float("nan"), float("inf"), float("-inf"), -0.0, 2.0, -3.0], dtype=dtype)
     assert torch.sign(x)[0] == 0
     check(lambda x: x.sign(), x, dtype=dtype)
+
+
+def test_shifts() -> None:
+    x = torch.tensor([-(1 << 40) - 3, -1, 0, 5, 1 << 40])
+    check(lambda v: (v >> 3, v << 7), x, dtype=torch.int64)
+    check(lambda v: v >> 31, x.to(torch.int32), dtype=torch.int32)
+    check(lambda v: v >> 40, x.to(torch.int32), dtype=torch.int32, opaque_ops=["aten.__rshift__.Scalar"])

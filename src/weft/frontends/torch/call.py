@@ -36,6 +36,10 @@ class NotTakenError(Exception):
         self.reason = reason
 
 
+Left = Callable[[frozenset[int], Mapping[str, object], str], tuple[NodeId, ...]]
+"""(results that are read, arguments, reason) → nodes of the framework's call."""
+
+
 @final
 class Call:
     """One call of an ATen overload with static arguments."""
@@ -49,6 +53,7 @@ class Call:
         used: frozenset[int],
         source: str = "",
         location: str = "",
+        left: Left | None = None,
     ) -> None:
         self.b = b
         self.op = op
@@ -60,6 +65,7 @@ class Call:
         """Positions of the results that somebody reads."""
         self._source = source
         self._location = location
+        self._left = left
 
     @property
     def out(self) -> TensorType:
@@ -76,6 +82,15 @@ class Call:
     def refuse(self, reason: str) -> NoReturn:
         """Refuse the whole graph: the call has effects that neither a rule nor ATen inside an executable may have."""
         raise UnsupportedError(op=self.op, reason=reason)
+
+    def leave(self, used: frozenset[int], reason: str, **changed: object) -> tuple[NodeId, ...]:
+        """Results of the call by the framework, the others ABSENT, with other values of some arguments.
+
+        For a call of which a rule takes some results, and the framework computes what it is asked for.
+        """
+        if self._left is None:
+            self.decline(reason)
+        return self._left(used, {**self.arguments, **changed}, reason)
 
     # arguments
 

@@ -230,7 +230,12 @@ class _Importer:
             arguments["dense_input"] = _is_plain(node.args[0])
         location = _location(node)
         source = f"{node.name} ({name})"
-        call = Call(self.b, name, arguments, types, used, source, location)
+
+        def left(some: frozenset[int], given: Mapping[str, object], reason: str) -> tuple[NodeId, ...]:
+            kept = tuple(t if i in some else None for i, t in enumerate(types))
+            return self._left(target, name, (), given, kept, some, reason)
+
+        call = Call(self.b, name, arguments, types, used, source, location, left)
         with self.b.origin(Origin(rule="", source=source, location=location)):
             try:
                 found = self._native(call)
@@ -306,9 +311,22 @@ class _Importer:
             raise DataDependentError(op=name, reason=DEPENDS)
         if target._schema.is_mutable:
             raise UnsupportedError(op=name, reason="writes into its arguments")
+        return self._left(target, name, given, named, types, used, reason)
+
+    def _left(
+        self,
+        target: torch._ops.OpOverload,
+        name: str,
+        positional: Sequence[object],
+        named: Mapping[str, object],
+        types: tuple[TensorType | None, ...],
+        used: frozenset[int],
+        reason: str,
+    ) -> tuple[NodeId, ...]:
+        """Nodes of a call that the framework runs; its results are those that have a type."""
         inputs: list[NodeId] = []
-        args = [self._encode(x, inputs, name) for x in given]
-        kwargs = {k: self._encode(x, inputs, name) for k, x in named.items()}
+        args = [self._encode(x, inputs, name) for x in positional]
+        kwargs = {k: self._encode(v, inputs, name) for k, v in named.items()}
         payload = json.dumps(
             {
                 "op": target._schema.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 
 from weft.frontends.torch.call import Call, Handler, Ref
@@ -206,6 +207,19 @@ def bitwise(prim: Prim) -> Handler:
     return handler
 
 
+def shift(prim: Prim) -> Handler:
+    """x << n, x >> n of integers by a number that the type has bits for; the sign stays."""
+
+    def handler(c: Call) -> NodeId:
+        x, dtype = c.ref("self"), c.out.dtype
+        by = c.integer("other")
+        if c.type(x).dtype is not dtype or not dtype.is_integer or not 0 <= by < 8 * dtype.itemsize:
+            c.decline(f"a shift of {c.type(x)} by {by}")
+        return c.b.apply(prim, x, c.b.broadcast(c.b.constant(np.asarray(by, dtype.numpy)), c.shape(x)))
+
+    return handler
+
+
 def clamp(c: Call) -> NodeId:
     """min(max(x, lo), hi); a lower bound above the upper one gives the upper one."""
     b, dtype = c.b, c.out.dtype
@@ -389,6 +403,7 @@ TABLE: Mapping[str, Handler] = {
     **_both(comparison, _COMPARE),
     **_both(bitwise, _BITS, "bitwise_"),
     **_both(arithmetic, _ARITHMETIC),
+    **{f"aten.__{name}__.Scalar": shift(prim) for name, prim in (("lshift", Prim.SHL), ("rshift", Prim.SHR))},
     **{f"aten.logical_{name}.default": logical(prim) for name, prim in _BITS.items()},
     "aten.abs.default": keep_bool(Prim.ABS),
     "aten.sign.default": sign,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from weft.frontends.torch import indexing, network, pointwise, reductions, shaping
+from weft.frontends.torch import gradients, indexing, network, pointwise, reductions, shaping
 from weft.frontends.torch.call import Handler
 
 
@@ -19,29 +19,22 @@ def _merged(*tables: Mapping[str, Handler]) -> Mapping[str, Handler]:
     return MappingProxyType(found)
 
 
-TABLE = _merged(pointwise.TABLE, shaping.TABLE, reductions.TABLE, network.TABLE, indexing.TABLE)
+TABLE = _merged(pointwise.TABLE, shaping.TABLE, reductions.TABLE, network.TABLE, indexing.TABLE, gradients.TABLE)
 """Handler of each overload that is split into primitives."""
 
 _SCATTER = "writes at data-dependent positions"
 _BACKWARD = "gradient kernel without a rule"
 OPAQUE: Mapping[str, str] = {
-    "aten._adaptive_avg_pool2d_backward.default": _BACKWARD,
     "aten._cdist_forward.default": "distances between all pairs of rows",
     "aten._embedding_bag.default": "bags of varying length",
     "aten._pdist_forward.default": "distances between all pairs of rows",
-    "aten.avg_pool2d_backward.default": _BACKWARD,
     "aten.col2im.default": _SCATTER,
-    "aten.convolution_backward.default": _BACKWARD,
     "aten.embedding_dense_backward.default": _BACKWARD,
     "aten.grid_sampler_2d.default": "samples at data-dependent positions",
     "aten.index_put.default": _SCATTER,
     "aten.masked_scatter.default": _SCATTER,
-    "aten.max_pool2d_with_indices_backward.default": _BACKWARD,
     "aten.native_group_norm_backward.default": _BACKWARD,
     "aten.native_layer_norm_backward.default": _BACKWARD,
-    "aten.scatter.src": _SCATTER,
-    "aten.scatter.value": _SCATTER,
-    "aten.scatter_add.default": _SCATTER,
     "aten.scatter_reduce.two": _SCATTER,
     "aten.sort.default": "sorts",
     "aten.topk.default": "selects by rank",

@@ -1,0 +1,427 @@
+"""`weft.compile_step`: forward, loss, backward and optimizer as one plan, and what calls it.
+
+A plan computes new values of everything that a step writes before anything is written; one call then copies them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, final
+
+import torch
+
+from weft.device.heap import heap_trimmed
+from weft.errors import ExampleInputsError, OptionError, StepError
+from weft.frontends.torch import Program, import_fx_program
+from weft.kernels.record import CompileRecord
+from weft.options import Options
+from weft.pipeline.compile import compile_imported
+from weft.pipeline.job import Compilation
+from weft.runtime.executable import without_autocast
+from weft.torch_backend.engine import Run
+from weft.torch_backend.region import eager_of
+from weft.training.trace import Both, Form, Scaling, Tensors, Traced, trace, without_gradient
+from weft.training.updates import made_state, rules_of, settings_of
+
+_ANOTHER = 'or keep your loop with `torch.compile(model, backend="weft")`'
+_AUTOCAST = (None, torch.bfloat16, torch.float16)
+
+
+def compile_step(
+    model: torch.nn.Module,
+    loss: Callable[[Any, torch.Tensor], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    *example_inputs: torch.Tensor,
+    options: Options | None = None,
+    clip_norm: float = 0.0,
+    skip_nonfinite: bool = False,
+    scaler: torch.amp.GradScaler | None = None,
+    autocast: torch.dtype | None = None,
+) -> Step:
+    """Compile a training step: `step(*inputs, target)` does what a loop does with a batch, and gives the loss.
+
+    That is `loss(model(*inputs), target)`, its gradients, and one step of the optimizer, which reads the parameters'
+    own tensors and its own state and writes them in place: `model.state_dict()`, `optimizer.state_dict()` and
+    schedulers work as with the loop. Gradients are not kept: `.grad` stays as it is.
+
+    Args:
+        model: called as `model(*inputs)`, in the mode (`train`, `eval`) that it is in when a step is called. What it
+            decides in Python is decided when a plan is made.
+        loss: of the model's output, whatever that is, and the target: one float.
+        optimizer: SGD (without dampening), Adam or AdamW of `torch.optim`. Parameters of the model that it lacks, or
+            that require no gradient, stay as they are. Its learning rate, weight decay, momentum, betas and epsilon are
+            read at each step.
+        example_inputs: tensors that the model is called with, and the target behind them, all on one device. Other
+            shapes or types are compiled when a call brings them, up to `options.max_plans`.
+        options: see `weft.Options`; the device is that of the parameters.
+        clip_norm: the gradients' norm over all parameters is brought down to it, as by `clip_grad_norm_`; 0: not.
+        skip_nonfinite: a step with a gradient that is infinite or NaN leaves parameters, the optimizer's state and
+            the numbers of its steps as they were, without waiting for the device; `Step.skipped` counts. Statistics of
+            batch norms are updated, as in eager.
+        scaler: the loss is scaled by it and gradients are scaled back; it grows and shrinks as by its own `update`, and
+            steps that are not finite are skipped. Its own state is read and written.
+        autocast: the model and its loss run under `torch.autocast` with this type, bfloat16 or float16.
+
+    Raises:
+        StepError: an optimizer without a rule, a parameter that is not the model's, a loss that is none [W015].
+        ExampleInputsError: no example inputs, or something else than tensors [W001].
+        OptionError: a type that autocast does not have, a norm below 0 [W001].
+        ModelRaisesError: the model or the loss raises on the example inputs, or cannot be traced [W116].
+        UnsupportedError: an operator that no graph holds, random numbers other than dropout's among them [W201].
+    """
+    if autocast not in _AUTOCAST:
+        raise OptionError(option="autocast", problem=f"{autocast} is neither torch.bfloat16 nor torch.float16")
+    if not 0 <= clip_norm < float("inf"):
+        raise OptionError(option="clip_norm", problem=f"{clip_norm!r} is no norm, a finite number of 0 or more")
+    if len(example_inputs) < 2:
+        problem = f"{len(example_inputs)} example inputs: at least one input of the model and the target are needed"
+        raise ExampleInputsError(option="example_inputs", problem=problem)
+    if scaler is not None and not scaler.is_enabled():
+        scaler = None
+    chosen = Chosen(float(clip_norm), skip_nonfinite or scaler is not None, autocast)
+    step = Step(Both(model, loss), optimizer, scaler, chosen, options or Options())
+    step.prepare(*example_inputs)
+    return step
+
+
+class Chosen(NamedTuple):
+    """What the caller asked of a step."""
+
+    clip_norm: float
+    skips: bool
+    autocast: torch.dtype | None
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One compiled step."""
+
+    traced: Traced
+    program: Program
+    compilation: Compilation
+    form: Form
+    trained: tuple[torch.Tensor, ...]
+    fixed: tuple[torch.Tensor, ...]
+
+
+@dataclass
+class _State:
+    """The optimizer's tensors as they were found."""
+
+    tensors: list[torch.Tensor]
+    """Of each trained parameter, in order."""
+    counted: list[list[torch.Tensor]]
+    """Numbers of steps that are equal, all of those of one counter."""
+    counters: tuple[int, ...]
+    """Of each trained parameter, its counter; -1: none."""
+    seen: tuple[tuple[int, int], ...]
+    """What tells whether they are still the same: their identities, and versions of the numbers of steps."""
+
+
+@final
+class Step:
+    """A compiled training step, made by `weft.compile_step`. Calls from several threads run one after another.
+
+    A call that raises, or is interrupted, leaves all parameters, buffers and the optimizer's state as they were.
+    """
+
+    def __init__(
+        self,
+        both: Both,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        chosen: Chosen,
+        options: Options,
+    ) -> None:
+        self._both, self._optimizer, self._scaler, self._chosen = both, optimizer, scaler, chosen
+        self._options = options
+        self._lock = threading.RLock()
+        self._plans: dict[object, _Plan] = {}
+        self._unused: dict[object, frozenset[str]] = {}
+        self._state: _State | None = None
+        self._settings: tuple[object, torch.Tensor] | None = None
+        self._first: _Plan | None = None
+        self.skipped: torch.Tensor | None = None
+        """How many steps were skipped: an int64 scalar on the device; None: none can be."""
+
+    @property
+    def record(self) -> CompileRecord:
+        """How the plan of the example inputs came about."""
+        assert self._first is not None, "compile_step makes it"
+        return self._first.compilation.record
+
+    @property
+    def compilation(self) -> Compilation:
+        """What the example inputs' plan came to."""
+        assert self._first is not None, "compile_step makes it"
+        return self._first.compilation
+
+    @property
+    def plans(self) -> int:
+        """How many are kept, at most `options.max_plans`."""
+        return len(self._plans)
+
+    def prepare(self, *inputs: torch.Tensor) -> None:
+        """Compile for inputs of these shapes, the target last; nothing is computed, no weight is changed.
+
+        Raises: as `weft.compile_step`.
+        """
+        with self._lock:
+            self._plan(inputs)
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """One step on a batch, the target last. The loss of the batch before the update, a scalar without a gradient.
+
+        Raises:
+            StepError: tensors on another device than the parameters [W015].
+            And as `weft.compile_step`, where the batch's shapes need a new plan. Nothing was written then.
+        """
+        with self._lock:
+            plan = self._plan(inputs)
+            arguments = self._arguments(plan, inputs)
+            program = plan.program
+            with torch.no_grad():
+                found = list(plan.compilation.run(*(arguments[k] for k in program.arguments)))
+                targets, values = self._writes(plan, arguments, found)
+                if targets:
+                    # one call: neither an interrupt nor an error of Python's comes between two of the copies
+                    torch._foreach_copy_(targets, values)
+            if self._state is not None:
+                self._state.seen = _seen(self._state.tensors, self._state.counted)
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
+            first = program.results[0]
+            return found[first.value] if first.value >= 0 else arguments[first.argument].clone()
+
+    def _writes(
+        self, plan: _Plan, arguments: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What is written, and the values; a number of steps stands for all that are equal to it."""
+        state = self._state
+        alike = {id(same[0]): same for same in state.counted} if state is not None else {}
+        targets: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        for position, result in zip(plan.traced.written, plan.program.results[1:], strict=True):
+            if result.value < 0:
+                continue  # handed back as it is
+            own = arguments[position]
+            for target in alike.get(id(own), [own]):
+                targets.append(target.detach())
+                values.append(found[result.value])
+        return targets, values
+
+    # what a step reads
+
+    def _tensors(self) -> tuple[Tensors, tuple[int, ...]]:
+        """The model's tensors, and the group of each that is trained.
+
+        Raises:
+            StepError: a parameter of the optimizer is not the model's, or nothing is trained [W015].
+        """
+        named = dict(self._both.named_parameters())
+        names = {id(p): n for n, p in named.items()}
+        group: dict[str, int] = {}
+        for k, settings in enumerate(self._optimizer.param_groups):
+            for parameter in settings["params"]:
+                if id(parameter) not in names:
+                    problem = f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the model's"
+                    raise StepError(problem=problem, remedy="construct it with `model.parameters()`")
+                if parameter.requires_grad:
+                    group[names[id(parameter)]] = k
+        trained = {n: p for n, p in named.items() if n in group}
+        if not trained:
+            problem = "no parameter that the optimizer has requires a gradient"
+            raise StepError(problem=problem, remedy="leave some layers unfrozen")
+        odd = next((n for n, p in trained.items() if not p.is_floating_point() or p.layout is not torch.strided), None)
+        if odd is not None:
+            problem = f"parameter {odd} is {trained[odd].dtype}, {trained[odd].layout}"
+            raise StepError(problem=problem, remedy="train dense floats")
+        fixed: dict[str, torch.Tensor] = {n: p for n, p in named.items() if n not in group}
+        fixed.update(self._both.named_buffers())
+        return Tensors(trained, fixed), tuple(group[n] for n in trained)
+
+    def _plan(self, inputs: Sequence[object]) -> _Plan:
+        """For these inputs and everything else that decides what a step is, compiled if need be."""
+        given = _checked(inputs)
+        both = self._both
+        both.training = both.model.training
+        rules = rules_of(self._optimizer)
+        known = tuple(p.requires_grad for settings in self._optimizer.param_groups for p in settings["params"])
+        shapes = tuple((x.shape, x.dtype, x.device) for x in given)
+        key: tuple[object, ...] = (shapes, rules, known, both.training, self._scaling())
+        plan = self._plans.get(key)
+        if plan is not None and self._found_state(plan) == plan.form.counters:
+            self._plans[key] = self._plans.pop(key)
+            return plan
+        if plan is None:
+            while len(self._plans) >= max(self._options.max_plans, 1):
+                self._plans.pop(next(iter(self._plans)))
+        with heap_trimmed():
+            plan = self._made(given)
+        self._plans[key] = plan
+        if self._first is None:
+            self._first = plan
+        return plan
+
+    def _made(self, given: Sequence[torch.Tensor]) -> _Plan:
+        tensors, groups = self._tensors()
+        device = next(iter(tensors.trained.values())).device
+        for name, x in {**tensors.trained, **tensors.fixed, **{f"input {k}": x for k, x in enumerate(given)}}.items():
+            if x.device != device:
+                raise StepError(problem=f"{name} is on {x.device}, the parameters on {device}", remedy="move it there")
+        rules = rules_of(self._optimizer)
+        chosen = self._chosen
+        form = Form(rules, groups, (), chosen.clip_norm, chosen.skips, self._scaling(), chosen.autocast)
+        unused = without_gradient(self._both, tensors, given, form)
+        if unused:
+            groups = tuple(g for n, g in zip(tensors.trained, groups, strict=True) if n not in unused)
+            more = {n: x for n, x in tensors.trained.items() if n in unused}
+            kept = {n: x for n, x in tensors.trained.items() if n not in unused}
+            tensors = Tensors(kept, {**tensors.fixed, **more})
+        for parameter, group in zip(tensors.trained.values(), groups, strict=True):
+            made_state(self._optimizer, parameter, rules[group])
+        self._state = self._read_state(tuple(tensors.trained.values()), groups, form)
+        form = replace(form, groups=groups, counters=self._state.counters)
+        traced = trace(self._both, tensors, given, form)
+        trained, fixed = tuple(tensors.trained.values()), tuple(tensors.fixed.values())
+        options = replace(self._options, device=str(device))
+        with without_autocast(device.type), torch.no_grad():
+            program = import_fx_program(traced.gm, (), device=options.device)
+            held = _Plan(traced, program, None, form, trained, fixed)  # type: ignore[arg-type]
+            arguments = self._arguments(held, given)
+            count = len(trained) + len(fixed) + len(given)
+            examples = [self._example(k, arguments[k], count) for k in program.arguments]
+            own = {n for n, k in enumerate(program.arguments) if not len(trained) + len(fixed) <= k < count}
+            own |= {n for n, k in enumerate(program.arguments) if not arguments[k].is_floating_point()}
+            eager: Run = eager_of(traced.gm, program)
+            compilation = compile_imported(
+                replace(program.imported, held=frozenset(own)),
+                options,
+                example_inputs=examples,
+                eager=lambda *tensors: eager(tensors),
+                model="training step",
+            )
+        return replace(held, compilation=compilation)
+
+    def _example(self, position: int, value: torch.Tensor, count: int) -> torch.Tensor:
+        """What a plan is judged on: the model's own tensors; state of the optimizer that is not zero everywhere."""
+        if position < count or not value.is_floating_point() or value.dim() == 0 or value.dtype is torch.float64:
+            return value
+        g = torch.Generator().manual_seed(self._options.seed + position)
+        return (1e-4 + 1e-3 * torch.rand(value.shape, generator=g)).to(value)
+
+    def _arguments(self, plan: _Plan, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """In the order of `Traced`."""
+        device = plan.trained[0].device
+        state = self._state
+        assert state is not None, "a plan was found"
+        found = [*plan.trained, *plan.fixed, *inputs]
+        if self._scaler is not None:
+            found.append(self._scale(device)[0])
+        if plan.traced.draws:
+            found.append(torch.randint(-(1 << 63), (1 << 63) - 1, (), dtype=torch.int64, device=device))
+        found += state.tensors
+        found += [same[0] for same in state.counted]
+        found.append(self._settings_now(device))
+        if self._scaler is not None:
+            found.append(self._scale(device)[1])
+        if plan.form.skips:
+            if self.skipped is None:
+                self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+            found.append(self.skipped)
+        return found
+
+    def _scaling(self) -> Scaling | None:
+        scaler = self._scaler
+        if scaler is None:
+            return None
+        return Scaling(scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval())
+
+    def _scale(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scaler's scale and growth, float32 and int32 scalars of its own."""
+        scaler: Any = self._scaler
+        if scaler._scale is None:
+            scaler._lazy_init_scale_growth_tracker(device)
+        return scaler._scale, scaler._growth_tracker
+
+    def _settings_now(self, device: torch.device) -> torch.Tensor:
+        """(groups, `SETTINGS`) in float64 on the device; sent there only when something changed."""
+        groups = self._optimizer.param_groups
+        rules = rules_of(self._optimizer)
+        rows = tuple(settings_of(group, rule) for group, rule in zip(groups, rules, strict=True))
+        if self._settings is None or self._settings[0] != rows or self._settings[1].device != device:
+            self._settings = (rows, torch.tensor(rows, dtype=torch.float64).to(device))
+        found = self._settings[1]
+        for k, group in enumerate(groups):
+            if isinstance(group["lr"], torch.Tensor):
+                found = found.clone()
+                found[k, 0] = group["lr"].to(device)
+        return found
+
+    # the optimizer's state
+
+    def _found_state(self, plan: _Plan) -> tuple[int, ...] | None:
+        """Reads the state again where it is no longer what it was; the counters of the parameters."""
+        tensors: list[torch.Tensor] = []
+        counts: list[torch.Tensor] = []
+        for parameter, group in zip(plan.trained, plan.form.groups, strict=True):
+            rule = plan.form.rules[group]
+            own: Mapping[str, Any] = self._optimizer.state.get(parameter, {})
+            if any(own.get(name) is None for name in rule.slots) or (rule.counts and "step" not in own):
+                made_state(self._optimizer, parameter, rule)
+            tensors += [own[name] for name in rule.slots]
+            counts += [own["step"]] if rule.counts else []
+        state = self._state
+        others = state is None or _seen(tensors, [counts]) != _seen(state.tensors, [_in_order(state)])
+        if state is None or others or state.seen != _seen(state.tensors, state.counted):
+            self._state = state = self._read_state(plan.trained, plan.form.groups, plan.form)
+        return state.counters
+
+    def _read_state(self, trained: Sequence[torch.Tensor], groups: Sequence[int], form: Form) -> _State:
+        """The state of all parameters; numbers of steps that are equal share a counter, for which they are read."""
+        tensors: list[torch.Tensor] = []
+        counted: dict[float, list[torch.Tensor]] = {}
+        counters: list[int] = []
+        for parameter, group in zip(trained, groups, strict=True):
+            rule = form.rules[group]
+            made_state(self._optimizer, parameter, rule)
+            own = self._optimizer.state.get(parameter, {})
+            for name in rule.slots:
+                if own[name].shape != parameter.shape or own[name].device != parameter.device:
+                    problem = f"the optimizer's {name} is {tuple(own[name].shape)} on {own[name].device}"
+                    remedy = f"its parameter is {tuple(parameter.shape)} on {parameter.device}: load a state that fits"
+                    raise StepError(problem=problem, remedy=remedy)
+                tensors.append(own[name])
+            if rule.counts:
+                key = float(own["step"])
+                counters.append(list(counted).index(key) if key in counted else len(counted))
+                counted.setdefault(key, []).append(own["step"])
+            else:
+                counters.append(-1)
+        same = list(counted.values())
+        return _State(tensors, same, tuple(counters), _seen(tensors, same))
+
+
+def _in_order(state: _State) -> list[torch.Tensor]:
+    """The numbers of steps in the order of the parameters."""
+    rest = [iter(same) for same in state.counted]
+    return [next(rest[k]) for k in state.counters if k >= 0]
+
+
+def _seen(tensors: Sequence[torch.Tensor], counted: Sequence[Sequence[torch.Tensor]]) -> tuple[tuple[int, int], ...]:
+    own = [(id(t), 0) for t in tensors]
+    return (*own, *((id(t), t._version) for same in counted for t in same))
+
+
+def _checked(inputs: Sequence[object]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for k, x in enumerate(inputs):
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+            problem = f"argument {k} is a {type(x).__name__}, not a dense tensor"
+            raise ExampleInputsError(option="example_inputs", problem=problem)
+        found.append(x.detach())
+    if len(found) < 2:
+        problem = f"{len(found)} tensors: at least one input of the model and the target are needed"
+        raise ExampleInputsError(option="example_inputs", problem=problem)
+    return found

@@ -1,0 +1,182 @@
+"""Rules of backward passes against float64 finite differences on small sizes, and against eager's own gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.fission.harness import declined, random, run, same
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+KINDS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _differences(function: Function, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """d(function · dy)/dx by central differences in float64."""
+    step, found = 1e-6, torch.empty_like(x)
+    for k in range(x.numel()):
+        moved = [x.clone(), x.clone()]
+        moved[0].view(-1)[k] += step
+        moved[1].view(-1)[k] -= step
+        high, low = (torch.sum(function(m) * dy) for m in moved)
+        found.view(-1)[k] = (high - low) / (2 * step)
+    return found
+
+
+def _gradient(function: Function, x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(function(x), x, dy)[0]
+
+
+def _check(rule: str, operands: Callable[[torch.dtype], Sequence[Any]], function: Callable[[torch.dtype], Function],
+           x: torch.Tensor, dy: torch.Tensor, **params: Any) -> None:  # fmt: skip
+    """In float64 the finite differences; in each other type at most 1.2 times as far from the exact one as eager."""
+    wide = torch.float64
+    (exact,) = run(rule, *operands(wide), **params)
+    torch.testing.assert_close(exact, _differences(function(wide), x, dy), rtol=1e-6, atol=1e-7)
+    for kind in KINDS:
+        rounded = [t.to(kind) for t in (x, dy)]
+        # exact for the values that both are given
+        of_rounded = [t if t is None or not t.is_floating_point() else t.to(wide) for t in operands(kind)]
+        (wanted,) = run(rule, *of_rounded, **params)
+        (found,) = run(rule, *operands(kind), **params)
+        eager = _gradient(function(kind), *rounded)
+        assert found.dtype is eager.dtype and found.shape == eager.shape
+        mine, own = (float((t.to(wide) - wanted).abs().max()) for t in (found, eager))
+        last = float(wanted.abs().max()) * torch.finfo(kind).eps  # one rounding of the sum, one of the result
+        assert mine <= max(1.2 * own, last), (kind, mine, own, last)
+
+
+CONVOLUTIONS = [
+    # spatial, kernel, stride, pad, dilation, groups
+    ((6, 5), (3, 3), (1, 1), (1, 1), (1, 1), 1), ((7, 6), (3, 2), (2, 3), (1, 0), (1, 1), 1),
+    ((6, 6), (2, 2), (2, 2), (0, 0), (1, 1), 2), ((9,), (3,), (2,), (2,), (2,), 1),
+    ((4, 4), (1, 1), (2, 2), (0, 0), (1, 1), 4),
+    ((3, 4, 3), (2, 2, 2), (1, 2, 1), (1, 0, 1), (1, 1, 1), 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_conv_data_gradient(case: tuple[Any, ...], transposed: bool) -> None:
+    spatial, kernel, stride, pad, dilation, groups = case
+    x = random(2, 4, *spatial, dtype=torch.float64)
+    w = random(4, 4 // groups, *kernel, seed=1, dtype=torch.float64)
+    forward: Any = [F.conv1d, F.conv2d, F.conv3d][len(kernel) - 1]
+    if transposed:
+        forward = [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d][len(kernel) - 1]
+
+    def function(kind: torch.dtype) -> Function:
+        return lambda y: forward(y, w.to(kind), None, stride, pad, dilation=dilation, groups=groups)
+
+    dy = random(*function(torch.float64)(x).shape, seed=2, dtype=torch.float64)
+    _check(
+        "conv_data_gradient", lambda kind: [dy.to(kind), w.to(kind)], function, x, dy,
+        sizes=spatial, strides=stride, pads=pad, dilations=dilation, groups=groups, transposed=transposed,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("spatial", [(5, 3), (7,), (2, 3, 2)])
+def test_conv_weight_and_bias_gradient(spatial: tuple[int, ...]) -> None:
+    x = random(2, 3, *spatial, dtype=torch.float64)
+    w, dy = (random(*s, seed=1, dtype=torch.float64) for s in ((4, 3, *(1,) * len(spatial)), (2, 4, *spatial)))
+    forward: Any = [F.conv1d, F.conv2d, F.conv3d][len(spatial) - 1]
+    _check(
+        "conv_weight_gradient",
+        lambda kind: [dy.to(kind), x.to(kind)],
+        lambda kind: lambda v: forward(x.to(kind), v),
+        w,
+        dy,
+    )
+    bias = random(4, dtype=torch.float64)
+    _check(
+        "conv_bias_gradient",
+        lambda kind: [dy.to(kind)],
+        lambda kind: lambda v: forward(x.to(kind), w.to(kind), v),
+        bias,
+        dy,
+    )
+
+
+POOLS = [
+    # spatial, kernel, stride, pad
+    ((6, 4), (2, 2), (2, 2), (0, 0)), ((7, 8), (3, 3), (2, 2), (1, 1)), ((5, 6), (3, 2), (1, 3), (1, 0)),
+    ((7, 5), (2, 2), (3, 2), (0, 1)), ((4, 4), (4, 4), (1, 1), (2, 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+@pytest.mark.parametrize(("case", "dilation"), [*((c, 1) for c in POOLS), (((9, 8), (3, 2), (2, 1), (1, 1)), 2)])
+def test_max_pool_gradient(case: tuple[Any, ...], dilation: int, ceil: bool) -> None:
+    spatial, kernel, stride, pad = case
+    x = random(2, 2, *spatial, dtype=torch.float64)
+    more: dict[str, Any] = {"dilation": dilation, "ceil_mode": ceil}
+    y, at = F.max_pool2d(x, kernel, stride, pad, return_indices=True, **more)
+    dy = random(*y.shape, seed=1, dtype=torch.float64)
+    given = {"kernel": kernel, "strides": stride, "pads": pad, "dilations": (dilation, dilation), "ceil": ceil}
+    found = run("max_pool_gradient", dy, at, sizes=spatial, **given)[0]
+    function = lambda v: F.max_pool2d(v, kernel, stride, pad, **more)  # noqa: E731
+    torch.testing.assert_close(found, _differences(function, x, dy), rtol=1e-6, atol=1e-7)
+    for kind in KINDS:
+        mine = run("max_pool_gradient", dy.to(kind), at, sizes=spatial, **given)[0]
+        wanted = run("max_pool_gradient", dy.to(kind).double(), at, sizes=spatial, **given)[0]
+        torch.testing.assert_close(mine.double(), wanted, rtol=torch.finfo(kind).eps, atol=4 * torch.finfo(kind).eps)
+
+
+def test_max_pool_gradient_goes_to_the_first_of_equal_values() -> None:
+    x = torch.zeros(1, 1, 5, 5)
+    wanted = _gradient(lambda v: F.max_pool2d(v, 3, 2, 1), x, torch.ones(1, 1, 3, 3))
+    at = F.max_pool2d(x, 3, 2, 1, return_indices=True)[1]
+    given: dict[str, Any] = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1)}
+    same(run("max_pool_gradient", torch.ones(1, 1, 3, 3), at, sizes=(5, 5), **given)[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("ceil", "include", "divisor"), [*itertools.product((False, True), (False, True), (0,)), (False, True, 3)]
+)
+@pytest.mark.parametrize("case", POOLS)
+def test_avg_pool_gradient(case: tuple[Any, ...], ceil: bool, include: bool, divisor: int) -> None:
+    spatial, kernel, stride, pad = case
+    x = random(2, 2, *spatial, dtype=torch.float64)
+    function: Function = lambda v: F.avg_pool2d(v, kernel, stride, pad, ceil, include, divisor or None)  # noqa: E731
+    dy = random(*function(x).shape, seed=1, dtype=torch.float64)
+    _check(
+        "avg_pool_gradient", lambda kind: [dy.to(kind)], lambda kind: function, x, dy, sizes=spatial, kernel=kernel,
+        strides=stride, pads=pad, ceil=ceil, count_include_pad=include, divisor=divisor,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [(6, 4), (7, 5), (3, 2), (2, 3)])
+def test_adaptive_avg_pool_gradient(sizes: tuple[int, int]) -> None:
+    x, dy = random(2, 2, *sizes, dtype=torch.float64), random(2, 2, 3, 2, seed=1, dtype=torch.float64)
+    _check(
+        "adaptive_avg_pool_gradient", lambda kind: [dy.to(kind)],
+        lambda kind: lambda v: F.adaptive_avg_pool2d(v, (3, 2)), x, dy, sizes=sizes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_scatter_one(kind: torch.dtype) -> None:
+    x, src = (random(*shape, seed=k).mul(8).to(kind) for k, shape in enumerate(((3, 5, 2), (3, 1, 2))))
+    at = torch.tensor([[[4, 0]], [[2, 2]], [[0, 1]]])
+    same(run("scatter_one", x, at, src, axis=1)[0], x.scatter(1, at, src))
+    same(run("scatter_one", x, at.int(), src, axis=-2, add=True)[0], x.scatter_add(1, at, src))
+
+
+def test_what_gradients_decline() -> None:
+    x, i = random(1, 2, 4, 4), torch.zeros(1, 2, 4, 4, dtype=torch.int64)
+    pool: dict[str, Any] = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0)}
+    assert "for sizes (11, 9)" in declined("avg_pool_gradient", x, sizes=(11, 9), **pool)
+    assert "for sizes (4, 4)" in declined("max_pool_gradient", x, i, sizes=(4, 4), **pool)
+    assert "of i64" in declined("avg_pool_gradient", i, sizes=(8, 8), **pool)
+    assert "for sizes (8,)" in declined("adaptive_avg_pool_gradient", x, sizes=(8,))
+    conv: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0), "dilations": (1, 1)}
+    assert "of size (9, 9)" in declined("conv_data_gradient", x, random(2, 3, 3, 3), sizes=(9, 9), **conv)
+    assert "of i64" in declined("conv_bias_gradient", i)
+    assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, random(1, 2, 4, 5))
+    assert "more than one element" in declined("scatter_one", x, i, x, axis=1)
+    assert "axis 7" in declined("scatter_one", x, i, x, axis=7)

@@ -1,0 +1,436 @@
+"""A compiled training step against the loop that it stands for."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import weft
+from weft.errors import ExampleInputsError, ModelRaisesError, OptionError, StepError, UnsupportedError
+from weft.options import Options
+from weft.training import Step, compile_step
+
+UNTUNED = Options(budget_s=0)
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def _net(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def _batch(rows: int = 5, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 6, generator=g), torch.randint(0, 3, (rows,), generator=g)
+
+
+def _eager(
+    model: nn.Module,
+    loss: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    *inputs: torch.Tensor,
+    clip: float = 0.0,
+) -> torch.Tensor:
+    optimizer.zero_grad()
+    found = loss(model(*inputs[:-1]), inputs[-1])
+    found.backward()
+    if clip:
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return found.detach()
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {n: x.clone() for n, x in model.state_dict().items()}
+
+
+def _close(one: nn.Module, other: nn.Module, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    for (name, x), y in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(x, y, rtol=rtol, atol=atol, msg=name)
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2),
+    "nesterov": lambda p: torch.optim.SGD(p, 0.1, momentum=0.8, nesterov=True, maximize=True),
+    "adam": lambda p: torch.optim.Adam(p, 1e-2, weight_decay=1e-2),
+    "amsgrad": lambda p: torch.optim.Adam(p, 1e-2, amsgrad=True, betas=(0.8, 0.9)),
+    "adamw": lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1, eps=1e-6),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_follow_eager(name: str) -> None:
+    model = _net().double()
+    twin = copy.deepcopy(model)
+    optimizers = [OPTIMIZERS[name](m.parameters()) for m in (model, twin)]
+    x, t = _batch()
+    step = compile_step(model, nn.CrossEntropyLoss(), optimizers[0], x.double(), t, options=UNTUNED, clip_norm=0.5)
+    for k in range(6):
+        x, t = _batch(seed=k)
+        wanted = _eager(twin, nn.CrossEntropyLoss(), optimizers[1], x.double(), t, clip=0.5)
+        torch.testing.assert_close(step(x.double(), t), wanted, rtol=1e-11, atol=1e-12)
+    _close(model, twin, rtol=1e-10, atol=1e-11)
+    mine, own = (o.state_dict() for o in optimizers)
+    assert mine["param_groups"] == own["param_groups"]
+    assert mine["state"].keys() == own["state"].keys()
+    for k, state in own["state"].items():
+        assert mine["state"][k].keys() == state.keys()
+        for key, value in state.items():
+            torch.testing.assert_close(mine["state"][k][key], value, rtol=1e-9, atol=1e-12)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_two_groups_and_what_a_scheduler_changes() -> None:
+    model = _net()
+    twin = copy.deepcopy(model)
+
+    def make(m: Any) -> torch.optim.Optimizer:
+        groups = [{"params": m[0].parameters(), "lr": 0.05}, {"params": m[2].parameters(), "weight_decay": 0.1}]
+        return torch.optim.SGD(groups, 0.1, momentum=0.9)
+
+    optimizers = [make(m) for m in (model, twin)]
+    schedulers: list[Any] = [
+        torch.optim.lr_scheduler.OneCycleLR(o, max_lr=[0.2, 0.3], total_steps=8) for o in optimizers
+    ]
+    step = compile_step(model, nn.CrossEntropyLoss(), optimizers[0], *_batch(), options=UNTUNED)
+    rates = set()
+    for k in range(6):
+        step(*_batch(seed=k))
+        _eager(twin, nn.CrossEntropyLoss(), optimizers[1], *_batch(seed=k))
+        for scheduler in schedulers:
+            scheduler.step()  # a warning, were the step unknown to it, is an error here
+        rates.add(optimizers[0].param_groups[0]["lr"])
+    assert len(rates) == 6
+    assert step.plans == 1
+    _close(model, twin)
+
+
+def test_a_learning_rate_that_is_a_tensor_is_read_at_each_step() -> None:
+    model = _net()
+    rate = torch.tensor(0.0)
+    step = compile_step(
+        model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), rate), *_batch(), options=UNTUNED
+    )
+    before = _state(model)
+    step(*_batch())
+    assert all(torch.equal(x, before[n]) for n, x in model.state_dict().items())
+    rate.fill_(0.1)
+    step(*_batch())
+    assert not torch.equal(model[0].weight, before["0.weight"])
+    assert step.plans == 1
+
+
+def test_compiling_changes_nothing() -> None:
+    model: Any = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    before, random = _state(model), torch.get_rng_state()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    compile_step(model, nn.CrossEntropyLoss(), optimizer, *_batch(), options=UNTUNED)
+    assert all(torch.equal(x, before[n]) for n, x in model.state_dict().items())
+    del random
+
+
+def test_frozen_tied_and_unused_parameters() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.second.weight = self.first.weight
+            self.idle, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+    torch.manual_seed(0)
+    model = Net()
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.AdamW(m.parameters(), 1e-2) for m in (model, twin)]
+    step = compile_step(model, nn.CrossEntropyLoss(), optimizers[0], *_batch(), options=UNTUNED)
+    for frozen in (False, True, False):
+        for m in (model, twin):
+            m.last.requires_grad_(not frozen)
+        before = _state(model)
+        for k in range(2):
+            step(*_batch(seed=k))
+            _eager(twin, nn.CrossEntropyLoss(), optimizers[1], *_batch(seed=k))
+        assert torch.equal(model.last.weight, before["last.weight"]) == frozen
+        assert torch.equal(model.idle.weight, before["idle.weight"])
+        _close(model, twin)
+    assert model.second.weight is model.first.weight
+    assert step.plans == 2 or step.plans == 3
+
+
+def test_batch_norm_and_another_batch() -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(64, 3)
+    )
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, twin)]
+    x, t = torch.randn(4, 3, 6, 6), torch.tensor([0, 1, 2, 0])
+    step = compile_step(model, nn.CrossEntropyLoss(), optimizers[0], x, t, options=UNTUNED)
+    for rows in (4, 2, 4):
+        step(x[:rows], t[:rows])
+        _eager(twin, nn.CrossEntropyLoss(), optimizers[1], x[:rows], t[:rows])
+    assert step.plans == 2
+    assert model[1].num_batches_tracked == 3
+    _close(model, twin, rtol=1e-4, atol=1e-5)
+    model.eval()
+    twin.eval()
+    before = _state(model)
+    step(x, t)
+    _eager(twin, nn.CrossEntropyLoss(), optimizers[1], x, t)
+    assert torch.equal(model[1].running_mean, before["1.running_mean"])
+    _close(model, twin, rtol=1e-4, atol=1e-5)
+
+
+def test_steps_that_are_not_finite_are_skipped() -> None:
+    model = _net()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    step = compile_step(model, nn.CrossEntropyLoss(), optimizer, *_batch(), options=UNTUNED, skip_nonfinite=True)
+    step(*_batch())
+    before, kept = _state(model), copy.deepcopy(optimizer.state_dict()["state"])
+    x, t = _batch()
+    x[2, 3] = float("nan")
+    assert step(x, t).isnan()
+    assert all(torch.equal(y, before[n]) for n, y in model.state_dict().items())
+    for k, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, kept[k][name]) for name, value in state.items())
+    assert step.skipped is not None
+    assert step.skipped.item() == 1
+    step(*_batch())
+    assert step.skipped.item() == 1
+    assert not torch.equal(model[0].weight, before["0.weight"])
+
+
+def test_without_skipping_nan_is_written_as_by_eager() -> None:
+    model = _net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    step = compile_step(model, nn.CrossEntropyLoss(), optimizer, *_batch(), options=UNTUNED)
+    x, t = _batch()
+    x[2, 3] = float("nan")
+    step(x, t)
+    assert step.skipped is None
+    assert model[0].weight.isnan().any()
+
+
+def test_a_scaler_as_in_a_loop() -> None:
+    model = _net()
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin)]
+    scalers = [torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2) for _ in range(2)]
+    step = compile_step(model, nn.CrossEntropyLoss(), optimizers[0], *_batch(), options=UNTUNED, scaler=scalers[0])
+    for k in range(6):
+        x, t = _batch(seed=k)
+        if k == 3:
+            x = x * float("inf")
+        step(x, t)
+        optimizers[1].zero_grad()
+        scalers[1].scale(F.cross_entropy(twin(x), t)).backward()
+        scalers[1].step(optimizers[1])
+        scalers[1].update()
+        assert scalers[0].state_dict() == scalers[1].state_dict(), k
+        _close(model, twin)
+    assert step.skipped is not None
+    assert step.skipped.item() == 1
+
+
+def test_state_is_taken_over_in_both_directions() -> None:
+    model = _net()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    step = compile_step(model, nn.CrossEntropyLoss(), optimizer, *_batch(), options=UNTUNED)
+    for k in range(3):
+        step(*_batch(seed=k))
+    kept = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, kept)
+    kept.seek(0)
+    saved = torch.load(kept, weights_only=True)  # noqa: TID251 - how a checkpoint of a loop is read
+    twin = _net(seed=7)
+    other = torch.optim.AdamW(twin.parameters(), 1e-2)
+    twin.load_state_dict(saved["model"])
+    other.load_state_dict(copy.deepcopy(saved["optimizer"]))  # it keeps the tensors that it is given
+    for k in range(3, 5):  # the loop goes on where the step was
+        step(*_batch(seed=k))
+        _eager(twin, nn.CrossEntropyLoss(), other, *_batch(seed=k))
+    _close(model, twin)
+    model.load_state_dict(saved["model"])  # and the step where it was itself
+    optimizer.load_state_dict(saved["optimizer"])
+    for k in range(3, 5):
+        step(*_batch(seed=k))
+    _close(model, twin)
+    _eager(model, nn.CrossEntropyLoss(), optimizer, *_batch(seed=5))  # both by turns
+    step(*_batch(seed=6))
+    for k in (5, 6):
+        _eager(twin, nn.CrossEntropyLoss(), other, *_batch(seed=k))
+    _close(model, twin)
+
+
+def test_a_step_that_fails_or_is_interrupted_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    step = compile_step(model, nn.CrossEntropyLoss(), optimizer, *_batch(), options=UNTUNED)
+    step(*_batch())
+    before, kept = _state(model), copy.deepcopy(optimizer.state_dict()["state"])
+    plan = next(iter(step._plans.values()))
+    real = type(plan.compilation).run
+
+    def failing(error: BaseException) -> None:
+        def run(*tensors: torch.Tensor) -> Any:
+            real.fget(plan.compilation)(*tensors)  # type: ignore[attr-defined]
+            raise error
+
+        monkeypatch.setattr(type(plan.compilation), "run", property(lambda self: run))
+
+    for error in (KeyboardInterrupt(), torch.OutOfMemoryError("no memory")):
+        failing(error)
+        with pytest.raises(type(error)):
+            step(*_batch())
+        assert all(torch.equal(x, before[n]) for n, x in model.state_dict().items())
+        for k, state in optimizer.state_dict()["state"].items():
+            assert all(torch.equal(value, kept[k][name]) for name, value in state.items())
+    monkeypatch.undo()
+    step(*_batch())
+    assert not torch.equal(model[0].weight, before["0.weight"])
+
+
+def test_two_runs_have_the_same_bits() -> None:
+    def run() -> dict[str, torch.Tensor]:
+        torch.manual_seed(3)
+        model: Any = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.GELU(), nn.Linear(8, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        step = compile_step(model, nn.CrossEntropyLoss(), optimizer, *_batch(), options=UNTUNED)
+        torch.manual_seed(4)
+        for k in range(10):
+            step(*_batch(seed=k))
+        return _state(model)
+
+    one, other = run(), run()
+    assert all(torch.equal(x, other[n]) for n, x in one.items())
+
+
+def test_dropout_has_one_mask_in_both_passes() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4096))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.dropout(self.weight * x, 0.25)
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    x, t = torch.ones(4096), torch.zeros(())
+    step = compile_step(model, lambda y, t: y.sum() + t, optimizer, x, t, options=UNTUNED)
+    torch.manual_seed(0)
+    masks = []
+    for _ in range(2):
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+        loss = step(x, t)
+        moved = 1.0 - model.weight.detach()  # the gradient: 0 or 1 / (1 - p)
+        kept = moved > 0
+        torch.testing.assert_close(moved[kept], torch.full_like(moved[kept], 1 / 0.75))
+        torch.testing.assert_close(loss, moved.sum(), rtol=1e-5, atol=0.0)
+        assert abs(kept.float().mean() - 0.75) < 5 * (0.25 * 0.75 / 4096) ** 0.5
+        masks.append(kept)
+    assert 0.55 < (masks[0] == masks[1]).float().mean() < 0.70  # independent: 0.625
+
+
+def test_autocast() -> None:
+    model = _net()
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin)]
+    loss = nn.CrossEntropyLoss()
+    step = compile_step(model, loss, optimizers[0], *_batch(), options=UNTUNED, autocast=torch.bfloat16)
+    for k in range(3):
+        step(*_batch(seed=k))
+        with torch.autocast("cpu", torch.bfloat16):
+            found = loss(twin(_batch(seed=k)[0]), _batch(seed=k)[1])
+        optimizers[1].zero_grad()
+        found.backward()
+        optimizers[1].step()
+    assert model[0].weight.dtype is torch.float32
+    _close(model, twin, rtol=3e-2, atol=3e-3)
+
+
+def test_the_facade() -> None:
+    assert weft.compile_step is compile_step
+    model = _net()
+    step = compile_step(
+        model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1), *_batch(), options=UNTUNED
+    )
+    assert isinstance(step, Step)
+    assert step.record.plans
+    assert step.compilation.graph.outputs
+
+
+def _refused(
+    error: type[Exception],
+    match: str,
+    *,
+    model: nn.Module | None = None,
+    loss: Callable[..., Any] | None = None,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    inputs: tuple[Any, ...] | None = None,
+    **keywords: Any,
+) -> None:
+    model = model or _net()
+    made = optimizer(model) if optimizer is not None else torch.optim.SGD(model.parameters(), 0.1)
+    given = _batch() if inputs is None else inputs
+    with pytest.raises(error, match=match):
+        compile_step(model, loss or nn.CrossEntropyLoss(), made, *given, options=UNTUNED, **keywords)
+
+
+def test_what_is_refused() -> None:
+    _refused(StepError, "no rule for the optimizer RMSprop", optimizer=lambda m: torch.optim.RMSprop(m.parameters()))
+    _refused(
+        StepError, "dampening", optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.1)
+    )
+    _refused(
+        StepError,
+        r"a parameter of shape \(2,\) that is not the model's",
+        optimizer=lambda m: torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1),
+    )
+    _refused(StepError, "requires a gradient", model=_net().requires_grad_(False))
+    _refused(StepError, r"the loss is torch.float32 of shape \(5,\)", loss=nn.CrossEntropyLoss(reduction="none"))
+    _refused(StepError, "the loss is a float", loss=lambda y, t: 1.0)
+    _refused(StepError, "depends on no parameter", loss=lambda y, t: y.detach().sum())
+    _refused(ModelRaisesError, "raises on the example inputs: RuntimeError", inputs=(torch.ones(5, 7), _batch()[1]))
+    _refused(ExampleInputsError, "1 example inputs", inputs=_batch()[:1])
+    _refused(ExampleInputsError, "argument 1 is a int", inputs=(_batch()[0], 3))
+    _refused(OptionError, "autocast", autocast=torch.float64)
+    _refused(OptionError, "clip_norm", clip_norm=-1.0)
+    _refused(StepError, "input 0 is on meta", inputs=(_batch()[0].to("meta"), _batch()[1]))
+
+
+def test_other_random_numbers_are_refused() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.line(x + torch.randn_like(x))
+
+    _refused(UnsupportedError, "draws random numbers", model=Noisy())
+
+
+def test_a_call_with_a_batch_that_does_not_fit_leaves_all_as_it_is() -> None:
+    model = _net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = compile_step(model, nn.CrossEntropyLoss(), optimizer, *_batch(), options=UNTUNED)
+    before = _state(model)
+    with pytest.raises(ModelRaisesError, match="raises"):
+        step(torch.ones(5, 7), _batch()[1])
+    with pytest.raises(ExampleInputsError):
+        step(_batch()[0])
+    assert all(torch.equal(x, before[n]) for n, x in model.state_dict().items())
+    step(*_batch())
+    assert step.plans == 1
