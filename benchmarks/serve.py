@@ -65,8 +65,13 @@ class Setting:
     files: tuple[Path, ...]
     queries: Numbers
     answers: Numbers
+    model: str = "mlp"
+    exact: bool = False
+    """Whether an answer is right only with the same bits."""
 
     def right(self, i: int, found: Numbers) -> bool:
+        if self.exact:
+            return np.array_equal(found.reshape(-1), self.answers[i % len(self.answers)])
         return bool(np.allclose(found.reshape(-1), self.answers[i % len(self.answers)], rtol=1e-4, atol=1e-5))
 
 
@@ -273,7 +278,7 @@ class Command:
 
     def __init__(self, there: Setting, *arguments: str) -> None:
         files = ",".join(map(str, there.files))
-        program = [sys.executable, "-m", "weft", "serve", f"mlp={files}", "--port", "0", "--grpc-port", "0"]
+        program = [sys.executable, "-m", "weft", "serve", f"{there.model}={files}", "--port", "0", "--grpc-port", "0"]
         environ = {**os.environ, "WEFT_CACHE_DIR": str(there.options.cache), "PYTHONPATH": f"{ROOT / 'src'}"}
         self._process = subprocess.Popen(
             [*program, "--threads", "1", *arguments], stderr=subprocess.PIPE, text=True, env=environ
@@ -283,6 +288,11 @@ class Command:
         self._reader.start()
         self.readies(1)
         self.port, self.grpc_port = map(int, re.findall(r"127\.0\.0\.1:(\d+)", " ".join(self.lines))[:2])
+
+    @property
+    def pid(self) -> int:
+        """Of the command."""
+        return self._process.pid
 
     def _read(self) -> None:
         assert self._process.stderr is not None  # a pipe
