@@ -132,7 +132,7 @@ def closed(caller: Callable[[], Caller], there: Setting, callers: int, count: in
             wrong[0] += not fine
 
     began = time.perf_counter()
-    _threads(callers, work)
+    together(callers, work)
     wall = time.perf_counter() - began
     done = [x for x in took if x]
     return {"arrivals": "closed", "callers": callers, **told(done, wall), "wrong": wrong[0], "errors": errors[0]}
@@ -171,7 +171,7 @@ def opened(
 
     clock = threading.Thread(target=schedule)
     clock.start()
-    _threads(callers, work)
+    together(callers, work)
     clock.join()
     done = [x for x in took if x]
     sent = {"sent_late_p99_ms": round(float(np.percentile(late, 99)) * 1e3, 3)}
@@ -179,7 +179,8 @@ def opened(
     return {"arrivals": "open", "rate": round(rate, 1), **row, **sent, "wrong": wrong[0], "errors": errors[0]}
 
 
-def _threads(count: int, work: Callable[[], None]) -> None:
+def together(count: int, work: Callable[[], None]) -> None:
+    """In so many threads."""
     threads = [threading.Thread(target=work) for _ in range(count)]
     for t in threads:
         t.start()

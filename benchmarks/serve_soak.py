@@ -7,11 +7,8 @@ a query), and half of the mean interval later the same ones to a plain loop in a
 the same load of the machine at the same time. A latency counts from when a query was due. Every answer is compared, bit
 by bit, with what the plan gave before the run (which is compared with the framework); every query has its own
 identifier, which its answer must bear; in the end the server's own count of what it answered must be that of what was
-asked. Resident memory of each process is read every `SAMPLE_S`. The record is written anew every `WINDOW_S`: who
-interrupts it keeps what was measured.
-
-Memory is flat where the line through its second half rises by less than `FLAT_SHARE` of what the process takes, in an
-hour.
+asked. Resident memory of each process is read every `SAMPLE_S` (`benchmarks/harness/memory.py`). The record is written
+anew every `WINDOW_S`: who interrupts it keeps what was measured.
 """
 
 from __future__ import annotations
@@ -37,13 +34,14 @@ import torch
 
 import weft
 from benchmarks.cases.serve_requests import HEADER
+from benchmarks.harness.memory import Memory
 from benchmarks.harness.record import Record, Row
 from benchmarks.models import load
 from benchmarks.serve import SEED, Command, Numbers, Setting, command, told
 from weft.serve import ServeOptions
 
 IMAGES, CALLERS = 16, 4
-WINDOW_S, SAMPLE_S, FLAT_SHARE = 600.0, 10.0, 0.05
+WINDOW_S, SAMPLE_S = 600.0, 10.0
 LEAD_S = 2.0
 """From the end of the preparations to the first query."""
 
@@ -144,45 +142,6 @@ def answered(port: int, model: str) -> int:
     return int(found["model_stats"][0]["inference_stats"]["success"]["count"])
 
 
-# -- memory
-
-
-def resident(pid: int) -> float:
-    """MiB of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
-
-
-@dataclass
-class Memory:
-    """Of one process."""
-
-    pid: int
-    at: list[float] = field(default_factory=list)
-    mib: list[float] = field(default_factory=list)
-
-    def sample(self, now: float) -> None:
-        self.at.append(now)
-        self.mib.append(resident(self.pid))
-
-    def row(self) -> Row:
-        return rise(self.at, self.mib)
-
-
-def rise(at: Sequence[float], mib: Sequence[float]) -> Row:
-    """Least squares through the second half; `at`: seconds."""
-    half = len(at) // 2
-    if len(at) - half < 3:
-        return {"samples": len(at)}
-    slope = float(np.polyfit(np.asarray(at[half:]) / 3600, mib[half:], 1)[0])
-    share = slope / float(np.median(mib[half:]))
-    return {"samples": len(at), "first_mib": round(mib[0], 1), "half_mib": round(mib[half], 1),
-            "last_mib": round(mib[-1], 1), "most_mib": round(max(mib), 1), "mib_an_hour": round(slope, 2),
-            "flat": share < FLAT_SHARE}  # fmt: skip
-
-
 # -- the run
 
 
@@ -221,9 +180,13 @@ def soak(record: Record, there: Setting, server: Command, seconds: float, rate: 
     loop.start()
     assert here.recv() == "ready"
     first = answered(server.port, there.model)
-    memories = {"worker": Memory(server.child("weft.serve.worker")),
-                "front end": Memory(server.child("weft.serve.front")), "command": Memory(server.pid), "plain loop": Memory(loop.pid or 0),
-                "caller": Memory(os.getpid())}  # fmt: skip
+    memories = {
+        "worker": Memory(server.child("weft.serve.worker")),
+        "front end": Memory(server.child("weft.serve.front")),
+        "command": Memory(server.pid),
+        "plain loop": Memory(loop.pid or 0),
+        "caller": Memory(os.getpid()),
+    }
     began = time.monotonic() + LEAD_S
     here.send((began + 0.5 / rate, due))
     ways = {"server": Told(), "plain loop": Told()}
