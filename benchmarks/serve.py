@@ -1,6 +1,6 @@
-"""A server on this machine under load: latencies beside a plain loop, malformed requests, processes that are killed.
+"""A server on this machine under load: latencies beside a plain loop, and malformed requests.
 
-    python -m benchmarks.serve [--count 2000] [--seconds 60] [--load 0.5] [--malformed 1000] [--kills 10] [--only CASE]
+    python -m benchmarks.serve [--count 2000] [--seconds 60] [--load 0.5] [--malformed 1000] [--only CASE]
 
 A small network (64-256-256-10, plans for 1 and 8 rows, no tuning) is called one row at a time: by a plain loop in this
 process; by `weft.serve.Server` in this process (`embedded`: the queue alone) and with its worker (`isolated`); by
@@ -11,8 +11,7 @@ so that whoever is late is late for all behind it; how late the sender was stand
 the network's.
 
 `malformed` sends that many requests that are wrong (`benchmarks/cases/serve_requests.py`): the kinds in turn, then
-bytes changed at random. `kills` ends the worker with SIGKILL under load, and the front end, that often. Only 127.0.0.1
-is called.
+bytes changed at random. Only 127.0.0.1 is called. Killed processes: `benchmarks.serve_faults`.
 """
 
 from __future__ import annotations
@@ -48,11 +47,10 @@ import weft
 from benchmarks.cases.serve_requests import HEADER, OVER, Request, changed, good, malformed, send
 from benchmarks.harness.record import Record, Row
 from weft.serve import ServeOptions, Server
-from weft.serve.process import ProcessBackend
 
 ROOT = Path(__file__).parents[1]
 WIDTH, SIZES, CALLERS, SEED = 64, (1, 8), 16, 20261124
-CASES = ("loop", "embedded", "isolated", "http", "grpc", "malformed", "kill worker", "kill front")
+CASES = ("loop", "embedded", "isolated", "http", "grpc", "malformed")
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -279,7 +277,8 @@ class Command:
 
     def __init__(self, there: Setting, *arguments: str) -> None:
         files = ",".join(map(str, there.files))
-        program = [sys.executable, "-m", "weft", "serve", f"{there.model}={files}", "--port", "0", "--grpc-port", "0"]
+        given = [] if "--port" in arguments else ["--port", "0"]
+        program = [sys.executable, "-m", "weft", "serve", f"{there.model}={files}", *given, "--grpc-port", "0"]
         environ = {**os.environ, "WEFT_CACHE_DIR": str(there.options.cache), "PYTHONPATH": f"{ROOT / 'src'}"}
         self._process = subprocess.Popen(
             [*program, "--threads", "1", *arguments], stderr=subprocess.PIPE, text=True, env=environ
@@ -309,13 +308,18 @@ class Command:
             time.sleep(0.02)
 
     def child(self, module: str) -> int:
-        """The process that runs a module, below this one."""
+        """The process that runs a module, below this one; the first to be started, where there are several."""
+        return self.children(module)[0]
+
+    def children(self, module: str) -> list[int]:
+        """All that run a module, the oldest first."""
         listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
         rows = [x.split(None, 2) for x in listed.splitlines()[1:]]
         mine = {str(self._process.pid)}
         for _ in range(3):
             mine |= {r[0] for r in rows if r[1] in mine}
-        return next(int(r[0]) for r in rows if r[0] in mine and module in r[2])
+        found = [int(r[0]) for r in rows if r[0] in mine and module in r[2]]
+        return sorted(found, key=_started)
 
     def close(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -326,6 +330,14 @@ class Command:
             self._reader.join()
             assert self._process.stderr is not None  # a pipe
             self._process.stderr.close()
+
+
+def _started(pid: int) -> int:
+    """When, in ticks of the clock."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0  # it has ended meanwhile
 
 
 @contextmanager
@@ -387,72 +399,6 @@ def refused(there: Setting, count: int) -> Row:
     }  # fmt: skip
 
 
-def killed_workers(there: Setting, kills: int) -> Row:
-    """Queries go on while the worker is killed again and again."""
-    counts: Counter[str] = Counter()
-    recovery: list[float] = []
-    stop = threading.Event()
-    with Server({"mlp": list(map(str, there.files))}, there.options) as server:
-        call = embedded(there, server)()
-        answered = threading.Event()
-
-        def work() -> None:
-            i = 0
-            while not stop.is_set():
-                i += 1
-                try:
-                    counts["right" if there.right(i, call(i)) else "wrong"] += 1
-                    answered.set()
-                except weft.WeftError:
-                    counts["errors"] += 1
-                counts["asked"] += 1
-                time.sleep(0.001)
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for t in threads:
-            t.start()
-        for n in range(kills):
-            answered.clear()
-            answered.wait(60)
-            backend = server.model("mlp").backend
-            assert isinstance(backend, ProcessBackend)  # isolated
-            began = time.perf_counter()
-            os.kill(backend.pid, signal.SIGKILL)
-            while backend.restarts <= n:
-                time.sleep(0.002)
-            answered.clear()
-            answered.wait(60)
-            recovery.append(time.perf_counter() - began)
-        stop.set()
-        for t in threads:
-            t.join()
-        replayed = server.model("mlp").statistics.snapshot().replayed
-    lost = counts["asked"] - counts["right"] - counts["wrong"] - counts["errors"]
-    return {
-        "kills": kills, "recovery_s": _marks(recovery), **{k: counts[k] for k in ("asked", "right", "wrong", "errors")},
-        "lost": lost, "replayed": replayed,
-    }  # fmt: skip
-
-
-def killed_fronts(there: Setting, kills: int) -> Row:
-    """How long a client waits for its next answer when the front end is killed."""
-    recovery, wrong = [], 0
-    with command(there) as server:
-        for n in range(kills):
-            os.kill(server.child("weft.serve.front"), signal.SIGKILL)
-            began = time.perf_counter()
-            server.readies(n + 2)
-            wrong += not there.right(n, over_http(there, server.port)()(n))
-            recovery.append(time.perf_counter() - began)
-    return {"kills": kills, "recovery_s": _marks(recovery), "wrong": wrong}
-
-
-def _marks(seconds: Sequence[float]) -> Row:
-    if not seconds:
-        return {}
-    return {"p50": round(float(np.median(seconds)), 2), "most": round(max(seconds), 2)}
-
-
 def _run(record: Record, a: argparse.Namespace) -> None:
     with setting() as there:
         if "loop" in a.only:
@@ -470,10 +416,6 @@ def _run(record: Record, a: argparse.Namespace) -> None:
                 ):
                     if case in a.only:
                         measured(record, case, caller, there, a)
-        for case, run in (("kill worker", killed_workers), ("kill front", killed_fronts)):
-            if case in a.only and a.kills:
-                with record.measuring(case=case):
-                    record.add({"record": "case", "case": case, **run(there, a.kills)})
     if "malformed" in a.only and a.malformed:
         with setting(16) as there, record.measuring(case="malformed"):
             record.add({"record": "case", "case": "malformed", **refused(there, a.malformed)})
@@ -486,7 +428,6 @@ def main(arguments: Sequence[str] | None = None, path: Path | None = None) -> No
     parser.add_argument("--seconds", type=float, default=60.0, help="most seconds of a row")
     parser.add_argument("--load", type=float, default=0.5, help="arrivals over the rate of the closed row")
     parser.add_argument("--malformed", type=int, default=1000, help="requests")
-    parser.add_argument("--kills", type=int, default=10, help="of each process")
     parser.add_argument("--only", nargs="*", choices=CASES, default=CASES, help="some of the cases")
     a = parser.parse_args(arguments)
     record = Record("cpu", "serve", path=path)

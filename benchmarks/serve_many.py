@@ -1,6 +1,6 @@
 """A million queries to a small network through the server: each has one answer, its own, and memory stays flat.
 
-    python -m benchmarks.serve_many [--count 1000000] [--share 50000] [--loop 100000]
+    python -m benchmarks.serve_many [--count 1000000] [--share 50000] [--loop 20000]
 
 The network of `benchmarks.serve` is called one row at a time by `CALLERS` callers, each with its next query when it has
 its answer (a closed loop). `--share` of the queries go to `weft serve` over HTTP with binary tensors, as many over
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None, path: Path | None = None) -> No
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve_many", description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1_000_000, help="queries to the server")
     parser.add_argument("--share", type=int, default=50_000, help="of them over HTTP, and as many over gRPC")
-    parser.add_argument("--loop", type=int, default=100_000, help="of the plain loop")
+    parser.add_argument("--loop", type=int, default=20_000, help="of the plain loop")
     a = parser.parse_args(arguments)
     record = Record("cpu", "serve-many", path=path)
     threads = torch.get_num_threads()

@@ -126,7 +126,7 @@ def caller(there: Setting, port: int, began: float, due: Numbers, todo: queue.Si
             found = np.frombuffer(data[length:], np.float32)
             right = json.loads(data[:length]).get("id") == f"query {i}" and there.right(i, found)
         except Exception as error:  # counted
-            connection.close()
+            connection.close()  # the next query opens another one
             into.errors.append(f"{type(error).__name__}: {error}"[:200])
             continue
         into.add(float(due[i]), time.monotonic() - began - float(due[i]), float(late), right)

@@ -136,6 +136,12 @@ class ProcessBackend:
             return self._failures >= TRIES
 
     @property
+    def stands_by(self) -> bool:
+        """See `Backend`."""
+        with self._lock:
+            return self._spare is not None
+
+    @property
     def pid(self) -> int:
         """Of the process that runs batches; 0: there is none."""
         with self._lock:
