@@ -34,7 +34,7 @@ from benchmarks.harness.record import Record, Row
 
 CALLERS, LONG_S = 4, 120.0
 WORKER, FRONT = "weft.serve.worker", "weft.serve.front"
-CASES = ("worker", "worker, standby", "front end", "front end, standby", "command")
+CASES = ("worker, standby", "front end, standby", "worker", "front end", "command")
 
 
 class Load:

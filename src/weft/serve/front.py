@@ -25,7 +25,7 @@ from weft.serve.access import FrontOptions, FrontSettings
 from weft.serve.server import Server
 
 KEEP_S = 75
-"""How long a connection may rest between two queries: five seconds, as uvicorn has it, cut off callers that ask slowly."""
+"""How long a connection may rest between two queries: uvicorn's five seconds cut off callers that ask slowly."""
 GRACE_S = 5.0
 """How long connections have to end once every query is answered."""
 
@@ -87,8 +87,8 @@ class Front:
             self._http = uvicorn.Config(
                 rest.make(self._server, o), log_level="warning", access_log=False, lifespan="off", http="h11",
                 ws="none", loop="asyncio", server_header=False, limit_concurrency=o.max_connections,
-                h11_max_incomplete_event_size=o.max_header_bytes, timeout_graceful_shutdown=int(GRACE_S), timeout_keep_alive=KEEP_S,
-                ssl_certfile=o.cert, ssl_keyfile=o.key,
+                h11_max_incomplete_event_size=o.max_header_bytes, timeout_graceful_shutdown=int(GRACE_S),
+                timeout_keep_alive=KEEP_S, ssl_certfile=o.cert, ssl_keyfile=o.key,
             )  # fmt: skip
             self._http.load()
         except OSError as error:  # of the certificate
