@@ -33,6 +33,8 @@ START_S = 120.0
 TRIES = 3
 """Starts that fail one after the other before queries are refused; it is tried on."""
 MOST_WAIT_S = 30.0
+SPARE_S = 1.0
+"""How long a process that took over works alone before the next one to stand by is loaded: that takes a core."""
 
 
 class Process(Protocol):
@@ -232,6 +234,12 @@ class ProcessBackend:
 
     def _prepare(self) -> None:
         """Have a second process ready."""
+        end = time.monotonic() + SPARE_S
+        with self._lock:
+            while not self._closed and self._worker is not None and (left := end - time.monotonic()) > 0:
+                self._room.wait(left)
+            if self._closed:
+                return
         try:
             spare = self._new()
         except WeftError:

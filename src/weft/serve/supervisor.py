@@ -33,6 +33,8 @@ STEADY_S = 10.0
 MOST_WAIT_S = 30.0
 EXTRA_S = 15.0
 """How long a front end may take to end, beside what it has to drain."""
+SPARE_S = 1.0
+"""How long a front end that is ready works alone before one that stands by is loaded: that takes a core."""
 Say = Callable[[str], None]
 
 
@@ -208,7 +210,7 @@ class Supervisor:
         elif "ready" in told:
             self._say("ready")
             if self._options.standby and self._standby is None:
-                self._standby_at = time.monotonic()
+                self._standby_at = time.monotonic() + SPARE_S
         elif "failed" in told:
             self._say(str(told["failed"]))
             one.exit_code = int(str(told["exit"]))
