@@ -220,8 +220,9 @@ def embedded(there: Setting, server: Server) -> Callable[[], Caller]:
 
 
 def over_http(there: Setting, port: int) -> Callable[[], Caller]:
-    head = {"inputs": [{"name": "input", "shape": [1, WIDTH], "datatype": "FP32",
-                        "parameters": {"binary_data_size": 4 * WIDTH}}],
+    width = there.queries.shape[1]
+    head = {"inputs": [{"name": "input", "shape": [1, width], "datatype": "FP32",
+                        "parameters": {"binary_data_size": 4 * width}}],
             "parameters": {"binary_data_output": True}}  # fmt: skip
     text = json.dumps(head).encode()
 
@@ -231,7 +232,7 @@ def over_http(there: Setting, port: int) -> Callable[[], Caller]:
         def call(i: int) -> Numbers:
             body = text + there.queries[i % len(there.queries)].tobytes()
             try:
-                connection.request("POST", "/v2/models/mlp/infer", body, {HEADER: str(len(text))})
+                connection.request("POST", f"/v2/models/{there.model}/infer", body, {HEADER: str(len(text))})
                 response = connection.getresponse()
                 data = response.read()
             except BaseException:
@@ -261,8 +262,8 @@ def over_grpc(there: Setting, port: int) -> Callable[[], Caller]:
         )
 
         def call(i: int) -> Numbers:
-            request = types["ModelInferRequest"](model_name="mlp")
-            request.inputs.add(name="input", datatype="FP32", shape=[1, WIDTH])
+            request = types["ModelInferRequest"](model_name=there.model)
+            request.inputs.add(name="input", datatype="FP32", shape=[1, there.queries.shape[1]])
             request.raw_input_contents.append(there.queries[i % len(there.queries)].tobytes())
             answer = method(request.SerializeToString(), timeout=60)
             return np.frombuffer(answer.raw_output_contents[0], np.float32)

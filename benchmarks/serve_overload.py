@@ -2,7 +2,7 @@
 
     python -m benchmarks.serve_overload [--seconds 60] [--load 1.5] [--timeout 0.5]
 
-`busy` is a network of 26 million weights, a query a run; what it keeps up with is measured first (a closed loop of four
+`busy` is a network of 6 million weights, a query a run; what it keeps up with is measured first (a closed loop of four
 callers). Then Poisson arrivals at `--load` of that, drawn before, each with `--timeout` (a parameter of the query), and
 beside it `calm`, the network of `benchmarks.serve`, at `CALM` a second. Admission control is to refuse at once (429)
 what would be late, so that what is admitted is in time. Times count from when a query was sent; how late the sender was
@@ -31,13 +31,13 @@ from benchmarks import serve
 from benchmarks.cases.serve_requests import HEADER
 from benchmarks.harness.record import Record, Row
 
-CALM, CALLERS, WIDTH, BUDGET_S = 20.0, 96, 1024, 40.0
+CALM, CALLERS, WIDTH, BUDGET_S = 20.0, 96, 512, 120.0
 
 
 def busy_network() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(serve.SEED)
-        layers = [nn.Linear(WIDTH, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, WIDTH)]
+        layers = [nn.Linear(WIDTH, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, WIDTH)]
         return nn.Sequential(*layers).eval()
 
 

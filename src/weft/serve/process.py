@@ -234,12 +234,11 @@ class ProcessBackend:
 
     def _prepare(self) -> None:
         """Have a second process ready."""
-        end = time.monotonic() + SPARE_S
         with self._lock:
-            while not self._closed and self._worker is not None and (left := end - time.monotonic()) > 0:
-                self._room.wait(left)
-            if self._closed:
-                return
+            self._room.wait_for(lambda: self._closed or self._worker is None, SPARE_S)
+            closed = self._closed
+        if closed:
+            return
         try:
             spare = self._new()
         except WeftError:
