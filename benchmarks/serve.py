@@ -29,7 +29,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -111,15 +111,15 @@ def closed(caller: Callable[[], Caller], there: Setting, callers: int, count: in
     took, wrong, errors = [0.0] * count, [0], [0]
     numbers = iter(range(count))
     lock = threading.Lock()
-    end = time.perf_counter() + seconds
+    until = time.perf_counter() + seconds
 
     def work() -> None:
         call = caller()
-        while time.perf_counter() < end:
+        while time.perf_counter() < until:
             with lock:
                 i = next(numbers, -1)
             if i < 0:
-                return
+                break
             began = time.perf_counter()
             try:
                 fine = there.right(i, call(i))
@@ -128,6 +128,7 @@ def closed(caller: Callable[[], Caller], there: Setting, callers: int, count: in
                 continue
             took[i] = time.perf_counter() - began
             wrong[0] += not fine
+        end(call)
 
     began = time.perf_counter()
     together(callers, work)
@@ -158,6 +159,7 @@ def opened(
                 continue
             took[i] = time.perf_counter() - began - due[i]
             wrong[0] += not fine
+        end(call)
 
     def schedule() -> None:
         for i, at in enumerate(due):
@@ -226,51 +228,70 @@ def over_http(there: Setting, port: int) -> Callable[[], Caller]:
             "parameters": {"binary_data_output": True}}  # fmt: skip
     text = json.dumps(head).encode()
 
-    def caller() -> Caller:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    return lambda: _OverHttp(there, port, text)
 
-        def call(i: int) -> Numbers:
-            body = text + there.queries[i % len(there.queries)].tobytes()
-            try:
-                connection.request("POST", f"/v2/models/{there.model}/infer", body, {HEADER: str(len(text))})
-                response = connection.getresponse()
-                data = response.read()
-            except BaseException:
-                connection.close()  # the next query opens another one
-                raise
-            if response.status != 200:
-                raise RuntimeError(f"{response.status}: {data[:200]!r}")
-            return np.frombuffer(data[int(response.headers[HEADER]) :], np.float32)
 
-        return call
+class _OverHttp:
+    """One connection, which is opened again when it is lost."""
 
-    return caller
+    def __init__(self, there: Setting, port: int, head: bytes) -> None:
+        self._there, self._head = there, head
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def __call__(self, i: int) -> Numbers:
+        body = self._head + self._there.queries[i % len(self._there.queries)].tobytes()
+        try:
+            path = f"/v2/models/{self._there.model}/infer"
+            self._connection.request("POST", path, body, {HEADER: str(len(self._head))})
+            response = self._connection.getresponse()
+            data = response.read()
+        except BaseException:
+            self._connection.close()  # the next query opens another one
+            raise
+        if response.status != 200:
+            raise RuntimeError(f"{response.status}: {data[:200]!r}")
+        return np.frombuffer(data[int(response.headers[HEADER]) :], np.float32)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def end(call: Caller) -> None:
+    """Close its connection, where it has one."""
+    close = getattr(call, "close", None)
+    if close is not None:
+        close()
 
 
 def over_grpc(there: Setting, port: int) -> Callable[[], Caller]:
-    import grpc
-
     from weft.serve import messages
 
     types = messages.classes()
 
-    def caller() -> Caller:
-        channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
-        method = channel.unary_unary(
-            f"/{messages.PACKAGE}.{messages.SERVICE}/ModelInfer",
-            response_deserializer=types["ModelInferResponse"].FromString,
-        )
+    return lambda: _OverGrpc(there, port, types, f"/{messages.PACKAGE}.{messages.SERVICE}/ModelInfer")
 
-        def call(i: int) -> Numbers:
-            request = types["ModelInferRequest"](model_name=there.model)
-            request.inputs.add(name="input", datatype="FP32", shape=[1, there.queries.shape[1]])
-            request.raw_input_contents.append(there.queries[i % len(there.queries)].tobytes())
-            answer = method(request.SerializeToString(), timeout=60)
-            return np.frombuffer(answer.raw_output_contents[0], np.float32)
 
-        return call
+class _OverGrpc:
+    """One channel, with a connection of its own."""
 
-    return caller
+    def __init__(self, there: Setting, port: int, types: Mapping[str, Any], method: str) -> None:
+        import grpc
+
+        self._there, self._types = there, types
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=options)
+        self._method = self._channel.unary_unary(method, response_deserializer=types["ModelInferResponse"].FromString)
+
+    def __call__(self, i: int) -> Numbers:
+        queries = self._there.queries
+        request = self._types["ModelInferRequest"](model_name=self._there.model)
+        request.inputs.add(name="input", datatype="FP32", shape=[1, queries.shape[1]])
+        request.raw_input_contents.append(queries[i % len(queries)].tobytes())
+        answer = self._method(request.SerializeToString(), timeout=60)
+        return np.frombuffer(answer.raw_output_contents[0], np.float32)
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 class Command:
@@ -365,6 +386,7 @@ def measured(
     call = caller()
     for i in range(20):
         call(i)
+    end(call)
     first: Row = {}
     with record.measuring(case=f"{case}: closed"):
         first = closed(caller, there, callers, a.count, a.seconds)

@@ -72,6 +72,7 @@ class Load:
                 if fine and sent >= self._wanted_from:
                     self._sent_at, self._got_at, self._wanted_from = sent, got, float("inf")
                     self._right.notify_all()
+        serve.end(call)
 
     def _count(self, what: str) -> None:
         with self._right:

@@ -1,6 +1,6 @@
 """A million queries to a small network through the server: each has one answer, its own, and memory stays flat.
 
-    python -m benchmarks.serve_many [--count 1000000] [--share 50000] [--loop 20000]
+    python -m benchmarks.serve_many [--count 1000000] [--share 50000] [--loop 20000] [--only WAY]
 
 The network of `benchmarks.serve` is called one row at a time by `CALLERS` callers, each with its next query when it has
 its answer (a closed loop). `--share` of the queries go to `weft serve` over HTTP with binary tensors, as many over
@@ -35,13 +35,15 @@ from weft.serve import ServeOptions, Server
 from weft.serve.process import ProcessBackend
 
 QUERIES, CALLERS, SAMPLE_S, FAR = 4096, 16, 1.0, 1e-4
+WAYS = ("plain loop", "HTTP", "gRPC", "Server")
 
 
 def many(
     caller: Callable[[], serve.Caller], there: serve.Setting, callers: int, count: int, memories: Mapping[str, Memory]
 ) -> Row:  # fmt: skip
     """So many queries; memory is sampled meanwhile."""
-    took, times, right = np.zeros(count), np.zeros(count, np.uint8), np.zeros(count, np.bool_)
+    # full, and not zeros: pages that are first touched later would look as if the process grew
+    took, times, right = np.full(count, 0.0), np.full(count, 0, np.uint8), np.full(count, fill_value=False)
     errors: list[str] = []
     numbers = itertools.count()
     done = threading.Event()
@@ -59,6 +61,7 @@ def many(
             took[i] = time.perf_counter() - start
             right[i] = np.abs(found.reshape(-1) - there.answers[i % QUERIES]).max() < FAR
             times[i] += 1
+        serve.end(call)
 
     def sample() -> None:
         while not done.wait(SAMPLE_S):
@@ -101,6 +104,7 @@ def main(arguments: Sequence[str] | None = None, path: Path | None = None) -> No
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serve_many", description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1_000_000, help="queries to the server")
     parser.add_argument("--share", type=int, default=50_000, help="of them over HTTP, and as many over gRPC")
+    parser.add_argument("--only", nargs="*", choices=WAYS, default=WAYS, help="some of the ways")
     parser.add_argument("--loop", type=int, default=20_000, help="of the plain loop")
     a = parser.parse_args(arguments)
     record = Record("cpu", "serve-many", path=path)
@@ -115,22 +119,27 @@ def main(arguments: Sequence[str] | None = None, path: Path | None = None) -> No
 
 
 def _run(record: Record, there: serve.Setting, a: argparse.Namespace) -> None:
-    with record.measuring(case="plain loop"):
-        memories = {"process": Memory(os.getpid())}
-        _add(record, "plain loop", many(serve.loop(there), there, 1, a.loop, memories), memories)
-    if a.share:
+    if "plain loop" in a.only:
+        with record.measuring(case="plain loop"):
+            memories = {"process": Memory(os.getpid())}
+            _add(record, "plain loop", many(serve.loop(there), there, 1, a.loop, memories), memories)
+    if a.share and {"HTTP", "gRPC"} & set(a.only):
         with serve.command(there) as found:
             processes = {"worker": "weft.serve.worker", "front end": "weft.serve.front"}
             first = 0
             for case, caller in (
                 ("HTTP", serve.over_http(there, found.port)), ("gRPC", serve.over_grpc(there, found.grpc_port)),
             ):  # fmt: skip
+                if case not in a.only:
+                    continue
                 with record.measuring(case=case):
                     memories = {name: Memory(found.child(module)) for name, module in processes.items()}
                     row = many(caller, there, CALLERS, a.share, memories)
                     counted = answered(found.port, there.model)
                     _add(record, case, {**row, "answered_by_the_server": counted - first}, memories)
                     first = counted
+    if "Server" not in a.only:
+        return
     with record.measuring(case="Server"):
         options = ServeOptions(cache=there.options.cache, threads=1, timeout_s=60)
         with Server({there.model: list(map(str, there.files))}, options) as server:

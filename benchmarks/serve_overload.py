@@ -135,6 +135,7 @@ def overload(small: serve.Setting, seconds: float, load: float, timeout_s: float
         call = caller()
         for i in range(10):
             call(i)
+        serve.end(call)
         closed = serve.closed(caller, there, 4, 1_000_000, min(15.0, seconds))
         rate = float(str(closed["per_second"]))
         busy = Asked(there, server.port, arrivals(load * rate, seconds, serve.SEED), timeout_s)
