@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 import typer
 
-PEERS = ("cublas",)
 Tokens = Annotated[
     list[str],
     typer.Argument(metavar="[TOKEN ...] | run [LIST]", help="e.g. MN=1024 K=2048 t=64, or `run problems.txt`"),

@@ -11,10 +11,10 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from weft.cli.mlp import PEERS
 from weft.cli.show import Screen, microseconds, plain, print_pairs, visible
 from weft.errors import DeviceError, OptionError
 
+PEERS = ("eager", "compile", "cublas")
 _STEPS, _MOST_STEPS = 4, 400
 """Calls of a round."""
 _ROUND_US = 2000.0
