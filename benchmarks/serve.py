@@ -1,6 +1,6 @@
-"""A server on this machine under load: latencies beside a plain loop, malformed requests, processes that are killed.
+"""A server on this machine under load: latencies beside a plain loop, and malformed requests.
 
-    python -m benchmarks.serve [--count 2000] [--seconds 60] [--load 0.5] [--malformed 1000] [--kills 10] [--only CASE]
+    python -m benchmarks.serve [--count 2000] [--seconds 60] [--load 0.5] [--malformed 1000] [--only CASE]
 
 A small network (64-256-256-10, plans for 1 and 8 rows, no tuning) is called one row at a time: by a plain loop in this
 process; by `weft.serve.Server` in this process (`embedded`: the queue alone) and with its worker (`isolated`); by
@@ -11,8 +11,7 @@ so that whoever is late is late for all behind it; how late the sender was stand
 the network's.
 
 `malformed` sends that many requests that are wrong (`benchmarks/cases/serve_requests.py`): the kinds in turn, then
-bytes changed at random. `kills` ends the worker with SIGKILL under load, and the front end, that often. Only 127.0.0.1
-is called.
+bytes changed at random. Only 127.0.0.1 is called. Killed processes: `benchmarks.serve_faults`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -48,11 +47,10 @@ import weft
 from benchmarks.cases.serve_requests import HEADER, OVER, Request, changed, good, malformed, send
 from benchmarks.harness.record import Record, Row
 from weft.serve import ServeOptions, Server
-from weft.serve.process import ProcessBackend
 
 ROOT = Path(__file__).parents[1]
 WIDTH, SIZES, CALLERS, SEED = 64, (1, 8), 16, 20261124
-CASES = ("loop", "embedded", "isolated", "http", "grpc", "malformed", "kill worker", "kill front")
+CASES = ("loop", "embedded", "isolated", "http", "grpc", "malformed")
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -65,8 +63,13 @@ class Setting:
     files: tuple[Path, ...]
     queries: Numbers
     answers: Numbers
+    model: str = "mlp"
+    exact: bool = False
+    """Whether an answer is right only with the same bits."""
 
     def right(self, i: int, found: Numbers) -> bool:
+        if self.exact:
+            return np.array_equal(found.reshape(-1), self.answers[i % len(self.answers)])
         return bool(np.allclose(found.reshape(-1), self.answers[i % len(self.answers)], rtol=1e-4, atol=1e-5))
 
 
@@ -108,15 +111,15 @@ def closed(caller: Callable[[], Caller], there: Setting, callers: int, count: in
     took, wrong, errors = [0.0] * count, [0], [0]
     numbers = iter(range(count))
     lock = threading.Lock()
-    end = time.perf_counter() + seconds
+    until = time.perf_counter() + seconds
 
     def work() -> None:
         call = caller()
-        while time.perf_counter() < end:
+        while time.perf_counter() < until:
             with lock:
                 i = next(numbers, -1)
             if i < 0:
-                return
+                break
             began = time.perf_counter()
             try:
                 fine = there.right(i, call(i))
@@ -125,9 +128,10 @@ def closed(caller: Callable[[], Caller], there: Setting, callers: int, count: in
                 continue
             took[i] = time.perf_counter() - began
             wrong[0] += not fine
+        end(call)
 
     began = time.perf_counter()
-    _threads(callers, work)
+    together(callers, work)
     wall = time.perf_counter() - began
     done = [x for x in took if x]
     return {"arrivals": "closed", "callers": callers, **told(done, wall), "wrong": wrong[0], "errors": errors[0]}
@@ -155,6 +159,7 @@ def opened(
                 continue
             took[i] = time.perf_counter() - began - due[i]
             wrong[0] += not fine
+        end(call)
 
     def schedule() -> None:
         for i, at in enumerate(due):
@@ -166,7 +171,7 @@ def opened(
 
     clock = threading.Thread(target=schedule)
     clock.start()
-    _threads(callers, work)
+    together(callers, work)
     clock.join()
     done = [x for x in took if x]
     sent = {"sent_late_p99_ms": round(float(np.percentile(late, 99)) * 1e3, 3)}
@@ -174,7 +179,8 @@ def opened(
     return {"arrivals": "open", "rate": round(rate, 1), **row, **sent, "wrong": wrong[0], "errors": errors[0]}
 
 
-def _threads(count: int, work: Callable[[], None]) -> None:
+def together(count: int, work: Callable[[], None]) -> None:
+    """In so many threads."""
     threads = [threading.Thread(target=work) for _ in range(count)]
     for t in threads:
         t.start()
@@ -216,56 +222,76 @@ def embedded(there: Setting, server: Server) -> Callable[[], Caller]:
 
 
 def over_http(there: Setting, port: int) -> Callable[[], Caller]:
-    head = {"inputs": [{"name": "input", "shape": [1, WIDTH], "datatype": "FP32",
-                        "parameters": {"binary_data_size": 4 * WIDTH}}],
+    width = there.queries.shape[1]
+    head = {"inputs": [{"name": "input", "shape": [1, width], "datatype": "FP32",
+                        "parameters": {"binary_data_size": 4 * width}}],
             "parameters": {"binary_data_output": True}}  # fmt: skip
     text = json.dumps(head).encode()
 
-    def caller() -> Caller:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    return lambda: _OverHttp(there, port, text)
 
-        def call(i: int) -> Numbers:
-            body = text + there.queries[i % len(there.queries)].tobytes()
-            try:
-                connection.request("POST", "/v2/models/mlp/infer", body, {HEADER: str(len(text))})
-                response = connection.getresponse()
-                data = response.read()
-            except BaseException:
-                connection.close()  # the next query opens another one
-                raise
-            if response.status != 200:
-                raise RuntimeError(f"{response.status}: {data[:200]!r}")
-            return np.frombuffer(data[int(response.headers[HEADER]) :], np.float32)
 
-        return call
+class _OverHttp:
+    """One connection, which is opened again when it is lost."""
 
-    return caller
+    def __init__(self, there: Setting, port: int, head: bytes) -> None:
+        self._there, self._head = there, head
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+
+    def __call__(self, i: int) -> Numbers:
+        body = self._head + self._there.queries[i % len(self._there.queries)].tobytes()
+        try:
+            path = f"/v2/models/{self._there.model}/infer"
+            self._connection.request("POST", path, body, {HEADER: str(len(self._head))})
+            response = self._connection.getresponse()
+            data = response.read()
+        except BaseException:
+            self._connection.close()  # the next query opens another one
+            raise
+        if response.status != 200:
+            raise RuntimeError(f"{response.status}: {data[:200]!r}")
+        return np.frombuffer(data[int(response.headers[HEADER]) :], np.float32)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def end(call: Caller) -> None:
+    """Close its connection, where it has one."""
+    close = getattr(call, "close", None)
+    if close is not None:
+        close()
 
 
 def over_grpc(there: Setting, port: int) -> Callable[[], Caller]:
-    import grpc
-
     from weft.serve import messages
 
     types = messages.classes()
 
-    def caller() -> Caller:
-        channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
-        method = channel.unary_unary(
-            f"/{messages.PACKAGE}.{messages.SERVICE}/ModelInfer",
-            response_deserializer=types["ModelInferResponse"].FromString,
-        )
+    return lambda: _OverGrpc(there, port, types, f"/{messages.PACKAGE}.{messages.SERVICE}/ModelInfer")
 
-        def call(i: int) -> Numbers:
-            request = types["ModelInferRequest"](model_name="mlp")
-            request.inputs.add(name="input", datatype="FP32", shape=[1, WIDTH])
-            request.raw_input_contents.append(there.queries[i % len(there.queries)].tobytes())
-            answer = method(request.SerializeToString(), timeout=60)
-            return np.frombuffer(answer.raw_output_contents[0], np.float32)
 
-        return call
+class _OverGrpc:
+    """One channel, with a connection of its own."""
 
-    return caller
+    def __init__(self, there: Setting, port: int, types: Mapping[str, Any], method: str) -> None:
+        import grpc
+
+        self._there, self._types = there, types
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=options)
+        self._method = self._channel.unary_unary(method, response_deserializer=types["ModelInferResponse"].FromString)
+
+    def __call__(self, i: int) -> Numbers:
+        queries = self._there.queries
+        request = self._types["ModelInferRequest"](model_name=self._there.model)
+        request.inputs.add(name="input", datatype="FP32", shape=[1, queries.shape[1]])
+        request.raw_input_contents.append(queries[i % len(queries)].tobytes())
+        answer = self._method(request.SerializeToString(), timeout=60)
+        return np.frombuffer(answer.raw_output_contents[0], np.float32)
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 class Command:
@@ -273,7 +299,8 @@ class Command:
 
     def __init__(self, there: Setting, *arguments: str) -> None:
         files = ",".join(map(str, there.files))
-        program = [sys.executable, "-m", "weft", "serve", f"mlp={files}", "--port", "0", "--grpc-port", "0"]
+        given = [] if "--port" in arguments else ["--port", "0"]
+        program = [sys.executable, "-m", "weft", "serve", f"{there.model}={files}", *given, "--grpc-port", "0"]
         environ = {**os.environ, "WEFT_CACHE_DIR": str(there.options.cache), "PYTHONPATH": f"{ROOT / 'src'}"}
         self._process = subprocess.Popen(
             [*program, "--threads", "1", *arguments], stderr=subprocess.PIPE, text=True, env=environ
@@ -283,6 +310,11 @@ class Command:
         self._reader.start()
         self.readies(1)
         self.port, self.grpc_port = map(int, re.findall(r"127\.0\.0\.1:(\d+)", " ".join(self.lines))[:2])
+
+    @property
+    def pid(self) -> int:
+        """Of the command."""
+        return self._process.pid
 
     def _read(self) -> None:
         assert self._process.stderr is not None  # a pipe
@@ -298,13 +330,18 @@ class Command:
             time.sleep(0.02)
 
     def child(self, module: str) -> int:
-        """The process that runs a module, below this one."""
+        """The process that runs a module, below this one; the first to be started, where there are several."""
+        return self.children(module)[0]
+
+    def children(self, module: str) -> list[int]:
+        """All that run a module, the oldest first."""
         listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
         rows = [x.split(None, 2) for x in listed.splitlines()[1:]]
         mine = {str(self._process.pid)}
         for _ in range(3):
             mine |= {r[0] for r in rows if r[1] in mine}
-        return next(int(r[0]) for r in rows if r[0] in mine and module in r[2])
+        found = [int(r[0]) for r in rows if r[0] in mine and module in r[2]]
+        return sorted(found, key=_started)
 
     def close(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -315,6 +352,14 @@ class Command:
             self._reader.join()
             assert self._process.stderr is not None  # a pipe
             self._process.stderr.close()
+
+
+def _started(pid: int) -> int:
+    """When, in ticks of the clock."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0  # it has ended meanwhile
 
 
 @contextmanager
@@ -341,6 +386,7 @@ def measured(
     call = caller()
     for i in range(20):
         call(i)
+    end(call)
     first: Row = {}
     with record.measuring(case=f"{case}: closed"):
         first = closed(caller, there, callers, a.count, a.seconds)
@@ -376,72 +422,6 @@ def refused(there: Setting, count: int) -> Row:
     }  # fmt: skip
 
 
-def killed_workers(there: Setting, kills: int) -> Row:
-    """Queries go on while the worker is killed again and again."""
-    counts: Counter[str] = Counter()
-    recovery: list[float] = []
-    stop = threading.Event()
-    with Server({"mlp": list(map(str, there.files))}, there.options) as server:
-        call = embedded(there, server)()
-        answered = threading.Event()
-
-        def work() -> None:
-            i = 0
-            while not stop.is_set():
-                i += 1
-                try:
-                    counts["right" if there.right(i, call(i)) else "wrong"] += 1
-                    answered.set()
-                except weft.WeftError:
-                    counts["errors"] += 1
-                counts["asked"] += 1
-                time.sleep(0.001)
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for t in threads:
-            t.start()
-        for n in range(kills):
-            answered.clear()
-            answered.wait(60)
-            backend = server.model("mlp").backend
-            assert isinstance(backend, ProcessBackend)  # isolated
-            began = time.perf_counter()
-            os.kill(backend.pid, signal.SIGKILL)
-            while backend.restarts <= n:
-                time.sleep(0.002)
-            answered.clear()
-            answered.wait(60)
-            recovery.append(time.perf_counter() - began)
-        stop.set()
-        for t in threads:
-            t.join()
-        replayed = server.model("mlp").statistics.snapshot().replayed
-    lost = counts["asked"] - counts["right"] - counts["wrong"] - counts["errors"]
-    return {
-        "kills": kills, "recovery_s": _marks(recovery), **{k: counts[k] for k in ("asked", "right", "wrong", "errors")},
-        "lost": lost, "replayed": replayed,
-    }  # fmt: skip
-
-
-def killed_fronts(there: Setting, kills: int) -> Row:
-    """How long a client waits for its next answer when the front end is killed."""
-    recovery, wrong = [], 0
-    with command(there) as server:
-        for n in range(kills):
-            os.kill(server.child("weft.serve.front"), signal.SIGKILL)
-            began = time.perf_counter()
-            server.readies(n + 2)
-            wrong += not there.right(n, over_http(there, server.port)()(n))
-            recovery.append(time.perf_counter() - began)
-    return {"kills": kills, "recovery_s": _marks(recovery), "wrong": wrong}
-
-
-def _marks(seconds: Sequence[float]) -> Row:
-    if not seconds:
-        return {}
-    return {"p50": round(float(np.median(seconds)), 2), "most": round(max(seconds), 2)}
-
-
 def _run(record: Record, a: argparse.Namespace) -> None:
     with setting() as there:
         if "loop" in a.only:
@@ -459,10 +439,6 @@ def _run(record: Record, a: argparse.Namespace) -> None:
                 ):
                     if case in a.only:
                         measured(record, case, caller, there, a)
-        for case, run in (("kill worker", killed_workers), ("kill front", killed_fronts)):
-            if case in a.only and a.kills:
-                with record.measuring(case=case):
-                    record.add({"record": "case", "case": case, **run(there, a.kills)})
     if "malformed" in a.only and a.malformed:
         with setting(16) as there, record.measuring(case="malformed"):
             record.add({"record": "case", "case": "malformed", **refused(there, a.malformed)})
@@ -475,7 +451,6 @@ def main(arguments: Sequence[str] | None = None, path: Path | None = None) -> No
     parser.add_argument("--seconds", type=float, default=60.0, help="most seconds of a row")
     parser.add_argument("--load", type=float, default=0.5, help="arrivals over the rate of the closed row")
     parser.add_argument("--malformed", type=int, default=1000, help="requests")
-    parser.add_argument("--kills", type=int, default=10, help="of each process")
     parser.add_argument("--only", nargs="*", choices=CASES, default=CASES, help="some of the cases")
     a = parser.parse_args(arguments)
     record = Record("cpu", "serve", path=path)

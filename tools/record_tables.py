@@ -304,8 +304,122 @@ def serve() -> str:
     return markdown(head, rows + failed(lines, len(head))) + f"\n\n{said}"
 
 
+def _run_by(lines: Sequence[Mapping[str, Any]]) -> str:
+    env = lines[0]
+    return (
+        f"{env['device']}, {env['threads']} threads, torch {env['torch']}, commit {env['commit']}; `{env['command']}`"
+    )
+
+
+def _flat(cases: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """Resident memory of a process: at half of the run, and at its end."""
+    row = cases.get(f"memory: {name}", {})
+    return f"{row['half_mib']:.1f} / {row['last_mib']:.1f}" if "half_mib" in row else "-"
+
+
+def serve_soak() -> str:
+    """Hours of resnet50 through a server, beside the same plan in a plain loop."""
+    lines = records("cpu", "serve-soak")
+    cases = {str(c["case"]): c for c in good(lines)}
+    if "server" not in cases or "count" not in cases:
+        return "_not measured yet: `python -m benchmarks.serve_soak`_"
+    count = cases["count"]
+    rows = []
+    for case, told in (("server", "`weft serve`, HTTP"), ("plain loop", "plain loop")):
+        c = cases[case]
+        rows.append([told, f"{c['hours']:.2f}", f"{c['rate']:g}", str(c["asked"]), str(c["queries"]), str(c["wrong"]),
+                     str(c["errors"]), " / ".join(f"{c[f'p{q}_ms']:.0f}" for q in (50, 95, 99)), f"{c['most_ms']:.0f}",
+                     f"{c['sent_late_p99_ms']:.0f}"])  # fmt: skip
+    head = ["", "hours", "arrivals a second", "asked", "answered", "other bits", "errors", "p50 / p95 / p99 ms",
+            "most ms", "sender late, p99 ms"]  # fmt: skip
+    memory = [
+        [name, _flat(cases, name), f"{cases[f'memory: {name}'].get('mib_an_hour', math.nan):+.1f}"]
+        for name in ("worker", "front end", "command", "plain loop", "caller")
+        if f"memory: {name}" in cases
+    ]
+    ended = f"lost {count['lost']}" if "lost" in count else f"under way when this was written {count['under_way']}"
+    text = (f"The server counted {count['answered_by_the_server']} answers, {ended}, processes that died "
+            f"{count['processes_died']}.")  # fmt: skip
+    return (
+        markdown(head, rows + failed(lines, len(head))) + f"\n\n{text}\n\n"
+        + markdown(["resident memory", "at half of the run / at its end, MiB", "second half, MiB an hour"], memory)
+        + f"\n\n{_run_by(lines)}"
+    )  # fmt: skip
+
+
+def serve_many() -> str:
+    """A million queries to a small network through a server, beside the same plan in a plain loop."""
+    lines = records("cpu", "serve-many")
+    cases = {str(c["case"]): c for c in good(lines)}
+    rows = []
+    for case, told, processes in (
+        ("plain loop", "plain loop", ("process",)),
+        ("HTTP", "`weft serve`, HTTP, binary tensors", ("front end", "worker")),
+        ("gRPC", "`weft serve`, gRPC", ("front end", "worker")),
+        ("Server", "`Server` and its worker", ("queue and callers", "worker")),
+    ):
+        c = cases.get(case)
+        if c is None:
+            continue
+        memory = ", ".join(f"{p} {_flat(cases, f'{case}, {p}')}" for p in processes)
+        rows.append([told, str(c["asked"]), str(c.get("answered_by_the_server", "-")), str(c["lost"]),
+                     str(c["doubled"]), str(c["wrong"]), str(c["errors"]), f"{c['per_second']:.0f}",
+                     " / ".join(f"{c[f'p{q}_ms']:.2f}" for q in (50, 95, 99)), memory,
+                     f"{c['load_average']:.0f}"])  # fmt: skip
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.serve_many`_"
+    head = ["", "asked", "counted by the server", "lost", "doubled", "wrong", "errors", "a second",
+            "p50 / p95 / p99 ms", "MiB at half of the run / at its end", "load average"]  # fmt: skip
+    return markdown(head, rows + failed(lines, len(head))) + f"\n\n{_run_by(lines)}"
+
+
+def serve_faults() -> str:
+    """Processes of a server that are killed: how long until the next right answer."""
+    lines = records("cpu", "serve-faults")
+    rows = []
+    for c in good(lines):
+        spread = " / ".join(f"{c[k]:.2f}" for k in ("p50_s", "p90_s", "p99_s", "most_s"))
+        bound = 0.5 if "standby" in c["case"] else 10.0
+        within = sum(x <= bound for x in c["all_s"])
+        rows.append([c["case"], str(c["kills"]), spread, f"{within} of {len(c['all_s'])} in {bound:g} s",
+                     str(c["asked"]), str(c["right"]), str(c["wrong"]), str(c["errors"]),
+                     f"{c['load_average']:.0f}"])  # fmt: skip
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.serve_faults`_"
+    head = ["killed", "times", "next answer after, p50 / p90 / p99 / most s", "within", "asked", "right", "wrong",
+            "errors", "load average"]  # fmt: skip
+    return markdown(head, rows + failed(lines, len(head))) + f"\n\n{_run_by(lines)}"
+
+
+def serve_overload() -> str:
+    """Two models of one server, one of which gets more queries than it can answer."""
+    lines = records("cpu", "serve-overload")
+    rows = []
+    for c in good(lines):
+
+        def spread(kind: str, c: Mapping[str, Any] = c) -> str:
+            if f"{kind}_p50_ms" not in c:
+                return "-"
+            return " / ".join(f"{c[f'{kind}_{x}_ms']:.0f}" for x in ("p50", "p99", "most"))
+
+        asked = f"{c['load']:g} x {c['keeps_up_with']:g}" if "keeps_up_with" in c else f"{c['rate']:g}"
+        rows.append([c["case"], asked, f"{c['timeout_s']:g}", str(c["asked"]), str(c["answered"]), spread("answered"),
+                     str(c["late"]), f"{c['admitted_in_time']:.2%}", str(c["refused"]), spread("refused"),
+                     str(c["wrong"]), f"{c['sent_late_p99_ms']:.0f}", f"{c['load_average']:.0f}"])  # fmt: skip
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.serve_overload`_"
+    head = ["model", "arrivals a second", "timeout, s", "asked", "answered", "p50 / p99 / most ms", "late (504)",
+            "admitted, in time", "refused (429)", "p50 / p99 / most ms", "wrong", "sender late, p99 ms",
+            "load average"]  # fmt: skip
+    return markdown(head, rows + failed(lines, len(head))) + f"\n\n{_run_by(lines)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "serve": serve,
+    "serve-soak": serve_soak,
+    "serve-many": serve_many,
+    "serve-faults": serve_faults,
+    "serve-overload": serve_overload,
     "replay": replay,
     "replay-times": replay_times,
     "padded": padded,

@@ -55,6 +55,16 @@ class WeftError(Exception):
         advice = self.todo.format(**details)
         super().__init__(f"{prefix}{head} [{self.code}]" + (f"\n  {advice}" if advice else ""))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """It can be sent to another process: what takes keyword arguments alone has to say how it is made again."""
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[WeftError], args: tuple[object, ...], state: dict[str, object]) -> WeftError:
+    found = kind.__new__(kind, *args)
+    found.__dict__.update(state)
+    return found
+
 
 class UserError(WeftError):
     """The caller can mend it."""

@@ -101,7 +101,7 @@ def test_a_dry_run_as_json_is_what_it_was(run: Any, tmp_path: Path) -> None:
 
 
 def test_a_problem_that_fails_does_not_end_the_list(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.cli import gemm
+    from weft.cli import gemm_run
     from weft.errors import DeviceError
 
     real = search.dry_run
@@ -111,7 +111,7 @@ def test_a_problem_that_fails_does_not_end_the_list(run: Any, tmp_path: Path, mo
             raise DeviceError(problem="this one fails")
         return real(g, *args, **named)
 
-    monkeypatch.setattr(gemm, "dry_run", dry_run)
+    monkeypatch.setattr(gemm_run, "dry_run", dry_run)
     (tmp_path / "list.txt").write_text("M=3 NK=64\nM=64 NK=64\n")
     done = run("run", "list.txt", "--dry-run", "--format", "json")
     assert done.code == 5

@@ -71,6 +71,7 @@ def record(tmp_path: Path) -> Path:
     [
         "--help", "--version", "db stats", "db verify", "pairs", "pairs --format json", "explain RECORD", "db --help",
         "explain --help", "compile --help", "bench --help", "run --help", "check --help", "COMPLETE", "COMPLETE db",
+        *(f"{name} --help" for name in LATER),
         "explain missing.weft", "nonsense",
     ],
 )  # fmt: skip

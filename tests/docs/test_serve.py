@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ import weft
 from weft.cli.app import app
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
-EMBEDDED, CLIENT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+EMBEDDED, ON_RAY, CLIENT = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.fixture
@@ -33,6 +36,36 @@ def test_the_embedded_server(plans: torch.nn.Module) -> None:
     exec(compile(EMBEDDED, "serve.md", "exec", dont_inherit=True), scope)  # noqa: S102 - our own page
     wanted = plans(torch.ones(3, 16)).detach()
     assert torch.allclose(torch.from_numpy(scope["y"]), wanted, atol=1e-5)
+
+
+def test_replicas(plans: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as much of Ray as the example uses, in this process: `tests/serve/test_ray.py` has a cluster."""
+    pytest.importorskip("fastapi", reason="the extra weft[serve] is not installed")
+    told: dict[str, Any] = {}
+
+    def deployment(**settings: Any) -> Any:
+        told.update(settings)
+        return lambda kind: SimpleNamespace(bind=kind)
+
+    def run(replica: Any, *, route_prefix: str) -> Any:
+        def remote(x: Any) -> Any:
+            return SimpleNamespace(result=lambda: asyncio.run(replica.submit(x)))
+
+        told.update(replica=replica, route_prefix=route_prefix)
+        return SimpleNamespace(submit=SimpleNamespace(remote=remote))
+
+    serve: Any = ModuleType("ray.serve")
+    serve.deployment, serve.run = deployment, run
+    ray: Any = ModuleType("ray")
+    ray.serve = serve
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.serve", serve)
+    scope: dict[str, Any] = {"x": torch.ones(3, 16).numpy()}
+    code = compile(ON_RAY.replace("/plans/", ""), "serve.md", "exec", dont_inherit=True)
+    exec(code, scope)  # noqa: S102 - our own page
+    assert torch.allclose(torch.from_numpy(scope["y"]), plans(torch.ones(3, 16)).detach(), atol=1e-5)
+    assert told["num_replicas"] == 4 and told["max_ongoing_requests"] == 1024 and told["name"] == "weft"
+    told["replica"].__del__()
 
 
 def test_a_client_over_http(plans: torch.nn.Module) -> None:

@@ -18,7 +18,7 @@ from tests.slow import few
 from tests.typed import assert_allclose
 from torch import nn
 
-from weft.cli.mlp import _activations
+from weft.cli.mlp_run import activations
 from weft.generate.cuda import templates
 from weft.generate.cuda.mlp import pair as mlp_pair
 from weft.generate.cuda.mlp import wide as mlp_wide
@@ -62,7 +62,7 @@ def test_modules_and_activations_are_two_names_of_one_thing(name: str) -> None:
     kind = KINDS[name]
     act = Activation(name, tuple(2 * x + 0.5 for x in kind.numbers.values()))
     assert activation_of(module_of(act)) == act
-    assert name == "identity" or name in _activations()
+    assert name == "identity" or name in activations()
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.call])
@@ -118,7 +118,7 @@ def test_one_entry_makes_a_tuned_activation(softsign: Kind) -> None:
     assert activation_of(nn.Softsign()) == Activation("softsign")
     found = layers_of([nn.Linear(5, 24), nn.Softsign(), nn.Linear(24, 3)])
     assert not isinstance(found, Declined) and found.acts == (Activation("softsign"), Activation())
-    assert "softsign" in _activations()
+    assert "softsign" in activations()
     assert called("softsign", (), {}) == Activation("softsign")
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -99,6 +100,39 @@ def test_processes_that_are_killed_come_back(saved: Saved) -> None:
         os.kill(running.process.pid, signal.SIGKILL)  # the others end with it
         running.wait_for(lambda: not alive(running.http), 60)
         assert "the front end died and is started again" in "".join(running.lines)
+
+
+@pytest.mark.slow
+def test_a_front_end_that_stands_by_serves_what_was_served(saved: Saved, tmp_path: Path) -> None:
+    file = tmp_path / "m.weft"
+    shutil.copy(saved.eight, file)
+    given = [f"mlp={file}", f"gone={saved.one}", "--threads", "1", "--standby"]
+    with started(saved, *given) as running:
+
+        def stands_by(count: int) -> None:
+            running.wait_for(lambda: sum("stands by" in x for x in running.lines) == count, 240)
+
+        first = json.loads(running.ask().body)["outputs"]
+        stands_by(1)
+        fresh = tmp_path / "fresh.weft"
+        shutil.copy(saved.other, fresh)
+        os.replace(fresh, file)
+        for path in ("mlp/load", "gone/unload"):
+            body = json.dumps({}).encode()
+            assert send(running.http, Request(body, path=f"/v2/repository/models/{path}"), timeout_s=240).status == 200
+        want = json.loads(running.ask().body)["outputs"]
+        assert want != first
+        running.wait_for(lambda: sum("stands by" in x for x in running.lines) >= 2, 240)
+        before = {*running.children("weft.serve.front")}
+        running.wait_for(lambda: len(running.children("weft.serve.front")) == 2, 240)
+        (front,) = [x for x in running.children("weft.serve.front") if x == min(before)]
+        os.kill(front, signal.SIGKILL)
+        assert json.loads(running.ask().body)["outputs"] == want
+        assert "the front end died, and the one that stood by serves" in "".join(running.lines)
+        gone = json.dumps(good()).encode()
+        assert send(running.http, Request(gone, path="/v2/models/gone/infer"), timeout_s=60).status == 503
+        assert running.end() == 0
+        running.wait_for(lambda: not running.children("weft.serve.front"))
 
 
 def test_a_command_that_cannot_serve_says_why(saved: Saved, tmp_path: Path) -> None:

@@ -9,20 +9,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-import torch
 import typer
 
 from weft.cli.inputs import Dims, Inputs, dims_of, given_inputs, in_order
 from weft.cli.limits import NO_LIMITS, limits_of, with_limits
 from weft.cli.show import Screen, plain, visible
 from weft.errors import OptionError
-from weft.ir.graph import Graph, NodeId
-from weft.ir.types import Array
 from weft.options import Options
 
 if TYPE_CHECKING:
+    import torch
+
     from weft.frontends.onnx import Limits
+    from weft.ir.graph import Graph, NodeId
+    from weft.ir.types import Array
     from weft.pipeline.layers import Layer, Own
     from weft.runtime.any import AnyExecutable
 
@@ -163,6 +163,9 @@ def onnxruntime_values(
 
     `graph` is the plan's with the names of the file's operators.
     """
+    import numpy as np
+    import torch
+
     from weft.cli.peers import TRIAL_S
     from weft.frontends.onnx import Limits
     from weft.frontends.onnx.check import parse

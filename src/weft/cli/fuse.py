@@ -6,14 +6,16 @@ import os
 import time
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from weft.cli.show import Screen, plain, print_pairs
-from weft.colocate.fuse import Pair, fuse_pair, parameters, resources, write
 from weft.errors import OptionError
 from weft.options import Options
+
+if TYPE_CHECKING:
+    from weft.colocate.fuse import Pair
 
 _MOST_CHANGE = 10_000
 
@@ -50,6 +52,8 @@ def fuse_command(
     folder holds the fused source, its parameters, all cubins, and test.cpp: on a GPU it compares every bit, and times.
     Example: weft fuse product.toml mriq/kernel.toml --ratio 0.5 -o pair.
     """
+    from weft.colocate.fuse import fuse_pair, parameters, write
+
     screen = Screen(format)
     began = time.perf_counter()
     if budget is not None and not search:
@@ -107,6 +111,8 @@ def _changes(texts: list[str]) -> dict[str, dict[str, object]]:
 
 def _show(screen: Screen, pair: Pair, output: Path, seconds: float) -> None:
     """One pair for people."""
+    from weft.colocate.fuse import resources
+
     f = pair.fused
     facts = {
         "latency-critical": f"{plain(pair.sides[0].title, 200)}, {f.lc.threads} threads",

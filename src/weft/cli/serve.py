@@ -12,9 +12,6 @@ import typer
 from weft.cli.show import visible
 from weft.errors import OptionError
 from weft.options import Options
-from weft.serve.access import MIB, FrontOptions
-from weft.serve.process import opened
-from weft.serve.settings import ServeOptions, found_in, sources
 
 TOKEN = "WEFT_SERVE_TOKEN"
 
@@ -41,7 +38,9 @@ def serve_command(
         float, typer.Option(help="seconds to answer what waits when a model or the server ends")
     ] = (30.0),
     threads: Annotated[int, typer.Option(help="of the plans' kernels; 0: as each plan has them")] = 0,
-    standby: Annotated[bool, typer.Option("--standby", help="keep a second process loaded for each model")] = False,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="keep second processes loaded, which take over when the first die")
+    ] = False,
     trust: Annotated[list[str], typer.Option(help="digest of a plan that somebody else saved")] = [],  # noqa: B006
     token_file: Annotated[Path | None, typer.Option(help=f"a token that requests must show; else ${TOKEN}")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="certificate (PEM)")] = None,
@@ -59,7 +58,10 @@ def serve_command(
     from weft.serve.supervisor import Supervisor, need
 
     need()
+    from weft.serve.access import MIB, FrontOptions
     from weft.serve.front import listen
+    from weft.serve.process import opened
+    from weft.serve.settings import ServeOptions, found_in, sources
 
     models = sources(files)
     if repository is not None:

@@ -1,13 +1,17 @@
-"""What the two protocols share in front of a server: its limits, its token, the time of a query."""
+"""What the two protocols share in front of a server: its limits, its token; and what their process is told."""
 
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from weft.errors import OptionError
 from weft.serve.errors import UnauthorizedError
+from weft.serve.settings import ServeOptions, Source
 
 MIB = 1 << 20
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -55,6 +59,43 @@ class FrontOptions:
     def is_open(self) -> bool:
         """Whether others than this machine reach it without showing anything."""
         return self.host not in LOOPBACK and not self.token
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    """What the process of a front end reads."""
+
+    models: tuple[Source, ...]
+    directory: Path | None
+    options: ServeOptions
+    front: FrontOptions
+    fd: int
+    """Of the socket that waits for HTTP."""
+    standby: bool = False
+    """It opens its ports when it is told to."""
+    without: tuple[str, ...] = ()
+    """Models that are not loaded until somebody asks for it."""
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> FrontSettings:
+        """What `to_json` wrote."""
+        data: dict[str, Any] = json.loads(text)
+
+        def paths(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+            return {k: Path(v) if k in names and v is not None else v for k, v in given.items()}
+
+        models = [Source(m["name"], m["version"], tuple(map(Path, m["files"]))) for m in data["models"]]
+        options = paths(data["options"], "cache")
+        return cls(
+            tuple(models), None if data["directory"] is None else Path(data["directory"]),
+            ServeOptions(**{**options, "trust": tuple(options["trust"])}),
+            FrontOptions(**paths(data["front"], "cert", "key")), int(data["fd"]), bool(data["standby"]),
+            tuple(data["without"]),
+        )  # fmt: skip
 
 
 def check_token(options: FrontOptions, authorization: str | None) -> None:

@@ -57,6 +57,11 @@ class Backend(Protocol):
         """How often a worker was started in place of one that died."""
         ...
 
+    @property
+    def stands_by(self) -> bool:
+        """Whether a second process would take over at once."""
+        ...
+
     def start(self, keeper: Keeper) -> None:
         """Returns when it is ready.
 

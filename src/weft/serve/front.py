@@ -1,31 +1,31 @@
 """The front end: a server's ports, in one process. `python -m weft.serve.front` under a supervisor.
 
 It reads its settings from standard input (a line of JSON), which stays open as long as the supervisor lives, and says
-on standard output, a line of JSON each, where it listens, that it is ready, or why it is not.
+on standard output, a line of JSON each, where it listens, that it is ready, or why it is not. One that stands by loads
+its models first, and opens its ports when a second line comes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import uvicorn
 
 from weft.errors import OptionError, WeftError
 from weft.serve import rest
-from weft.serve.access import FrontOptions
+from weft.serve.access import FrontOptions, FrontSettings
 from weft.serve.server import Server
-from weft.serve.settings import ServeOptions, Source
 
+KEEP_S = 75
+"""How long a connection may rest between two queries: uvicorn's five seconds cut off callers that ask slowly."""
 GRACE_S = 5.0
 """How long connections have to end once every query is answered."""
 
@@ -72,8 +72,29 @@ class Front:
         self._thread: threading.Thread | None = None
         self._opened = threading.Event()
         self._failure: BaseException | None = None
+        self._http: uvicorn.Config | None = None
         self.port = int(listening.getsockname()[1])
         self.grpc_port = -1
+
+    def prepare(self) -> None:
+        """Load all that serves, so that `start` opens the ports at once.
+
+        Raises:
+            OptionError: a certificate cannot be used [W001].
+        """
+        o = self._options
+        try:
+            self._http = uvicorn.Config(
+                rest.make(self._server, o), log_level="warning", access_log=False, lifespan="off", http="h11",
+                ws="none", loop="asyncio", server_header=False, limit_concurrency=o.max_connections,
+                h11_max_incomplete_event_size=o.max_header_bytes, timeout_graceful_shutdown=int(GRACE_S),
+                timeout_keep_alive=KEEP_S, ssl_certfile=o.cert, ssl_keyfile=o.key,
+            )  # fmt: skip
+            self._http.load()
+        except OSError as error:  # of the certificate
+            raise OptionError(option="--tls-cert", problem=f"it cannot be used: {error}") from None
+        if o.grpc_port >= 0:
+            importlib.import_module("weft.serve.rpc")
 
     def start(self) -> None:
         """Open the ports; returns when they are.
@@ -103,21 +124,13 @@ class Front:
             self._opened.set()
 
     async def _serve(self) -> None:
-        o = self._options
-        try:
-            config = uvicorn.Config(
-                rest.make(self._server, o), log_level="warning", access_log=False, lifespan="off", http="h11",
-                ws="none", loop="asyncio", server_header=False, limit_concurrency=o.max_connections,
-                h11_max_incomplete_event_size=o.max_header_bytes, timeout_graceful_shutdown=int(GRACE_S),
-                ssl_certfile=o.cert, ssl_keyfile=o.key,
-            )  # fmt: skip
-            config.load()
-        except OSError as error:  # of the certificate
-            raise OptionError(option="--tls-cert", problem=f"it cannot be used: {error}") from None
-        extra = _extra(self._server, o)
+        if self._http is None:
+            self.prepare()
+        assert self._http is not None  # prepared
+        extra = _extra(self._server, self._options)
         if extra is not None:
             self.grpc_port = await extra.start()
-        http = uvicorn.Server(config)
+        http = uvicorn.Server(self._http)
         serving = asyncio.create_task(http.serve(sockets=[self._listening]))
         while not http.started and not serving.done():
             await asyncio.sleep(0.005)
@@ -139,51 +152,40 @@ def _extra(server: Server, options: FrontOptions) -> Extra | None:
     return rpc.Rpc(server, options)
 
 
-def settings_to_json(
-    models: list[Source], directory: Path | None, options: ServeOptions, front: FrontOptions, fd: int
-) -> str:
-    """What the process of a front end reads."""
-    whole = {
-        "models": [asdict(m) for m in models], "directory": directory, "options": asdict(options),
-        "front": asdict(front), "fd": fd,
-    }  # fmt: skip
-    return json.dumps(whole, default=str)
-
-
-def _settings(text: str) -> tuple[list[Source], Path | None, ServeOptions, FrontOptions, int]:
-    data: dict[str, Any] = json.loads(text)
-
-    def paths(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
-        return {k: Path(v) if k in names and v is not None else v for k, v in given.items()}
-
-    models = [Source(m["name"], m["version"], tuple(map(Path, m["files"]))) for m in data["models"]]
-    options = paths(data["options"], "cache")
-    directory = None if data["directory"] is None else Path(data["directory"])
-    return (
-        models, directory, ServeOptions(**{**options, "trust": tuple(options["trust"])}),
-        FrontOptions(**paths(data["front"], "cert", "key")), int(data["fd"]),
-    )  # fmt: skip
-
-
 def main() -> None:
     """Serve until standard input ends, or a signal says so."""
-    told = threading.Event()
+    told, go = threading.Event(), threading.Event()
+
+    def stop(*_: object) -> None:
+        told.set()
+        go.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
-    models, directory, options, front, fd = _settings(sys.stdin.readline())
+        signal.signal(number, stop)
+    settings = FrontSettings.from_json(sys.stdin.readline())
 
     def parent() -> None:
+        if settings.standby and sys.stdin.readline():
+            go.set()
         sys.stdin.read()
-        told.set()
+        stop()
 
     threading.Thread(target=parent, daemon=True).start()
-    with socket.socket(fileno=fd) as listening:
-        server = Server(models, options, directory=directory, start=False)
-        ports = Front(server, front, listening)
+    with socket.socket(fileno=settings.fd) as listening:
+        server = Server(settings.models, settings.options, directory=settings.directory, start=False)
+        server.on_change = lambda: _say(changed=True, unloaded=sorted(server.unloaded))
+        ports = Front(server, settings.front, listening)
         try:
-            ports.start()
-            _say(listening=ports.port, grpc=ports.grpc_port)
-            server.load_all()
+            if settings.standby:
+                server.load_all(settings.without)
+                ports.prepare()
+                _say(loaded=True)
+                go.wait()
+            if not told.is_set():
+                ports.start()
+                _say(listening=ports.port, grpc=ports.grpc_port)
+            if not settings.standby:
+                server.load_all(settings.without)
         except WeftError as error:
             _say(failed=str(error), exit=error.exit_code)
             told.set()

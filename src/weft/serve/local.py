@@ -22,6 +22,7 @@ class LocalBackend:
     problem = ""
     gone = False
     restarts = 0
+    stands_by = False
 
     def __init__(self, models: Sequence[Runs]) -> None:
         """ArtifactError where they are not plans of one model [W401]."""

@@ -26,6 +26,8 @@ def _lines(server: Server) -> Iterator[str]:
     yield f"weft_server_uptime_seconds {time.time() - server.began:.3f}"
     yield from _head("weft_model_ready", "gauge", "1 where the model answers")
     yield from (f"weft_model_ready{{{x}}} {int(m.state == 'READY')}" for x, m, _ in found)
+    yield from _head("weft_model_standby", "gauge", "1 where a second process would take over at once")
+    yield from (f"weft_model_standby{{{x}}} {int(m.backend.stands_by)}" for x, m, _ in found)
     yield from _head("weft_queries_total", "counter", "queries by what became of them")
     for x, _, now in found:
         yield from (f'weft_queries_total{{{x},outcome="{o}"}} {now.outcomes[o]}' for o in OUTCOMES)

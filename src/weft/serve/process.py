@@ -33,6 +33,8 @@ START_S = 120.0
 TRIES = 3
 """Starts that fail one after the other before queries are refused; it is tried on."""
 MOST_WAIT_S = 30.0
+SPARE_S = 1.0
+"""How long a process that took over works alone before the next one to stand by is loaded: that takes a core."""
 
 
 class Process(Protocol):
@@ -136,6 +138,12 @@ class ProcessBackend:
             return self._failures >= TRIES
 
     @property
+    def stands_by(self) -> bool:
+        """See `Backend`."""
+        with self._lock:
+            return self._spare is not None
+
+    @property
     def pid(self) -> int:
         """Of the process that runs batches; 0: there is none."""
         with self._lock:
@@ -226,6 +234,11 @@ class ProcessBackend:
 
     def _prepare(self) -> None:
         """Have a second process ready."""
+        with self._lock:
+            self._room.wait_for(lambda: self._closed or self._worker is None, SPARE_S)
+            closed = self._closed
+        if closed:
+            return
         try:
             spare = self._new()
         except WeftError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from os import PathLike
@@ -69,6 +69,10 @@ class Server:
         self._failed: dict[tuple[str, str], str] = {}
         self._leaving: list[threading.Thread] = []
         self._draining = self._loaded = False
+        self.unloaded: set[str] = set()
+        """Models that somebody unloaded, and nobody loaded again."""
+        self.on_change: Callable[[], None] | None = None
+        """Called before a model that was loaded, or unloaded, is what queries find."""
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="weft-serve-watch", daemon=True)
         self._watcher.start()
@@ -79,11 +83,17 @@ class Server:
                 self.close()
                 raise
 
-    def load_all(self) -> None:
-        """Every model that there is."""
+    def load_all(self, without: Iterable[str] = ()) -> None:
+        """Every model that there is, but those, which count as unloaded."""
+        self.unloaded |= set(without)
         for name in dict.fromkeys([*(s.name for s in self._known()), *self._objects]):
-            self.load(name)
+            if name not in self.unloaded:
+                self.load(name)
         self._loaded = True
+
+    def _changes(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     def submit(
         self, inputs: Array | Sequence[Array] | Mapping[str, Array], *, model: str = "", version: str = "",
@@ -200,6 +210,8 @@ class Server:
                 for served in fresh.values():
                     served.close()
                 raise
+            self.unloaded.discard(name)
+            self._changes()
             with self._lock:
                 refused = self._draining
                 old = fresh if refused else self._models.get(name, {})
@@ -250,10 +262,13 @@ class Server:
         Raises:
             UnknownModelError: there is no such model [W019].
         """
-        with self._loading, self._lock:
-            old = self._models.pop(name, None)
-            if old is None and name not in {x.name for x in self.index()}:
+        with self._loading:
+            if name not in {x.name for x in self.index()}:
                 raise UnknownModelError(problem=f"there is no model {name[:80]!r}")
+            self.unloaded.add(name)
+            self._changes()
+            with self._lock:
+                old = self._models.pop(name, None)
         self._let_go(list((old or {}).values()))
 
     def _let_go(self, models: Sequence[Served]) -> None:
