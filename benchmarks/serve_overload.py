@@ -31,7 +31,7 @@ from benchmarks import serve
 from benchmarks.cases.serve_requests import HEADER
 from benchmarks.harness.record import Record, Row
 
-CALM, CALLERS, WIDTH, BUDGET_S = 20.0, 96, 512, 120.0
+CALM, CALLERS, WIDTH, BUDGET_S = 20.0, 256, 512, 120.0
 
 
 def busy_network() -> nn.Module:

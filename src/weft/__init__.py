@@ -12,7 +12,6 @@ Names are resolved on first use (PEP 562), so that `import weft.runtime` does no
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,7 +39,13 @@ def __getattr__(name: str) -> object:
     if home is None:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     found = getattr(importlib.import_module(home), name)
-    if name == "compile" and not metadata.entry_points(group="torch_dynamo_backends", name="weft"):
+    if name == "compile" and not _installed():
         # a source tree has no installed entry point; with one torch loads the backend, for seconds, if it is asked for
         importlib.import_module("weft.torch_backend").register()
     return found
+
+
+def _installed() -> bool:
+    from importlib import metadata  # a fifth of what `weft --help` takes
+
+    return bool(metadata.entry_points(group="torch_dynamo_backends", name="weft"))

@@ -23,8 +23,8 @@ pytest.importorskip("fastapi", reason="the extra weft[serve] is not installed")
 pytest.importorskip("uvicorn", reason="the extra weft[serve] is not installed")
 
 from weft.errors import OptionError
-from weft.serve import Server
-from weft.serve.access import FrontOptions
+from weft.serve import ServeOptions, Server, Source
+from weft.serve.access import FrontOptions, FrontSettings
 from weft.serve.front import Front, listen
 
 BAD = malformed()
@@ -301,3 +301,23 @@ def test_settings_that_are_none(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=why):
             FrontOptions(**settings)
     assert FrontOptions(host="0.0.0.0").is_open and not FrontOptions(host="0.0.0.0", token="x").is_open
+
+
+@pytest.mark.slow
+def test_a_connection_rests_between_two_queries(port: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    for rest_s in (6.0, 0.0):  # uvicorn's own five seconds would end it
+        connection.request("GET", "/v2")
+        assert connection.getresponse().read()
+        time.sleep(rest_s)
+    connection.close()
+
+
+def test_what_the_process_of_a_front_end_is_told(tmp_path: Path) -> None:
+    (tmp_path / "key").touch()
+    models = (Source("m", "2", (tmp_path / "a.weft", tmp_path / "b.weft")),)
+    front = FrontOptions(port=0, token="secret", cert=tmp_path / "key", key=tmp_path / "key")
+    options = ServeOptions(cache=tmp_path, trust=("ab",), standby=True)
+    for directory in (None, tmp_path):
+        settings = FrontSettings(models, directory, options, front, 7, standby=True, without=("m",))
+        assert FrontSettings.from_json(settings.to_json()) == settings

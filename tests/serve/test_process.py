@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from weft.serve.errors import (
 from weft.serve.process import TRIES, ProcessBackend
 from weft.serve.query import Outputs
 from weft.serve.served import Served
+from weft.serve.statistics import Statistics
 
 
 @contextmanager
@@ -179,6 +181,30 @@ def test_a_query_that_would_be_late_is_refused_at_once(tmp_path: Path) -> None:
             model.submit(query(1, 0), timeout_s=0.01)
         assert 0 < told.value.retry_after_s < 5
         assert kept.result(20)
+
+
+def test_of_too_many_queries_those_that_are_admitted_are_in_time(tmp_path: Path) -> None:
+    with served(Launcher(sizes=(1,)), tmp_path) as model:
+        model.submit(special(-4)).result(20)  # a batch takes 0.4 s
+        admitted = []
+        for _ in range(30):
+            with contextlib.suppress(OverloadedError):
+                admitted.append(model.submit(special(-4), timeout_s=4.0))
+        assert 1 < len(admitted) <= 8
+        assert model.statistics.snapshot().outcomes["rejected"] == 30 - len(admitted)
+        wait_for(lambda: watched(model) and all(f.done() for f in admitted))
+        assert all(f.exception() is None for f in admitted)
+
+
+def test_what_batches_take_is_told_with_their_deviation() -> None:
+    even, uneven = Statistics(), Statistics()
+    assert even.takes_s(3) == 0.0
+    for k in range(200):
+        even.paced(0.1)
+        uneven.paced(0.15 if k % 2 else 0.05)
+    assert even.takes_s(9) == pytest.approx(0.9)
+    assert uneven.takes_s(9) == pytest.approx(0.9 + 3 * 3 * 0.05, rel=0.1)
+    assert uneven.takes_s(36) == pytest.approx(3.6 + 3 * 6 * 0.05, rel=0.1)
 
 
 def test_what_is_cancelled_while_it_waits_is_not_run(tmp_path: Path) -> None:

@@ -45,8 +45,6 @@ from weft.kernels.pretty import pretty
 from weft.kernels.record import CompileRecord
 from weft.options import Options, default_cache_dir, parse_text
 from weft.private import usable, weakness
-from weft.report.data import SOURCE_LIMIT
-from weft.report.text import clean_source
 from weft.sm_budget import SmBudget
 
 if TYPE_CHECKING:
@@ -554,6 +552,9 @@ def _print_text(screen: Screen, kernels: Sequence[tuple[int, str, str]], line: s
 
 def _shown(schedule: str, text: str) -> str:
     """The text of a kernel as one reads it; a plan may hold any."""
+    from weft.report.data import SOURCE_LIMIT
+    from weft.report.text import clean_source
+
     generated = written_in(schedule) and len(text) <= SOURCE_LIMIT
     return clean_source(pretty(without_headers(text)) if generated else text, SOURCE_LIMIT)
 

@@ -25,6 +25,9 @@ from weft.serve.statistics import Statistics
 
 State = Literal["LOADING", "READY", "UNAVAILABLE", "DRAINING", "UNLOADED"]
 _ACCEPTING = ("READY", "UNAVAILABLE")
+HEADROOM = 0.8
+"""A query is admitted where it would have its answer within this share of its time: the rest is for the way there and
+back, and for a machine that is slower for a moment."""
 
 
 @final
@@ -44,6 +47,8 @@ class Served:
         self._changed = threading.Condition(self._lock)
         self._batcher = Batcher(QueueLimits(1))
         self._running: dict[int, Query] = {}
+        self._ended = 0.0
+        """When the last batch did."""
         self._state: State = "LOADING"
         self._dispatcher = threading.Thread(target=self._dispatch, name=f"weft-serve-{name}", daemon=True)
 
@@ -122,11 +127,11 @@ class Served:
                 raise UnavailableError(problem=self._gone(), retry_after_s=10.0)
             wait_s = self._wait_s()
             try:
-                if self._admit and wait_s > timeout_s:
+                if self._admit and wait_s > HEADROOM * timeout_s:
                     problem = (
                         f"{len(self._batcher)} queries wait, which takes {wait_s:.3g} s, its time is {timeout_s:.3g} s"
                     )
-                    raise OverloadedError(problem=problem, retry_after_s=max(wait_s - timeout_s, 0.001))
+                    raise OverloadedError(problem=problem, retry_after_s=max(wait_s - HEADROOM * timeout_s, 0.001))
                 self._batcher.offer(query, retry_after_s=max(wait_s, 0.001))
             except OverloadedError:
                 self.statistics.counted("rejected")
@@ -138,7 +143,7 @@ class Served:
     def _wait_s(self) -> float:
         """How long a query that comes now will take, by what batches took: those before it, and its own."""
         rows = self._batcher.rows + sum(q.rows for q in self._running.values())
-        return self.statistics.batch_s * (rows // self._batcher.limits.max_rows + 1) if rows else 0.0
+        return self.statistics.takes_s(rows // self._batcher.limits.max_rows + 1) if rows else 0.0
 
     def _settled(self, query: Query, future: Future[Outputs]) -> None:
         if future.cancelled():
@@ -183,6 +188,9 @@ class Served:
         split_s = time.perf_counter() - began
         queued = [q.began - q.arrived for q in job.queries]
         self.statistics.batch(queued, job.rows, job.pack_s, compute_s, split_s)
+        now = time.monotonic()
+        self.statistics.paced(now - max(job.started, self._ended))
+        self._ended = now
         self._left(job)
         for query, own in zip(job.queries, found, strict=True):
             query.answer(own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,8 @@ Outcome = Literal["success", "failed", "rejected", "expired", "cancelled"]
 OUTCOMES: tuple[Outcome, ...] = ("success", "failed", "rejected", "expired", "cancelled")
 BOUNDS_S = tuple(m * 10.0**e for e in range(-4, 2) for m in (1.0, 2.0, 5.0))
 """Of the histogram of latencies: 100 us to 50 s."""
+DEVIATIONS = 3.0
+"""Mean ones, over what batches take on average."""
 
 
 @dataclass(slots=True)
@@ -70,8 +73,9 @@ class Statistics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._now = Snapshot()
-        self.batch_s = 0.0
-        """What a batch takes: an average in which the newest counts a tenth."""
+        self._pace_s = self._spread_s = 0.0
+        """From one batch's end to the next one's, while batches wait: averages of it, and of how far it is off. The
+        newest counts a tenth."""
 
     def snapshot(self) -> Snapshot:
         """As it is now."""
@@ -102,8 +106,19 @@ class Statistics:
                 span.add(seconds)
                 whole.add(seconds, len(queued_s))
             now.rows += rows
-            took = pack_s + compute_s + split_s
-            self.batch_s = took if self.batch_s == 0 else 0.9 * self.batch_s + 0.1 * took
+
+    def paced(self, seconds: float) -> None:
+        """A batch ended so long after the one before it, or after it was made where that was later."""
+        with self._lock:
+            first = self._pace_s == 0
+            off = 0.0 if first else abs(seconds - self._pace_s)
+            self._pace_s = seconds if first else 0.9 * self._pace_s + 0.1 * seconds
+            self._spread_s = 0.9 * self._spread_s + 0.1 * off
+
+    def takes_s(self, batches: int) -> float:
+        """How long so many batches will take, seldom longer: deviations of independent times add up by squares."""
+        with self._lock:
+            return batches * self._pace_s + DEVIATIONS * math.sqrt(batches) * self._spread_s
 
     def restarted(self) -> None:
         """The worker was started again."""
