@@ -236,7 +236,7 @@ def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_an_interrupt_leaves_the_ways_that_were_measured(
     prepare: Callable[[int], int], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prepare(7) == 130 and "what was measured is kept" in capsys.readouterr().err
+    assert prepare(9) == 130 and "what was measured is kept" in capsys.readouterr().err
     found = read(json.loads((folder / "samples.json").read_text()))
     assert [m.name for m in found.modes] == ["priority 0"] and found.jobs[0].name == "net2"
     assert saved(folder) == (0, 0, 0), "measuring counts for nothing"

@@ -409,7 +409,7 @@ def test_explain_by_number_node_and_operator(run: Weft, saved: Path) -> None:
     assert beside.data == [first]
 
 
-FUSED_LOOPS = "weft/generate/cpp/kernel.py"
+FUSED_LOOPS, FRAME = "weft/generate/cpp/kernel.py", "weft/generate/cpp/frame.py"
 
 
 def test_explain_shows_a_text_and_where_its_lines_are_written(run: Weft, saved: Path) -> None:
@@ -422,9 +422,9 @@ def test_explain_shows_a_text_and_where_its_lines_are_written(run: Weft, saved: 
     assert shown["text"] in text and shown["kernel"] == kernels[0]["position"]
     line = next(x for x in shown["text"].splitlines() if 'extern "C" void' in x)
     (found,) = run("explain", saved, number, "--line", line, "--format", "json").data
-    assert found["origins"][0]["file"] == FUSED_LOOPS
+    assert found["origins"][0]["file"] == FRAME
     told = run("explain", saved, number, "--line", line).out
-    assert f"{FUSED_LOOPS}:{found['origins'][0]['line']}" in told
+    assert f"{FRAME}:{found['origins'][0]['line']}" in told
     assert "no text of Weft is like this line" in run("explain", saved, number, "--line", "launch_the_missiles()").out
 
 
