@@ -5,8 +5,8 @@
 The network of `benchmarks.serve`, `CALLERS` callers over HTTP, each with its next query when it has its answer (a
 closed loop); one whose connection is lost opens another one at once. Meanwhile a process is ended with SIGKILL, that
 often: the worker, the front end, the command. A recovery counts from the kill to the first right answer of a query that
-was sent after it. With `--standby` a process is killed once there is one that stands by; without it, a front end once it has
-worked for `STEADY_S`.
+was sent after it. With `--standby` a process is killed once there is one that stands by; without it, a front end once
+it has worked for `STEADY_S`.
 
 Nobody starts a command again but a service manager: it is started anew here when the last of its processes has ended,
 and a recovery counts from there; how long they took to end stands beside.
