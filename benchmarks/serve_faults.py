@@ -5,7 +5,8 @@
 The network of `benchmarks.serve`, `CALLERS` callers over HTTP, each with its next query when it has its answer (a
 closed loop); one whose connection is lost opens another one at once. Meanwhile a process is ended with SIGKILL, that
 often: the worker, the front end, the command. A recovery counts from the kill to the first right answer of a query that
-was sent after it. With `--standby` a process is killed once there is one that stands by.
+was sent after it. With `--standby` a process is killed once there is one that stands by; without it, a front end once
+it has worked for `STEADY_S`.
 
 Nobody starts a command again but a service manager: it is started anew here when the last of its processes has ended,
 and a recovery counts from there; how long they took to end stands beside.
@@ -31,6 +32,7 @@ import torch
 
 from benchmarks import serve
 from benchmarks.harness.record import Record, Row
+from weft.serve.supervisor import STEADY_S
 
 CALLERS, LONG_S = 4, 120.0
 WORKER, FRONT = "weft.serve.worker", "weft.serve.front"
@@ -140,6 +142,10 @@ def killed(there: serve.Setting, module: str, kills: int, *, standby: bool) -> R
                     until(lambda: _said(server, "stands by") == 1, "a second front end")
             elif standby:
                 until(lambda: _said(server, "stands by") == n + 1, "a second front end")  # noqa: B023
+            elif (
+                module == FRONT
+            ):  # one that dies before is taken for one that cannot work, and is started later and later
+                time.sleep(STEADY_S)
             time.sleep(chance.uniform(0.0, 0.1))
             pid = server.child(module)
             began = time.perf_counter()
