@@ -116,7 +116,7 @@ class PlugInError(UserError):
 class StepError(UserError):
     """A training step that cannot be compiled, or a call of one that does not fit."""
 
-    code = "W015"
+    code = "W020"
     template = "{problem}"
     todo = "{remedy}"
 

@@ -11,15 +11,18 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tests.generate import scans
 from tests.generate.cpp.templates.harness import LAST, ROW, Facts, conv, f32, problem
 from tests.generate.cuda import test_goldens as goldens
 from tests.slow import few
 
 import weft
-from weft.generate.cpp import templates
+from weft.generate.cpp import scan, templates
 from weft.generate.cuda import generator
 from weft.generate.cuda.role.role import RoleSource
+from weft.generate.loopnest.scans import scan_group
 from weft.generate.written import files_of, origins, without_headers, written_in
+from weft.ir.attrs import ScanAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.kernels.pretty import pretty
@@ -75,6 +78,13 @@ def test_the_files_make_the_functions_for_cpus() -> None:
             assert isinstance(source, KernelSource)
             assert written_in(str(schedule)) == tuple(found)
             seen.add(schedule.param("template"))
+    posed = scans.plain((4, 32), ScanAttrs(1, "sum"))
+    group = scan_group(posed.graph)
+    assert not isinstance(group, Declined)
+    schedule = scan.configs(group, 8, [1])[0].schedule()
+    source, found = makers(KernelSource, partial(scan.emit, posed, schedule))
+    assert isinstance(source, KernelSource) and written_in(str(schedule)) == tuple(found)
+    seen.add(schedule.param("template"))
     assert seen == {template for template in files_of("cpp") if template}
 
 

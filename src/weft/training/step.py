@@ -65,7 +65,7 @@ def compile_step(
         autocast: the model and its loss run under `torch.autocast` with this type, bfloat16 or float16.
 
     Raises:
-        StepError: an optimizer without a rule, a parameter that is not the model's, a loss that is none [W015].
+        StepError: an optimizer without a rule, a parameter that is not the model's, a loss that is none [W020].
         ExampleInputsError: no example inputs, or something else than tensors [W001].
         OptionError: a type that autocast does not have, a norm below 0 [W001].
         ModelRaisesError: the model or the loss raises on the example inputs, or cannot be traced [W116].
@@ -175,7 +175,7 @@ class Step:
         """One step on a batch, the target last. The loss of the batch before the update, a scalar without a gradient.
 
         Raises:
-            StepError: tensors on another device than the parameters [W015].
+            StepError: tensors on another device than the parameters [W020].
             And as `weft.compile_step`, where the batch's shapes need a new plan. Nothing was written then.
         """
         with self._lock:
@@ -217,7 +217,7 @@ class Step:
         """The model's tensors, and the group of each that is trained.
 
         Raises:
-            StepError: a parameter of the optimizer is not the model's, or nothing is trained [W015].
+            StepError: a parameter of the optimizer is not the model's, or nothing is trained [W020].
         """
         named = dict(self._both.named_parameters())
         names = {id(p): n for n, p in named.items()}

@@ -175,7 +175,7 @@ def without_gradient(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor
     """Trained parameters that the loss does not depend on: eager leaves them as they are. Nothing is computed.
 
     Raises:
-        StepError: the loss is no loss [W015].
+        StepError: the loss is no loss [W020].
         ModelRaisesError: the model or the loss raises on these inputs [W116].
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -206,7 +206,7 @@ def trace(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor], form: Fo
     Nothing is computed, and the model stays as it is.
 
     Raises:
-        StepError: the loss is no loss, or the step writes into its inputs [W015].
+        StepError: the loss is no loss, or the step writes into its inputs [W020].
         ModelRaisesError: the model cannot be traced [W116].
     """
     scale = [torch.ones((), device=inputs[0].device)] if form.scaling else []

@@ -48,7 +48,7 @@ def rules_of(optimizer: torch.optim.Optimizer) -> tuple[Rule, ...]:
     """One rule per parameter group.
 
     Raises:
-        StepError: another optimizer than SGD, Adam and AdamW, or a setting that no rule has [W015].
+        StepError: another optimizer than SGD, Adam and AdamW, or a setting that no rule has [W020].
     """
     kind = type(optimizer)
     if kind not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):

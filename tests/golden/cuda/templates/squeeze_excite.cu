@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(256) k(const void* __restrict__ in0
   for (int i = t; i < 9; i += 256) {
     int of = i * 4 / 9;
     while ((of + 1) * 9 / 4 <= i) ++of;
-    const int at = i - of * 9 / 4 * 1;
+    const int at = i - of * 9 / 4;
     hidden[i] = __uint_as_float(w_cluster_word((const unsigned*)mine + at, (unsigned)of));
   }
   role.sync();

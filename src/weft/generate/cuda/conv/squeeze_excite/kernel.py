@@ -333,7 +333,7 @@ def _exchange(s: SqueezeConfig, mine: str, whole: str, size: int, unit: int) -> 
         "w_together(); w_cluster_sync();",
         f"for (int i = t; i < {size}; i += {s.threads}) {{",
         f"int of = {u * s.ctas / units}; while ((of + 1) * {units} / {s.ctas} <= {u}) ++of;",
-        f"const int at = i - of * {units} / {s.ctas} * {unit};",
+        f"const int at = i - of * {units} / {s.ctas}{f' * {unit}' if unit > 1 else ''};",
         f"{whole}[i] = __uint_as_float(w_cluster_word((const unsigned*){mine} + at, (unsigned)of)); }}",
         "role.sync();",
     ]
