@@ -986,7 +986,7 @@ def test_what_fails_leaves_nothing_allocated(
     ({"stages": ("../job/scale.toml", "../elsewhere.toml")}, JobError, "'../elsewhere.toml' leads out of the folder"),
     ({"stages": ("/etc/hostname",)}, JobError, "leads out of the folder"),
     ({"stages": ("none.toml",)}, ManifestError, "no such file"),
-    ({"kind": "process", "file": "a.py", "function": "unit"}, JobError, "kind: a job of kind 'process', not of kernels"),
+    ({"kind": "process", "file": "a.py", "function": "unit"}, JobError, "a job of kind 'process', not of kernels"),
     ({"memory_bytes": 4000}, JobError, r"memory: its buffers take 4432 bytes, it may have 4000"),
 ])  # fmt: skip
 def test_jobs_that_are_refused(
