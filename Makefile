@@ -5,9 +5,11 @@ SHELL := /bin/bash
 ifdef WEFT_PYTHON
 PY := $(WEFT_PYTHON)
 READY :=
+RAY :=
 else
 PY := .venv/bin/python
 READY := .venv/ready
+RAY := .venv-ray/ready
 endif
 # the targets for a GPU take whatever torch there is, and install nothing
 GPU_PY := $(or $(WEFT_PYTHON),$(wildcard .venv/bin/python),python3)
@@ -28,6 +30,9 @@ QUICK := $(ALL) and not slow
 $(READY): pyproject.toml tools/setup.sh
 	bash tools/setup.sh
 
+$(RAY): tools/setup_ray.sh | $(READY)
+	bash tools/setup_ray.sh
+
 demo: $(READY)
 	$(PY) -m benchmarks.demo
 
@@ -36,7 +41,7 @@ test: $(READY)
 	$(RUN) pytest -m "$(QUICK)" -n 3 --dist worksteal
 
 # those marked `slow` too: sweeps, thousands of faults, kernels of whole networks
-test-all: $(READY)
+test-all: $(READY) $(RAY)
 	$(RUN) pytest -m "$(ALL)" -n 2 --dist worksteal
 
 # all of them in another order, which SEED gives (1-20: twenty orders): no test depends on those before it

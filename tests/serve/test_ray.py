@@ -32,7 +32,7 @@ def with_ray() -> str | None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(with_ray() is None, reason="ray[serve] is not installed: tools/setup.sh makes .venv-ray")
+@pytest.mark.skipif(with_ray() is None, reason="ray[serve] is not installed: tools/setup_ray.sh makes .venv-ray")
 def test_replicas_in_a_local_cluster(saved: Saved, tmp_path: Path) -> None:
     program = [str(with_ray()), str(Path(__file__).with_name("ray_cluster.py")), str(saved.cache)]
     environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": "/tmp"}
