@@ -12,18 +12,18 @@ from weft.kernels.source import CallStep, Kernel, LibraryCall
 
 CHECKED = frozenset(
     {
-        "abs", "acos", "acosh", "adaptive_avg_pool2d", "add", "addmm", "amax", "amin", "arange", "argmax", "argmin",
-        "asin", "asinh", "atan", "atan2", "atanh", "avg_pool2d", "baddbmm", "bitwise_and", "bitwise_left_shift",
-        "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bmm", "cat", "ceil", "clamp", "clone",
-        "constant_pad_nd", "convolution", "cos", "cosh", "div", "elu", "eq", "erf", "exp", "expand", "expm1", "flip",
-        "floor", "fmod", "full", "gather", "ge", "gelu", "group_norm", "gt", "hardsigmoid", "hardswish", "index",
-        "index_select", "isinf", "isnan", "layer_norm", "le", "leaky_relu", "linear", "log", "log1p", "lt", "matmul",
-        "max_pool2d", "max_pool2d_with_indices", "maximum", "mean", "minimum", "mish", "mm", "mul",
-        "native_layer_norm", "ne", "neg", "permute", "pow", "prelu", "prod", "reciprocal", "reflection_pad1d",
-        "reflection_pad2d", "reflection_pad3d", "relu", "remainder", "replication_pad1d", "replication_pad2d",
-        "replication_pad3d", "reshape", "round", "rsqrt", "sigmoid", "sign", "silu", "sin", "sinh", "slice",
-        "softplus", "sqrt", "sub", "sum", "t", "tan", "tanh", "trunc", "unfold", "unsqueeze", "where", "_log_softmax",
-        "_softmax", "_to_copy",
+        "abs", "acos", "acosh", "adaptive_avg_pool2d", "add", "addcmul", "addmm", "amax", "amin", "arange", "argmax",
+        "argmin", "asin", "asinh", "atan", "atan2", "atanh", "avg_pool2d", "baddbmm", "bitwise_and",
+        "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "bmm", "cat", "ceil",
+        "clamp", "clone", "constant_pad_nd", "convolution", "cos", "cosh", "cumprod", "cumsum", "div", "elu", "eq",
+        "erf", "exp", "expand", "expm1", "flip", "floor", "fmod", "full", "gather", "ge", "gelu", "group_norm", "gt",
+        "hardsigmoid", "hardswish", "index", "index_select", "isinf", "isnan", "layer_norm", "le", "leaky_relu",
+        "linear", "log", "log1p", "lt", "matmul", "max_pool2d", "max_pool2d_with_indices", "maximum", "mean",
+        "minimum", "mish", "mm", "mul", "native_layer_norm", "ne", "neg", "permute", "pow", "prelu", "prod",
+        "reciprocal", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "relu", "remainder",
+        "replication_pad1d", "replication_pad2d", "replication_pad3d", "reshape", "round", "rsqrt", "sigmoid", "sign",
+        "silu", "sin", "sinh", "slice", "softplus", "sqrt", "sub", "sum", "t", "tan", "tanh", "trunc", "unfold",
+        "unsqueeze", "where", "_log_softmax", "_softmax", "_to_copy",
     }
 )  # fmt: skip
 """Operators of `aten` that the library generator writes, each of which checks shapes, indices and sizes."""

@@ -43,7 +43,8 @@ class SingleFlightCache(Generic[K, V]):
         self._turn = threading.RLock()
 
     def __len__(self) -> int:
-        return len(self._found)
+        with self._lock:  # between a value that came and the one that goes there is one too many
+            return len(self._found)
 
     def known(self, key: K) -> V | None:
         """The value of a key, where there is one; it counts as used."""
