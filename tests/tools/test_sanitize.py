@@ -49,7 +49,7 @@ some program's own line about Invalid planted
 ENTRIES = {"one": ["k0123456789abcdef"], "two": ["k9999999999999999", "k9999999999999999_1"], PLANTED: ["planted"]}
 
 
-TEMPLATES = {*NAMED, "pools"}
+TEMPLATES = {*NAMED, "pools"} - {"group_conv", "squeeze_excite"}  # these have no case under the sanitizer yet
 """All that there are: those of the table, and that of loops."""
 
 
