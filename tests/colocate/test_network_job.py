@@ -443,6 +443,19 @@ def test_an_input_that_fails_ends_the_job_and_all_before_counts() -> None:
     assert w.job.progress() == JobProgress(digest(ENDLESS), 2, 1, 0) and w.job._ended == Position(7, 0)
 
 
+def test_a_run_that_would_begin_with_an_input_that_fails_goes_on_without_the_job() -> None:
+    w = World()
+
+    def wait_ready(number: int) -> None:
+        raise JobError(where=f"{number}.npz", key="inputs", problem="broken", remedy="")
+
+    w.feed.wait_ready = wait_ready  # type: ignore[method-assign]
+    assert not w.job.is_done() and w.job.anew() is w.job and w.job.is_done()
+    with pytest.raises(JobError, match="broken"):
+        w.job.finish()
+    assert w.job.progress() == JobProgress(digest(ENDLESS), 0, 0, 0)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_happens_no_stage_is_lost(seed: int) -> None:
     rng = random.Random(seed)

@@ -177,15 +177,18 @@ class NetworkGpuJob:
     def anew(self) -> NetworkGpuJob:
         """The same job for another run. Nothing of it may run: it is made to stand where it was left.
 
-        Its next inputs are waited for, so that no run passes while the first of them are read.
+        Its next inputs are waited for, so that no run passes while the first of them are read. What fails ends the job:
+        see `plain`.
 
         Raises:
-            JobError: an input cannot be read [W018].
             DeviceError: nothing comes [W301].
         """
-        if not self._rehearsing:
-            if not self.is_done():
+        if not self._rehearsing and not self.is_done():
+            try:
                 self._feed.wait_ready(self._next.inference)
+            except (JobError, ArtifactError) as error:
+                self._failed = error
+                return self
             if self._dirty:
                 self._dirty = False
                 self._again()
@@ -291,11 +294,10 @@ class NetworkGpuJob:
             self._pool.append(event)
 
     def _again(self) -> None:
-        """Compute the values of the inference under way anew, up to the next stage; inputs are still in their place."""
+        """Compute the values of the inference under way anew, up to the next stage; its inputs are in their place."""
         network, (number, stage) = self.network, (self._next.inference, self._next.stage)
         if stage == 0:
             return
-        self._feed.wait_ready(number)
         network.wait()
         network.fill(self._feed.inputs(number), network.base)
         for k in range(stage):
