@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,8 +21,9 @@ from typing import Protocol, final
 
 from weft.colocate.inference_files import TensorSpec, input_files, read_into
 from weft.colocate.inference_ring import WRITING, Ring, ring_bytes
-from weft.colocate.inference_worker import Task, line_of
+from weft.colocate.inference_worker import Task
 from weft.colocate.job import JobError
+from weft.colocate.told_process import ended, started
 from weft.device.nameless import nameless
 from weft.errors import ArtifactError, DeviceError
 from weft.kernels.scheduling import JobSpec
@@ -130,7 +130,7 @@ class InferenceFeed:
             task = Task(
                 fd, str(folder / spec.inputs), results, self.files, first, end, tuple(inputs), tuple(outputs)
             )  # fmt: skip
-            self._process = _started(command, task)
+            self._process = started(command, task, fd, "the process of a network's files")
         held.callback(self._close)
 
     def is_ready(self, number: int) -> bool:
@@ -193,11 +193,7 @@ class InferenceFeed:
 
     def _close(self) -> None:
         self._ring.say("stop", 1)
-        try:
-            self._process.wait(LIMIT_S if not self._ring.word("failed") else 1)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        ended(self._process, LIMIT_S if not self._ring.word("failed") else 1)
 
 
 def _made(results: Path, folder: Path, inputs: Path) -> None:
@@ -213,19 +209,3 @@ def _made(results: Path, folder: Path, inputs: Path) -> None:
     if not results.resolve().is_relative_to(folder.resolve()):
         problem = "it leads out of the folder"
         raise JobError(where=results.name, key="outputs", problem=problem, remedy="put it beside the job.toml")
-
-
-def _started(command: Sequence[str], task: Task) -> subprocess.Popen[bytes]:
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    try:
-        process = subprocess.Popen(  # a session of its own: Ctrl-C ends the job, which then tells this to end
-            list(command), stdin=subprocess.PIPE, env=environment, pass_fds=(task.fd,), start_new_session=True
-        )
-    except OSError as error:
-        raise DeviceError(problem=f"the process of a network's files cannot be started: {error}") from None
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):  # it has ended: that is told where it is waited for
-        process.stdin.write(line_of(task))
-        process.stdin.close()
-    return process

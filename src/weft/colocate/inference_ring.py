@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from weft.colocate.inference_files import Array, TensorSpec
+from weft.device.nameless import read_text, write_text
 
 LEAST_SLOTS, MOST_SLOTS, MOST_BYTES = 3, 16, 128 << 20
 """Inferences whose inputs are read ahead, and whose results wait to be written: as many as these bytes hold."""
@@ -63,9 +64,7 @@ class Ring:
 
     def fail(self, kind: int, text: str) -> None:
         """The worker tells that inputs cannot be read (`READING`), or results not be written (`WRITING`)."""
-        data = text.encode()[: HEAD - _SAID - 1]
-        self._whole[_SAID : _SAID + len(data)] = np.frombuffer(data, np.uint8)
-        self._whole[_SAID + len(data)] = 0
+        write_text(self._whole, _SAID, HEAD - _SAID, text)
         self.say("failed", kind)
 
     @property
@@ -73,8 +72,7 @@ class Ring:
         """What it was; empty: nothing failed."""
         if not self.word("failed"):
             return ""
-        data: bytes = self._whole[_SAID:HEAD].tobytes()
-        return data.split(b"\0", 1)[0].decode("utf-8", "replace")
+        return read_text(self._whole, _SAID, HEAD - _SAID)
 
 
 def slots_of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> int:

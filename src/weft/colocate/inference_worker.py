@@ -6,22 +6,19 @@ told to and all results are written, when an inference cannot be read or written
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from weft.colocate.inference_files import InputReader, TensorSpec, write_results
 from weft.colocate.inference_ring import READING, WRITING, Ring
 from weft.colocate.job import JobError
+from weft.colocate.told_process import task_of
 from weft.errors import WeftError
-from weft.kernels.dataclass_json import from_json, to_json
 
 MOST_READERS = 6
 """Threads: a core checks and copies about a gigabyte a second."""
@@ -47,11 +44,6 @@ class Task:
     """Behind the last; 0: there is none."""
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-
-
-def line_of(task: Task) -> bytes:
-    """As the process reads it."""
-    return json.dumps(to_json(task)).encode() + b"\n"
 
 
 def work(task: Task, ring: Ring, *, nap: Callable[[], bool], readers: int = 1) -> None:
@@ -99,8 +91,7 @@ def work(task: Task, ring: Ring, *, nap: Callable[[], bool], readers: int = 1) -
 
 def main(lines: Sequence[bytes] | None = None) -> None:
     """Read the task, and work."""
-    data: Mapping[str, Any] = json.loads(lines[0] if lines else sys.stdin.buffer.readline())
-    task = from_json(Task, data)
+    task = task_of(Task, lines)
     parent = os.getppid()
     ring = Ring(task.inputs, task.outputs if task.results else (), task.fd)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from typing import final
 from weft.colocate.job import JobError, digest
 from weft.colocate.process_supervisor import STOP_S
 from weft.colocate.process_words import BYTES, FREE, Confinement, ProcessTask, Words
-from weft.colocate.process_worker import line_of
+from weft.colocate.told_process import ended, started
 from weft.device.nameless import nameless
 from weft.errors import ArtifactError, DeviceError
 from weft.kernels.scheduling import JobProgress, JobSpec
@@ -84,7 +83,7 @@ class ProcessJob:
             )  # fmt: skip
             for name in ("units", "saved"):
                 self._words.say(name, first)
-            self._process = _started(command, task)
+            self._process = started(command, task, fd, "a job's process")
         self._looked, self._gone = 0.0, False
         held.callback(self._close)
         self._await(lambda: self.is_ready or self.is_done(), start_s, "is not ready")
@@ -238,12 +237,8 @@ class ProcessJob:
         """
         failure = self.failure
         self._words.say("stop", 1)
-        try:
-            self._process.wait(STOP_S + 5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            raise DeviceError(problem=f"{self.name}: its process does not end") from None
+        if not ended(self._process, STOP_S + 5.0):
+            raise DeviceError(problem=f"{self.name}: its process does not end")
         if failure or (failure := self._words.told() if self._words.word("failed") else ""):
             raise self._failed(failure)
         if self._words.word("unsaved"):
@@ -286,24 +281,4 @@ class ProcessJob:
 
     def _close(self) -> None:
         self._words.say("stop", 1)
-        try:
-            self._process.wait(STOP_S + 5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-def _started(command: Sequence[str], task: ProcessTask) -> subprocess.Popen[bytes]:
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    try:
-        process = subprocess.Popen(  # a session of its own: Ctrl-C ends the run, which then tells this to end
-            list(command), stdin=subprocess.PIPE, env=environment, pass_fds=(task.fd,), start_new_session=True
-        )
-    except OSError as error:
-        raise DeviceError(problem=f"a job's process cannot be started: {error}") from None
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):  # it has ended: that is told where it is waited for
-        process.stdin.write(line_of(task))
-        process.stdin.close()
-    return process
+        ended(self._process, STOP_S + 5.0)

@@ -6,20 +6,18 @@ was told to stop, when a life after the other dies without a unit, or with the p
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import final
 
 from weft.colocate.process_words import ProcessTask, Words
-from weft.colocate.process_worker import RAISED, line_of
-from weft.kernels.dataclass_json import from_json
+from weft.colocate.process_worker import RAISED
+from weft.colocate.told_process import task_of, tell
 
 COMMAND = (sys.executable, "-m", "weft.colocate.process_worker")
 LOOK_S = 0.002
@@ -62,10 +60,7 @@ class Supervisor:
         process = subprocess.Popen(list(self._command), stdin=subprocess.PIPE, pass_fds=(task.fd,))
         words.say("pid", process.pid)
         words.say("alive", 1)
-        assert process.stdin is not None  # a pipe
-        with contextlib.suppress(OSError):  # it has ended already
-            process.stdin.write(line_of(task))
-            process.stdin.close()
+        tell(process, task)
         try:
             return self._watched(process, life)
         finally:
@@ -106,8 +101,7 @@ def _status(status: int) -> str:
 
 def main(lines: Sequence[bytes] | None = None) -> None:
     """Read the task, and start the process."""
-    data: Mapping[str, Any] = json.loads(lines[0] if lines else sys.stdin.buffer.readline())
-    task = from_json(ProcessTask, data)
+    task = task_of(ProcessTask, lines)
     words = Words(task.fd)
     try:
         Supervisor(task, words).run()

@@ -13,6 +13,8 @@ from typing import final
 
 import numpy as np
 
+from weft.device.nameless import read_text, write_text
+
 FREE = 1 << 62
 """Granted: as many segments as there are."""
 WHOLE = 256
@@ -20,7 +22,7 @@ WHOLE = 256
 BYTES = 8192
 _SAID, _UNSAVED = 2048, 4096
 """Where texts lie."""
-_LONGEST = 2000
+_ROOM = 2001
 _WORDS = (
     # of the thread that launches queries
     "granted", "part", "duty", "measure", "stop", "kill",
@@ -71,16 +73,11 @@ class Words:
 
     def tell(self, text: str, *, unsaved: bool = False) -> None:
         """Why it failed, or could not be saved; cut to what has room."""
-        at = _UNSAVED if unsaved else _SAID
-        data = text.encode()[:_LONGEST]
-        self._whole[at : at + len(data)] = np.frombuffer(data, np.uint8)
-        self._whole[at + len(data)] = 0
+        write_text(self._whole, _UNSAVED if unsaved else _SAID, _ROOM, text)
 
     def told(self, *, unsaved: bool = False) -> str:
         """What was told last; empty: nothing was."""
-        at = _UNSAVED if unsaved else _SAID
-        data: bytes = self._whole[at : at + _LONGEST + 1].tobytes()
-        return data.split(b"\0", 1)[0].decode("utf-8", "replace")
+        return read_text(self._whole, _UNSAVED if unsaved else _SAID, _ROOM)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,12 @@ import contextlib
 import ctypes
 import importlib.util
 import inspect
-import json
 import os
 import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -30,8 +29,8 @@ from typing import Any, Protocol, cast, final
 
 from weft.colocate.job import JobError, save_progress
 from weft.colocate.process_words import WHOLE, ProcessTask, Words, state_file
+from weft.colocate.told_process import task_of
 from weft.errors import ArtifactError, DeviceError, WeftError
-from weft.kernels.dataclass_json import from_json, to_json
 from weft.kernels.scheduling import JobProgress
 
 NAP_S, LONG_NAP_S = 20e-6, 1e-3
@@ -338,8 +337,7 @@ def work(task: ProcessTask, words: Words) -> None:
 
 def main(lines: Sequence[bytes] | None = None) -> int:
     """Read the task, and work; the exit status."""
-    data: Mapping[str, Any] = json.loads(lines[0] if lines else sys.stdin.buffer.readline())
-    task = from_json(ProcessTask, data)
+    task = task_of(ProcessTask, lines)
     words = Words(task.fd)
     os.dup2(2, 1)  # what the function prints is no output of the command
     with contextlib.suppress(OSError, AttributeError):
@@ -352,11 +350,6 @@ def main(lines: Sequence[bytes] | None = None) -> int:
         words.say("raised", task.life)
         return RAISED
     return 0
-
-
-def line_of(task: ProcessTask) -> bytes:
-    """As the processes read it."""
-    return json.dumps(to_json(task)).encode() + b"\n"
 
 
 def _remove(path: Path) -> None:
