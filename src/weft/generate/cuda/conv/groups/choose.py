@@ -13,7 +13,6 @@ from functools import lru_cache
 
 from weft.costmodel.constants import Halo
 from weft.costmodel.profile import costs_of
-from weft.costmodel.roofline import gap_us
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.conv.groups.kernel import (
     MOST_STEPS,
@@ -24,7 +23,7 @@ from weft.generate.cuda.conv.groups.kernel import (
     refuse,
     window,
 )
-from weft.generate.cuda.conv.halo.choose import End, end_of, sides
+from weft.generate.cuda.conv.halo.choose import End, end_cycles, end_of, in_waves, sides
 from weft.generate.cuda.conv.halo.kernel import Window
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.product import Product
@@ -153,25 +152,12 @@ def cycles(g: Geometry, facts: GpuFacts, end: End) -> float:
     """Modelled cycles in a chain of kernels; infinite where it does not fit."""
     c = costs_of(facts).halo
     w, s = g.w, g.s
-    shared = g.shared + 1024
-    if shared > facts.shared_per_block:
-        return math.inf
-    by_registers = facts.registers_per_sm // (min(255, -(-registers(g) // 8) * 8) * g.threads)
-    resident = min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // g.threads, facts.blocks_per_sm)
-    if not resident:
-        return math.inf
-    room = facts.sms
-    if s.cluster:
-        room = max(s.split, int(c.clustered[s.split] * room) // s.split * s.split)
-    busiest = -(-g.ctas // room)
-    waves = -(-busiest // resident)
-    active = -(-busiest // waves)
-    inside = waves * (
-        _body(g, active, c) + _end(g, active, end, c) + (c.alone if 2 * shared > facts.shared_per_sm else 0.0)
-    )
+
+    def inside(active: int) -> float:
+        return _body(g, active, c) + end_cycles(s, end, active, c, g.threads, g.bm * g.bn, s.th * s.tw * g.bn)
+
     weights = w.groups * w.oc * w.ic * math.prod(w.kernel) * 2
-    outside = weights / (facts.bandwidth_at(max(weights, 1)) / facts.clock_ghz)
-    return gap_us(facts) * facts.clock_ghz * 1e3 + c.launch + c.block * busiest + max(inside, outside)
+    return in_waves(s, facts, g.threads, registers(g), g.shared + 1024, g.ctas, weights, inside)
 
 
 def _body(g: Geometry, active: int, c: Halo) -> float:
@@ -194,19 +180,3 @@ def _body(g: Geometry, active: int, c: Halo) -> float:
         return active * (field + g.deepest * weights) + g.deepest * compute
     first = active * (field + s.stages * weights)
     return first + c.turn * max(active * weights, compute, c.latency / s.stages) * g.deepest
-
-
-def _end(g: Geometry, active: int, end: End, c: Halo) -> float:
-    """Cycles from the last step to the last result of so many CTAs that share a multiprocessor."""
-    s = g.s
-    tile, finished = g.bm * g.bn, s.th * s.tw * g.bn
-    stores = tile * s.wk * 8 / 128 + finished * 2.0 * (1 + end.operands) / c.stored
-    stores += finished * c.single if end.single else 0.0
-    slots = c.result_slots + c.plain_slots * end.plain + c.special_slots * end.special + c.clipped_slots * end.clipped
-    each = c.result + c.plain * end.plain + c.special * end.special + c.clipped * end.clipped
-    each += c.exact * end.exact + c.operand * end.operands
-    found = c.end + finished / g.threads * each + active * (stores + finished / 128 * slots)
-    if s.split > 1:
-        meeting = c.cluster if s.cluster else c.meeting + tile * 4.0 * s.split / 64
-        found += meeting + tile * 4.0 / c.exchange + c.rank * s.split
-    return found

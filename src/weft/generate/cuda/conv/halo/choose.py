@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from weft.costmodel.constants import Halo
 from weft.costmodel.profile import costs_of
@@ -164,29 +165,70 @@ def registers(g: Geometry) -> int:
     return s.wm * s.wn // 32 + (s.wm + s.wn) // 2 + 20
 
 
+class Divided(Protocol):
+    """How sums are divided between warps and CTAs."""
+
+    @property
+    def wk(self) -> int:
+        """Warps that share a sum."""
+        ...
+
+    @property
+    def split(self) -> int:
+        """CTAs that share one."""
+        ...
+
+    @property
+    def cluster(self) -> bool:
+        """Whether these are a cluster."""
+        ...
+
+
 def cycles(g: Geometry, facts: GpuFacts, end: End) -> float:
     """Modelled cycles in a chain of kernels; infinite where it does not fit."""
     c = costs_of(facts).halo
     w, s = g.w, g.s
-    shared = g.shared + 1024
+
+    def inside(active: int) -> float:
+        finished = s.th * s.tw * min(s.bn, w.oc)
+        return _body(g, active, c) + end_cycles(s, end, active, c, g.threads, g.bm * s.bn, finished, w.halves)
+
+    weights = g.columns * g.taps * w.ic * w.groups * 2 * w.halves
+    return in_waves(s, facts, g.threads, registers(g), g.shared + 1024, work(g)[0], weights, inside)
+
+
+def in_waves(
+    s: Divided, facts: GpuFacts, threads: int, registers: int, shared: int, ctas: int, weights: int,
+    inside: Callable[[int], float],
+) -> float:  # fmt: skip
+    """Modelled cycles of a grid in a chain of kernels; infinite where no CTA fits.
+
+    Args:
+        s: how sums are divided.
+        facts: the GPU.
+        threads: of a CTA.
+        registers: of a thread, about.
+        shared: bytes of a CTA, with what the system takes.
+        ctas: of the grid.
+        weights: bytes that are read from memory.
+        inside: cycles of so many CTAs that share a multiprocessor.
+    """
+    c = costs_of(facts).halo
     if shared > facts.shared_per_block:
         return math.inf
-    by_registers = facts.registers_per_sm // (min(255, -(-registers(g) // 8) * 8) * g.threads)
-    resident = min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // g.threads, facts.blocks_per_sm)
+    by_registers = facts.registers_per_sm // (min(255, -(-registers // 8) * 8) * threads)
+    resident = min(facts.shared_per_sm // shared, by_registers, facts.threads_per_sm // threads, facts.blocks_per_sm)
     if not resident:
         return math.inf
     room = facts.sms
     if s.cluster:
         room = max(s.split, int(c.clustered[s.split] * room) // s.split * s.split)
-    busiest = -(-work(g)[0] // room)
+    busiest = -(-ctas // room)
     waves = -(-busiest // resident)
     active = -(-busiest // waves)
-    inside = waves * (
-        _body(g, active, c) + _end(g, active, end, c) + (c.alone if 2 * shared > facts.shared_per_sm else 0.0)
-    )
-    weights = g.columns * g.taps * w.ic * w.groups * 2 * w.halves
+    within = waves * (inside(active) + (c.alone if 2 * shared > facts.shared_per_sm else 0.0))
     outside = weights / (facts.bandwidth_at(max(weights, 1)) / facts.clock_ghz)
-    return gap_us(facts) * facts.clock_ghz * 1e3 + c.launch + c.block * busiest + max(inside, outside)
+    return gap_us(facts) * facts.clock_ghz * 1e3 + c.launch + c.block * busiest + max(within, outside)
 
 
 def _body(g: Geometry, active: int, c: Halo) -> float:
@@ -213,16 +255,19 @@ def _body(g: Geometry, active: int, c: Halo) -> float:
     return load * s.stages + c.turn * max(load, compute, c.latency / s.stages) * g.deepest
 
 
-def _end(g: Geometry, active: int, end: End, c: Halo) -> float:
-    """Cycles from the last step to the last result of so many blocks that share a multiprocessor."""
-    w, s = g.w, g.s
-    tile, finished = g.bm * s.bn, s.th * s.tw * min(s.bn, w.oc)
-    stores = tile * s.wk * 8 / 128 + finished * 2.0 * w.halves * (1 + end.operands) / c.stored
+def end_cycles(
+    s: Divided, end: End, active: int, c: Halo, threads: int, tile: int, finished: int, halves: int = 1
+) -> float:
+    """Cycles from the last step to the last result of so many CTAs that share a multiprocessor.
+
+    `tile`: sums of a CTA; `finished`: its results; `halves`: of 16 bits, in one of them.
+    """
+    stores = tile * s.wk * 8 / 128 + finished * 2.0 * halves * (1 + end.operands) / c.stored
     stores += finished * c.single if end.single else 0.0
     slots = c.result_slots + c.plain_slots * end.plain + c.special_slots * end.special + c.clipped_slots * end.clipped
     each = c.result + c.plain * end.plain + c.special * end.special + c.clipped * end.clipped
     each += c.exact * end.exact + c.operand * end.operands
-    found = c.end + finished / g.threads * each + active * (stores + finished / 128 * slots)
+    found = c.end + finished / threads * each + active * (stores + finished / 128 * slots)
     if s.split > 1:
         meeting = c.cluster if s.cluster else c.meeting + tile * 4.0 * s.split / 64
         found += meeting + tile * 4.0 / c.exchange + c.rank * s.split
