@@ -172,9 +172,7 @@ class Geometry:
     @property
     def field(self) -> tuple[int, int]:
         """Rows and columns of the image that a CTA reads."""
-        w, s = self.w, self.s
-        high = (s.th - 1) * w.strides[0] + (w.kernel[0] - 1) * w.dilations[0] + 1
-        return high, (s.tw - 1) * w.strides[1] + (w.kernel[1] - 1) * w.dilations[1] + 1
+        return self.w.field(self.s.th, self.s.tw)
 
     @property
     def pieces(self) -> int:
@@ -214,7 +212,7 @@ class Geometry:
     @property
     def tiles(self) -> tuple[int, int]:
         """Rows and columns of tiles of an image."""
-        return -(-self.w.rows // self.s.th), -(-self.w.cols // self.s.tw)
+        return self.w.tiles(self.s.th, self.s.tw)
 
     @property
     def stages_end(self) -> int:
@@ -248,9 +246,7 @@ class Geometry:
 
     def tap(self, at: int) -> int:
         """Bytes from a pixel's place in the field to that of a tap of a k-block."""
-        ky, kx = divmod(at, self.w.kernel[1])
-        x, s = kx * self.w.dilations[1], self.w.strides[1]
-        return ky * self.w.dilations[0] * self.row_bytes + (x % s * self.half + x // s) * self.pitch
+        return self.w.tap(*divmod(at, self.w.kernel[1]), self.half, self.pitch)
 
 
 def refuse(g: Geometry) -> Declined | None:

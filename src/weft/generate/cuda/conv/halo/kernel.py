@@ -84,6 +84,23 @@ class Window:
     outside: bool = False
     """Tiles may begin in front of the first row or column."""
 
+    def field(self, th: int, tw: int) -> tuple[int, int]:
+        """Rows and columns of the image that so many rows and columns of results read."""
+        high = (th - 1) * self.strides[0] + (self.kernel[0] - 1) * self.dilations[0] + 1
+        return high, (tw - 1) * self.strides[1] + (self.kernel[1] - 1) * self.dilations[1] + 1
+
+    def tiles(self, th: int, tw: int) -> tuple[int, int]:
+        """Rows and columns of such tiles of an image."""
+        return -(-self.rows // th), -(-self.cols // tw)
+
+    def tap(self, ky: int, kx: int, half: int, pitch: int) -> int:
+        """Bytes from a pixel's place in a field to that of a tap.
+
+        `half` columns of one remainder by the stride lie side by side, `pitch` bytes from one to the next.
+        """
+        x, s = kx * self.dilations[1], self.strides[1]
+        return ky * self.dilations[0] * half * s * pitch + (x % s * half + x // s) * pitch
+
 
 def window(p: Product) -> Window | Declined:
     """The convolution that a product is, if the template takes it."""
@@ -147,9 +164,7 @@ class Geometry:
     @property
     def field(self) -> tuple[int, int]:
         """Rows and columns of the image that a tile reads."""
-        w, s = self.w, self.s
-        high = (s.th - 1) * w.strides[0] + (w.kernel[0] - 1) * w.dilations[0] + 1
-        return high, (s.tw - 1) * w.strides[1] + (w.kernel[1] - 1) * w.dilations[1] + 1
+        return self.w.field(self.s.th, self.s.tw)
 
     @property
     def half(self) -> int:
@@ -184,7 +199,7 @@ class Geometry:
     @property
     def tiles(self) -> tuple[int, int]:
         """Rows and columns of tiles of an image."""
-        return -(-self.w.rows // self.s.th), -(-self.w.cols // self.s.tw)
+        return self.w.tiles(self.s.th, self.s.tw)
 
     @property
     def deepest(self) -> int:
@@ -206,9 +221,7 @@ class Geometry:
 
     def tap(self, ky: int, kx: int) -> int:
         """Bytes from a pixel's place in the field to that of a tap."""
-        x = kx * self.w.dilations[1]
-        s = self.w.strides[1]
-        return ky * self.w.dilations[0] * self.row_bytes + (x % s * self.half + x // s) * self.pitch
+        return self.w.tap(ky, kx, self.half, self.pitch)
 
 
 def refuse(g: Geometry) -> Declined | None:
