@@ -14,6 +14,8 @@ from weft.fission.quantize import quantize_linear
 from weft.fission.sdpa import sdpa
 from weft.generate.cuda.attention import shapes as attention_shapes
 from weft.generate.cuda.attention import tma_shapes as attention_tma_shapes
+from weft.generate.cuda.conv.groups.kernel import GroupConfig
+from weft.generate.cuda.conv.squeeze_excite.kernel import SqueezeConfig
 from weft.generate.cuda.conv.stacked import kernel as stacked
 from weft.generate.cuda.gemm.grouped import kernel as grouped
 from weft.generate.cuda.gemm.grouped import tma as grouped_tma
@@ -354,6 +356,62 @@ def images() -> Mapping[str, Case]:
     }  # fmt: skip
 
 
+# ---- convolutions in groups, squeeze-excite, scans
+
+
+def in_groups(channels: int, groups: int, size: int, kernel: int) -> Problem:
+    """relu(convolution of as many groups + bias), channels last."""
+    b = GraphBuilder()
+    x = b.input(TensorType(F16, (1, channels, size, size)))
+    w = b.input(TensorType(F16, (channels, channels // groups, kernel, kernel)), is_weight=True)
+    border = (kernel // 2, kernel // 2)
+    y = b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((1, 1), border, border, (1, 1), groups))
+    y = b.apply(Prim.ADD, y, b.reshape(b.input(TensorType(F16, (channels,)), is_weight=True), (channels, 1, 1)))
+    return posed(b, relu(b, y), LAST, ROW, ROW, LAST)
+
+
+def squeezed(n: int, channels: int, hidden: int) -> Problem:
+    """x * sigmoid(W2 relu(W1 mean(x) + b1) + b2) of images of 5 x 6."""
+    b = GraphBuilder()
+    x = b.input(TensorType(F16, (n, channels, 5, 6)))
+    total = b.add(Prim.REDUCE_SUM, b.cast(x, F32), attrs=a.ReduceAttrs((2, 3)))
+    y = b.cast(b.apply(Prim.MUL, total, 1 / 30), F16)
+    for i, (out, depth) in enumerate(((hidden, channels), (channels, hidden))):
+        w = b.input(TensorType(F16, (out, depth, 1, 1)), is_weight=True)
+        y = b.add(Prim.CONV, y, w, attrs=a.ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1), 1))
+        y = b.apply(Prim.ADD, y, b.reshape(b.input(TensorType(F16, (out,)), is_weight=True), (1, out, 1, 1)))
+        y = y if i else relu(b, y)
+    e = b.apply(Prim.EXP, b.apply(Prim.NEG, b.cast(y, F32)))
+    gate = b.cast(b.apply(Prim.DIV, 1.0, b.apply(Prim.ADD, e, 1.0)), F16)
+    graph = b.build([b.apply(Prim.MUL, x, gate)])
+    return Problem(graph, str(graph), (LAST, *[ROW] * 4), (LAST,))
+
+
+def summed(shape: tuple[int, int], kind: a.ScanKind) -> Problem:
+    """A scan of the last axis."""
+    b = GraphBuilder()
+    xs = [b.input(TensorType(F32, shape)) for _ in range(1 + (kind == "linear"))]
+    return rows(b, b.add(Prim.SCAN, *xs, attrs=a.ScanAttrs(1, kind)))
+
+
+def channelwise() -> Mapping[str, Case]:
+    """Groups of channels by fragments, by rings of taps, split; squeeze-excite alone and in clusters; scans of rows."""
+    group = GroupConfig(4, 5, 1, 16, 24, 1, 9, 1, 1, cluster=False)
+    return {
+        "groups of channels": (in_groups(72, 3, 9, 3), group.schedule()),
+        "groups of channels, split over a cluster": (
+            in_groups(128, 2, 7, 3), GroupConfig(7, 7, 1, 64, 32, 2, 3, 2, 2, cluster=True).schedule(),
+        ),
+        "groups of channels, split": (
+            in_groups(48, 2, 8, 5), GroupConfig(4, 8, 2, 32, 24, 1, 5, 3, 2, cluster=False).schedule(),
+        ),
+        "squeeze-excite": (squeezed(2, 48, 8), SqueezeConfig(1, 256, keep=True).schedule()),
+        "squeeze-excite, cluster": (squeezed(1, 72, 9), SqueezeConfig(4, 256, keep=False).schedule()),
+        "scan of rows": (summed((5, 700), "linear"), None),
+        "scan of columns": (summed((70, 37), "sum"), None),
+    }  # fmt: skip
+
+
 def fused() -> Mapping[str, Case]:
     """Problems by label; without a schedule the generator's own first ones of every kind are launched."""
-    return {**groups(), **one_product(), **layers(), **attentions(), **images()}
+    return {**groups(), **one_product(), **layers(), **attentions(), **images(), **channelwise()}

@@ -49,8 +49,8 @@ some program's own line about Invalid planted
 ENTRIES = {"one": ["k0123456789abcdef"], "two": ["k9999999999999999", "k9999999999999999_1"], PLANTED: ["planted"]}
 
 
-TEMPLATES = {*NAMED, "pools"} - {"group_conv", "squeeze_excite"}  # these have no case under the sanitizer yet
-"""All that there are: those of the table, and that of loops."""
+TEMPLATES = {*NAMED, "pools", "scan"}
+"""All that there are: those of the table, and those of loops."""
 
 
 def test_reports_find_their_kernels() -> None:
