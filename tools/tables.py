@@ -511,6 +511,55 @@ def zoo() -> str:
     return "\n\n".join(filter(None, (markdown(head, rows, (0, 1)), "\n".join(odd), "\n\n".join(notes))))
 
 
+def classes(folder: str) -> str:
+    """Classes of networks against their peers on a device."""
+    lines = records(folder, "classes")
+    cases = good(lines)
+    if not cases:
+        device = "" if folder == "cpu" else " --device cuda"
+        return f"_not measured yet: `python -m benchmarks.classes{device}`_"
+    rows = []
+    for c in cases:
+        peers = dict(c["peers_ms"])
+        kept = f"{c['speedup_best']:.2f}" if c["speedup_best"] >= 1 else f"**{c['speedup_best']:.2f}**"
+        refused = ", ".join(f"{name}: {why}" for name, why in dict(c["failed_peers"]).items()).replace("|", "/")
+        rows.append(
+            [str(c["class"]), f"`{c['case']}`", "yes" if c["tuned"] else "no", f"{c['weft_ms']:.3f}",
+             f"{peers[c['best_peer']]:.3f} ({c['best_peer']})" if c["best_peer"] else "", kept, str(c["kernels"]),
+             str(c["plan"]), f"{c['tuning_s']:.0f} s", str(c.get("commit", "")), refused]
+        )  # fmt: skip
+    for name, of in (("all", cases), ("not looked at", [c for c in cases if not c["tuned"]])):
+        ratios = [float(c["speedup_best"]) for c in of if c["speedup_best"]]
+        rows.append(
+            [f"geometric mean, {name}", *[""] * 4, f"**{geometric_mean(ratios):.2f}**" if ratios else ""] + [""] * 5
+        )
+    head = ["class", "case", "looked at", "Weft ms", "best peer", "× best peer", "kernels", "plan", "tuning", "commit",
+            "peers that failed"]  # fmt: skip
+    rows += failed(lines, len(head))
+    note = f"{lines[0]['device']}, {lines[0]['threads']} threads, torch {lines[0]['torch']}; `{lines[0]['command']}`"
+    return markdown(head, rows, (0, 1)) + "\n\n" + note
+
+
+def classes_search(folder: str) -> str:
+    """What searches of some seconds find, over what the longest finds."""
+    lines = records(folder, "classes-search")
+    cases = good(lines)
+    if not cases:
+        device = "" if folder == "cpu" else " --device cuda"
+        return f"_not measured yet: `python -m benchmarks.classes{device} --search 5,10,15,30,60`_"
+    seconds = list(dict.fromkeys(s for c in cases for s in dict(c["over_last"])))
+    rows = [
+        [str(c["class"]), f"`{c['case']}`", *(f"{dict(c['over_last']).get(s, math.nan):.2f}" for s in seconds)]
+        for c in cases
+    ]
+    means = [[float(x) for c in cases if (x := dict(c["over_last"]).get(s))] for s in seconds]
+    rows.append(["geometric mean", "", *(f"**{geometric_mean(x):.2f}**" for x in means)])
+    head = ["class", "case", *(f"{s} s" for s in seconds)]
+    rows += failed(lines, len(head))
+    note = f"{lines[0]['device']}, {lines[0]['threads']} threads, torch {lines[0]['torch']}; `{lines[0]['command']}`"
+    return markdown(head, rows, (0, 1)) + "\n\n" + note
+
+
 def latency_critical() -> str:
     """The steps of plans that best-effort jobs are fused with, and the fastest kernel of each among those measured."""
     data = json.loads((ROOT / "benchmarks" / "data" / "nvidia-h200" / "latency-critical.json").read_text())
@@ -542,6 +591,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "budgets": budgets,
     "library-plans": library_plans,
     "zoo": zoo,
+    "classes": partial(classes, "cpu"),
+    "classes-search": partial(classes_search, "cpu"),
+    "classes-gpu": partial(classes, "nvidia-h200"),
+    "classes-search-gpu": partial(classes_search, "nvidia-h200"),
     "latency-critical": latency_critical,
     **record_tables.TABLES,
     **co_runner_tables.TABLES,

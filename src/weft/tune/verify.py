@@ -503,7 +503,7 @@ def _choose_domain(
         if isinstance(precise, Declined):
             return domain, inputs, precise
         floats = [x for x in precise.outputs if x.is_floating_point() and x.numel()]
-        share = min((float(torch.isfinite(x).double().mean()) for x in floats), default=1.0)
+        share = min((_finite_share(x) for x in floats), default=1.0)
         if best is None or share > best[0]:
             best = (share, domain, inputs, precise)
         if share >= 0.9:
@@ -511,6 +511,11 @@ def _choose_domain(
     if best is None:
         raise AssertionError("Domain has members")
     return best[1:]
+
+
+def _finite_share(x: torch.Tensor) -> float:
+    """Of the elements of a tensor that has some."""
+    return 1.0 if all_finite(x) else int(torch.count_nonzero(torch.isfinite(x))) / x.numel()
 
 
 def _case(
