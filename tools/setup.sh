@@ -36,4 +36,14 @@ if [ ! -x .venv-client/bin/python ] || ! .venv-client/bin/python -c 'import trit
     .venv-client/bin/python -m pip --disable-pip-version-check --quiet install "tritonclient[http,grpc]==2.73.0" ||
     echo "setup: tritonclient could not be installed; its test will be skipped" >&2
 fi
+# the report's tests click through it in a browser; elsewhere than in CI nothing is installed outside this folder
+if ! command -v chromium >/dev/null && ! command -v chromium-browser >/dev/null && ! command -v google-chrome >/dev/null; then
+  if [ -n "${CI:-}" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "setup: installing Chromium for the tests of the report"
+    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; } >/dev/null 2>&1 ||
+      echo "setup: Chromium could not be installed; the tests of the report in a browser will be skipped" >&2
+  else
+    echo "setup: no Chromium found; the tests of the report in a browser will be skipped (on Debian: apt install chromium)" >&2
+  fi
+fi
 touch .venv/ready

@@ -446,6 +446,12 @@ def test_report(run: Weft, saved: Path, tmp_path: Path) -> None:
     done = run("report", saved, "-o", tmp_path / "r.html", "--format", "json")
     assert done.code == 0 and done.data == {"report": str(tmp_path / "r.html")}
     assert (tmp_path / "r.html").read_text() == Path(str(saved) + ".html").read_text()
+    done = run("report", saved, "-o", tmp_path / "two.html", "--beside", saved)
+    assert done.code == 0 and 'id="beside"' in (tmp_path / "two.html").read_text()
+    done = run("report", saved, "-o", tmp_path / "three.html", "--beside", tmp_path / "none.weft")
+    assert (
+        done.code == 3 and "[W401]" in done.err and "none.weft" in done.err and not (tmp_path / "three.html").exists()
+    )
 
 
 # ---------------------------------------------------------------- doctor, db

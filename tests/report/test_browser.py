@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from tests.report.records import HOSTILE, make_record
+from tests.report.test_folding import layered
 
+from weft.kernels.pretty import pretty
 from weft.kernels.record import CompileRecord
 from weft.report import render
 
@@ -78,7 +80,7 @@ def test_a_row_shows_its_kernel(opened: Callable[[CompileRecord], Opened]) -> No
     page.get_by_role("button", name="kernel 3: details").click()
     panel = page.locator("#panel")
     assert panel.locator("h3").inner_text() == "Kernel 3"
-    assert panel.locator("pre").text_content() == record.steps[3].source
+    assert panel.locator("pre").text_content() == pretty(record.steps[3].source)
     text = panel.inner_text()
     assert "5 kernels were measured" in text and "10.0 % more" in text and "slower than its parts" in text
     assert page.locator("#kernel-table tr[aria-current]").count() == 1
@@ -188,3 +190,87 @@ def test_five_thousand_primitives_are_usable(opened: Callable[[CompileRecord], O
     box = page.locator("#boxes .box").nth(4000)
     box.dispatch_event("click")
     assert page.locator("#panel h3").inner_text().startswith("Kernel ")
+
+
+def test_equal_kernels_are_one_row_and_one_box(opened: Callable[[CompileRecord], Opened]) -> None:
+    record = layered(4, 12, 66, 4)
+    page = opened(record).page
+    assert page.locator("#view").input_value() == "folded" and page.locator("#boxes .box").count() == 20
+    page.locator("#fold").check()
+    assert (
+        page.locator("#kernel-table tbody tr").count() == 20
+        and page.locator("#count").inner_text() == "800 kernels in 20 rows"
+    )
+    row = page.get_by_role("button", name="66 kernels like 4: details")
+    row.click()
+    assert page.locator("#panel h3").inner_text() == "Kernel 4"
+    row.click()
+    assert page.locator("#panel h3").inner_text() == "Kernel 16", "each click shows the next of them"
+    assert page.locator("#kernel-table tr[aria-current]").count() == 1
+    assert page.locator("#boxes .sel").count() == 1
+    cost = sum(s.cost_us for s in record.steps[4:796:12])
+    shown = page.locator("#kernel-table tr[aria-current] td:nth-child(2)").inner_text()
+    assert shown == f"{cost / 1e3:.3f} ms"
+    page.locator("#fold").uncheck()
+    assert page.locator("#kernel-table tbody tr").count() == 800
+    page.locator("#view").select_option("kernels")
+    assert page.locator("#boxes .box").count() == 800
+
+
+def test_a_filter_marks_the_graph(opened: Callable[[CompileRecord], Opened]) -> None:
+    page = opened(layered(4, 12, 66, 4)).page
+    page.locator("#filter").fill("tma(11)")
+    assert (
+        page.locator("#boxes .box:not(.off)").count() == 1
+        and page.locator("#count").inner_text() == "66 of 800 kernels"
+    )
+    box, canvas = page.locator("#boxes .box:not(.off)").bounding_box(), page.locator("#canvas").bounding_box()
+    assert canvas["y"] <= box["y"] <= canvas["y"] + canvas["height"], "what was found is in sight"
+    page.locator("#view").select_option("kernels")
+    assert page.locator("#boxes .box:not(.off)").count() == 66
+    page.locator("#filter").fill("")
+    assert page.locator("#boxes .box.off").count() == 0
+
+
+def test_the_overview_moves_the_graph(opened: Callable[[CompileRecord], Opened]) -> None:
+    page = opened(layered(4, 12, 66, 4)).page
+    page.locator("#view").select_option("kernels")
+    overview = page.locator("#overview")
+    overview.scroll_into_view_if_needed()
+    place = overview.bounding_box()
+    before = page.locator("#world").get_attribute("transform")
+    page.mouse.click(place["x"] + place["width"] / 2, place["y"] + place["height"] * 0.9)
+    assert page.locator("#world").get_attribute("transform") != before
+    last, canvas = page.locator("#boxes .box").nth(720).bounding_box(), page.locator("#canvas").bounding_box()
+    assert abs(last["y"] - canvas["y"] - canvas["height"] / 2) < canvas["height"], "nine tenths of the way down"
+    page.locator("#zoom-fit").click()
+    assert overview.is_hidden(), "all is in sight"
+
+
+def test_the_table_is_one_stop_of_the_keyboard(opened: Callable[[CompileRecord], Opened]) -> None:
+    page = opened(layered(4, 12, 66, 4)).page
+    rows = "#kernel-table tbody button"
+    assert page.locator(f"{rows}[tabindex='0']").count() == 1 and page.locator(rows).count() == 800
+    page.locator(f"{rows}[tabindex='0']").focus()
+    order = _column(page, 1)
+    for key, at in (("Home", 0), ("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1), ("End", 799), ("ArrowDown", 799)):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.textContent") == order[at], key
+    page.keyboard.press("Enter")
+    assert page.locator("#panel h3").inner_text() == f"Kernel {order[799]}"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('#kernel-table')") is None, "Tab leaves the table"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_column_can_be_reached(width: int, opened: Callable[[CompileRecord], Opened]) -> None:
+    page = opened(layered(2, 3, 4, 2)).page
+    page.set_viewport_size({"width": width, "height": 844})
+    box = page.locator("#kernels .tall")
+    box.focus()
+    box.evaluate("e => { e.scrollLeft = e.scrollWidth }")
+    last, frame = page.locator("#kernel-table thead th").last.bounding_box(), box.bounding_box()
+    assert last["x"] + last["width"] <= frame["x"] + frame["width"] + 2
+    first = page.locator("#kernel-table tbody td").first.bounding_box()
+    assert abs(first["x"] - frame["x"]) <= 2, "the kernel's number stays"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page itself does not scroll sideways"

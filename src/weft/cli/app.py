@@ -569,6 +569,9 @@ def _matches(text: str, position: int, nodes: tuple[int, ...], operators: tuple[
 def report(
     plan: Annotated[Path, typer.Argument(help="saved plan or its .record.json")],
     output: Annotated[Path, typer.Option("-o", "--output", help="HTML file")] = Path("report.html"),
+    beside: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="another plan of the model, to be compared kernel by kernel")
+    ] = None,
     format: FormOption = "text",
 ) -> None:
     """Write the HTML report of a saved plan: one offline file.
@@ -580,9 +583,9 @@ def report(
     from weft.tune.store import Database
 
     screen = Screen(format)
-    record = _record(plan)
+    record, other = _record(plan), _record(beside) if beside is not None else None
     with Database.open(Options.from_environment(os.environ).cache) as database:
-        page = render(record, *of_record(database, record))
+        page = render(record, *of_record(database, record), beside=other)
     with writing(output):
         output.write_text(page, encoding="utf-8")
     if screen.json:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from weft.generate.written import written_in
 from weft.kernels.pretty import pretty
 from weft.kernels.record import CompileRecord, NodeRecord, StepRecord
+from weft.report.folding import equal, key_of, shown_once
 from weft.report.layout import draw
 from weft.report.text import clean, clean_source, finite
 
@@ -51,11 +52,13 @@ def page_data(record: CompileRecord, source_budget: int) -> dict[str, Json]:
     total = (sum(s.cost_us for s in record.steps) or 1.0) if all(s.measured for s in record.steps) else math.nan
     texts, source_of = _sources(steps, source_budget)
     nodes = record.graph
+    keys = [key_of(s) for s in steps]
     return {
         "kernels": [_step(s, total, strings, source_of[i]) for i, s in enumerate(steps)],
         "sources": texts,
         "nodes": [_node(n, strings) for n in nodes] if len(nodes) <= MAX_DRAWN else [],
-        "views": _views(nodes, steps),
+        "views": _views(nodes, steps, shown_once(keys)),
+        "equal": equal(keys),
         "strings": strings.texts,
         "totalUs": finite(total),
     }
@@ -132,8 +135,11 @@ def _node(n: NodeRecord, strings: Strings) -> list[Json]:
     ]  # fmt: skip
 
 
-def _views(nodes: Sequence[NodeRecord], steps: Sequence[StepRecord]) -> dict[str, Json]:
-    views: dict[str, Json] = {"kernels": _kernel_view(nodes, steps)}
+def _views(nodes: Sequence[NodeRecord], steps: Sequence[StepRecord], stands: Sequence[int]) -> dict[str, Json]:
+    inputs_of = _kernel_inputs(nodes, steps)
+    views: dict[str, Json] = {"kernels": _view(range(len(steps)), inputs_of)}
+    if any(i != k for i, k in enumerate(stands)):
+        views["folded"] = _folded_view(inputs_of, stands)
     if 0 < len(nodes) <= MAX_DRAWN:
         inputs = [n.inputs for n in nodes]
         everything = list(range(len(nodes)))
@@ -160,14 +166,28 @@ def _data_side(nodes: Sequence[NodeRecord]) -> list[int]:
     return sorted(live)
 
 
-def _kernel_view(nodes: Sequence[NodeRecord], steps: Sequence[StepRecord]) -> dict[str, Json]:
-    """The chosen kernels and who reads whose result, through nodes that no kernel computes."""
+def _folded_view(inputs: Sequence[Sequence[int]], stands: Sequence[int]) -> dict[str, Json]:
+    """Kernels with layers that repeat drawn once; `members`: the kernels that each box stands for.
+
+    What a layer reads of the one before it, which is itself here, is not drawn.
+    """
+    members: dict[int, list[int]] = {}
+    folded: dict[int, list[int]] = {}
+    for i, k in enumerate(stands):
+        members.setdefault(k, []).append(i)
+        folded.setdefault(k, []).extend(stands[m] for m in inputs[i] if stands[m] < k)
+    every = [folded.get(i, []) for i in range(len(stands))]
+    return {**_view(sorted(members), every), "members": [members[k] for k in sorted(members)]}
+
+
+def _kernel_inputs(nodes: Sequence[NodeRecord], steps: Sequence[StepRecord]) -> list[list[int]]:
+    """For each chosen kernel whose results it reads, through nodes that no kernel computes."""
     maker = {value: i for i, s in enumerate(steps) for value in _values(s.outputs)}
     inputs = []
     for i, s in enumerate(steps):
         makers = dict.fromkeys(m for value in _values(s.inputs) for m in _makers(value, maker, nodes))
         inputs.append([m for m in makers if m < i])
-    return _view(range(len(steps)), inputs)
+    return inputs
 
 
 def _values(described: Iterable[str]) -> list[int]:

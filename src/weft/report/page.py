@@ -15,6 +15,7 @@ from weft.kernels.interval import median_interval
 from weft.kernels.pairs import PairSummary
 from weft.kernels.record import CompileRecord, PlanRecord, StageRecord
 from weft.kernels.sm_timeline import SmTimeline
+from weft.report.beside import section
 from weft.report.data import MAX_DRAWN, MAX_STEPS, page_data
 from weft.report.frame import asset, csp_hash, template
 from weft.report.pairs import sections
@@ -58,22 +59,30 @@ class StageBar:
     colour: int
 
 
-def render(record: CompileRecord, pairs: Sequence[PairSummary] = (), timelines: Sequence[SmTimeline] = ()) -> str:
+def render(
+    record: CompileRecord,
+    pairs: Sequence[PairSummary] = (),
+    timelines: Sequence[SmTimeline] = (),
+    *,
+    beside: CompileRecord | None = None,
+) -> str:
     """The report as one HTML file: offline, at most 5 MB for a model of 5,000 primitives.
 
     The texts of the cheapest kernels are left out where the page would grow beyond its limit. `pairs`, `timelines`: of
-    best-effort jobs beside latency-critical kernels on the model's GPU.
+    best-effort jobs beside latency-critical kernels on the model's GPU. `beside`: another plan of the model, compared
+    kernel by kernel.
     """
     page = ""
     shared = sections(pairs, timelines) if pairs or timelines else ""
+    compared = section(record, beside) if beside is not None else ""
     for budget in SOURCE_BUDGETS:
-        page = _render(record, budget, shared)
+        page = _render(record, budget, shared, compared)
         if len(page.encode()) <= MAX_BYTES:
             break
     return page
 
 
-def _render(record: CompileRecord, source_budget: int, shared: str) -> str:
+def _render(record: CompileRecord, source_budget: int, shared: str, compared: str) -> str:
     style, script = asset("report.css") + (asset("pairs.css") if shared else ""), asset("report.js")
     rows = plan_rows(record)
     chosen = next((r for r in rows if r.chosen), None)
@@ -91,6 +100,7 @@ def _render(record: CompileRecord, source_budget: int, shared: str) -> str:
         visible=VISIBLE,
         cuts=_cuts(record, source_budget),
         pairs=shared,
+        beside=compared,
     )
 
 

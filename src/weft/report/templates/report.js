@@ -4,7 +4,7 @@
 (() => {
   const get = (id) => document.getElementById(id);
   const data = JSON.parse(get("data").textContent);
-  const { strings, kernels, nodes, views, sources } = data;
+  const { strings, kernels, nodes, views, sources, equal } = data;
   const SVG = get("drawing").namespaceURI;
   const NODE = { prim: 0, type: 1, operator: 2, location: 3, inputs: 4, steps: 5 };
   const kernelAt = new Map(kernels.map((k, i) => [k.n, i]));
@@ -40,13 +40,15 @@
   let selected = -1;
   function select(kernel, { scroll = false } = {}) {
     selected = kernel;
-    for (const [k, row] of rows) {
-      if (k === kernel) row.setAttribute("aria-current", "true");
-      else row.removeAttribute("aria-current");
+    for (const entry of entries) {
+      if (entry.members.includes(kernel)) entry.row.setAttribute("aria-current", "true");
+      else entry.row.removeAttribute("aria-current");
     }
-    if (scroll && rows.has(kernel)) {
-      const row = rows.get(kernel), box = row.closest(".tall");
-      box.scrollTop = row.offsetTop - box.clientHeight / 2;
+    const entry = entries.find((e) => e.members.includes(kernel));
+    if (entry) reach(entry);
+    if (scroll && entry) {
+      const box = entry.row.closest(".tall");
+      box.scrollTop = entry.row.offsetTop - box.clientHeight / 2;
     }
     markBoxes();
     for (const [k, dot] of dots) dot.classList.toggle("sel", k === kernel);
@@ -54,7 +56,19 @@
   }
 
   // ------------------------------------------------------------------ table of kernels
-  const rows = new Map();
+  // An entry is a row: a kernel, or all kernels that are equal, with the sums of their times.
+  let entries = [], hits = null;
+  const single = kernels.map((k, i) => ({ ...k, members: [i] }));
+  const sum = (found, field) => found.reduce((s, k) => (s === null || k[field] === null ? null : s + k[field]), 0);
+  function folded() {
+    const groups = new Map();
+    equal.forEach((first, i) => { if (!groups.has(first)) groups.set(first, []); groups.get(first).push(i); });
+    return [...groups].map(([first, members]) => {
+      const found = members.map((i) => kernels[i]), sums = {};
+      for (const field of ["cost", "share", "bound", "predicted", "runnerUs"]) sums[field] = sum(found, field);
+      return { ...kernels[first], ...sums, measured: found.every((k) => k.measured), members };
+    });
+  }
   const COLUMNS = [
     { head: "Kernel", key: (k) => k.n, number: false },
     { head: "Time", key: (k) => k.cost, show: (k) => alone(k), number: true },
@@ -69,6 +83,7 @@
   ];
   let order = { column: 1, down: true };
   const maxShare = Math.max(...kernels.map((k) => k.share || 0), 1e-9);
+  let widest = maxShare;
 
   function buildTable() {
     const head = get("kernel-table").tHead.rows[0];
@@ -84,19 +99,42 @@
       th.append(button);
       head.append(th);
     });
-    kernels.forEach((k, i) => rows.set(i, buildRow(k, i)));
+    const repeated = equal.some((first, i) => first !== i);
+    get("fold").closest("label").hidden = !repeated;
+    get("fold").addEventListener("change", () => fillTable(get("fold").checked));
     get("filter").addEventListener("input", filterTable);
+    get("kernel-table").tBodies[0].addEventListener("keydown", onRowKey);
+    fillTable(false);
+  }
+  function fillTable(fold) {
+    entries = (fold ? folded() : single).map((e) => ({ ...e }));
+    widest = Math.max(...entries.map((e) => e.share || 0), 1e-9);
+    for (const e of entries) e.row = buildRow(e);
+    get("kernel-table").tBodies[0].replaceChildren();
     sortTable();
     filterTable();
+    if (selected >= 0) select(selected);
   }
-  function buildRow(k, i) {
+  function reach(entry) {  // the one row that Tab comes to
+    for (const e of entries) e.row.querySelector("button").tabIndex = e === entry ? 0 : -1;
+  }
+  function onRowKey(event) {
+    const shown = [...get("kernel-table").tBodies[0].rows].filter((row) => !row.hidden), at = shown.indexOf(event.target.closest("tr"));
+    const next = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: shown.length - 1 }[event.key];
+    if (at < 0 || next === undefined || !shown[next] || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    reach(entries.find((e) => e.row === shown[next]));
+    shown[next].querySelector("button").focus();
+  }
+  function buildRow(k) {
     const tr = make("tr");
     for (const c of COLUMNS) {
       const td = make("td", c.number ? "num" : c.cut ? "cut" : "");
       if (!c.show) {
-        const button = make("button", "", String(k.n));
+        const several = k.members.length > 1;
+        const button = make("button", "", several ? `${k.members.length} × ${k.n}` : String(k.n));
         button.type = "button";
-        button.setAttribute("aria-label", `kernel ${k.n}: details`);
+        button.setAttribute("aria-label", several ? `${k.members.length} kernels like ${k.n}: details` : `kernel ${k.n}: details`);
         td.append(button);
       } else {
         td.textContent = c.show(k);
@@ -104,22 +142,26 @@
       }
       if (c.bar) {
         const bar = draw("svg", { viewBox: "0 0 64 4", "aria-hidden": "true" }, "share");
-        bar.append(draw("rect", { width: 64, height: 4 }, "track"), draw("rect", { width: (64 * (k.share || 0)) / maxShare, height: 4 }, "fill"));
+        bar.append(draw("rect", { width: 64, height: 4 }, "track"), draw("rect", { width: (64 * (k.share || 0)) / widest, height: 4 }, "fill"));
         td.append(bar);
       }
       tr.append(td);
     }
-    tr.addEventListener("click", () => { select(i); showKernel(i); });
+    tr.addEventListener("click", () => {
+      const next = k.members[(k.members.indexOf(selected) + 1) % k.members.length];  // of equal ones each click shows the next
+      select(next);
+      showKernel(next);
+    });
     return tr;
   }
   function sortTable() {
     const { key } = COLUMNS[order.column], sign = order.down ? -1 : 1;
-    const found = kernels.map((k, i) => [key(k), i]);
+    const found = entries.map((k, i) => [key(k), i]);
     found.sort(([a, i], [b, j]) => {
       if (a === null || b === null) return a === b ? i - j : a === null ? 1 : -1;
       return (typeof a === "string" ? sign * a.localeCompare(b) : sign * (a - b)) || i - j;
     });
-    get("kernel-table").tBodies[0].append(...found.map(([, i]) => rows.get(i)));
+    get("kernel-table").tBodies[0].append(...found.map(([, i]) => entries[i].row));
     [...get("kernel-table").tHead.rows[0].cells].forEach((th, i) => {
       if (i === order.column) th.setAttribute("aria-sort", order.down ? "descending" : "ascending");
       else th.removeAttribute("aria-sort");
@@ -127,13 +169,16 @@
   }
   function filterTable() {
     const wanted = get("filter").value.trim().toLowerCase();
-    let shown = 0;
-    kernels.forEach((k, i) => {
-      const fits = !wanted || `${k.n} ${say(k.prims)} ${operators(k)} ${say(k.schedule)}`.toLowerCase().includes(wanted);
-      rows.get(i).hidden = !fits;
-      shown += fits;
-    });
-    get("count").textContent = shown === kernels.length ? `${shown} kernels` : `${shown} of ${kernels.length} kernels`;
+    const fits = (k) => `${k.n} ${say(k.prims)} ${operators(k)} ${say(k.schedule)}`.toLowerCase().includes(wanted);
+    hits = wanted ? new Set(kernels.flatMap((k, i) => (fits(k) ? [i] : []))) : null;
+    for (const e of entries) e.row.hidden = hits !== null && !e.members.some((i) => hits.has(i));
+    const shown = hits ? hits.size : kernels.length, lines = entries.filter((e) => !e.row.hidden);
+    const all = shown === kernels.length ? `${shown} kernels` : `${shown} of ${kernels.length} kernels`;
+    get("count").textContent = lines.length === shown ? all : `${all} in ${lines.length} ${lines.length === 1 ? "row" : "rows"}`;
+    if (lines.length && !lines.some((e) => e.row.querySelector("button").tabIndex === 0)) reach(lines.find((e) => e.members.includes(selected)) || lines[0]);
+    markHits();
+    const first = hits ? boxes.findIndex((_, i) => kernelsOf(i).some((k) => hits.has(k))) : -1;
+    if (first >= 0) centre(first);
   }
 
   // ------------------------------------------------------------------ panel
@@ -215,11 +260,13 @@
   }
 
   // ------------------------------------------------------------------ graph
-  const CELL = { kernels: [176, 64, 160, 34], primitives: [128, 56, 114, 30], all: [128, 56, 114, 30] };
+  const CELL = { folded: [176, 64, 160, 34], kernels: [176, 64, 160, 34], primitives: [128, 56, 114, 30], all: [128, 56, 114, 30] };
   let view = null, name = "", now = -1, users = [], boxes = [], scale = 1, shift = [0, 0];
 
   const middle = (i) => [view.x[i] * CELL[name][0], view.y[i] * CELL[name][1]];
+  const ofKernels = () => name === "kernels" || name === "folded";
   function kernelsOf(i) {
+    if (name === "folded") return view.members[i];
     return name === "kernels" ? [i] : nodes[view.ids[i]][NODE.steps].map((s) => kernelAt.get(s)).filter((k) => k !== undefined);
   }
   function colourOf(found) {
@@ -228,13 +275,22 @@
     return `h${Math.min(4, Math.floor((5 * Math.max(...found.map((k) => kernels[k].share || 0))) / maxShare))}`;
   }
   function labelOf(i) {
-    if (name === "kernels") return cut(`${kernels[i].n} · ${say(kernels[i].prims)}`, 21);
+    if (ofKernels()) {
+      const all = kernelsOf(i), k = kernels[all[0]], times = all.length > 1 ? `${all.length} × ` : "";
+      return cut(`${times}${k.n} · ${say(k.prims)}`, 21);
+    }
     const found = kernelsOf(i), text = say(nodes[view.ids[i]][NODE.prim]);
     return cut(found.length ? `${text} ·${kernels[found[0]].n}` : text, 15);
   }
   function describe(i) {
-    if (name === "kernels") {
-      const k = kernels[i];
+    if (ofKernels() && kernelsOf(i).length > 1) {
+      const all = kernelsOf(i).map((m) => kernels[m]), cost = sum(all, "cost"), share = sum(all, "share");
+      const numbers = cut(all.map((k) => k.n).join(", "), 60);
+      const spent = all.every((k) => k.measured) && share !== null ? `${time(cost)} together, ${percent(share)} of the plan` : "not all measured";
+      return [`kernels ${numbers}: ${say(all[0].prims)}`, spent, `${all.length} equal layers`];
+    }
+    if (ofKernels()) {
+      const k = kernels[kernelsOf(i)[0]];
       return [`kernel ${k.n}: ${say(k.prims)}`, k.measured && k.share !== null ? `${time(k.cost)}, ${percent(k.share)} of the plan` : alone(k), operators(k)];
     }
     const id = view.ids[i], n = nodes[id], found = kernelsOf(i);
@@ -271,7 +327,27 @@
     get("boxes").replaceChildren(...boxes);
     paint();
     markBoxes();
+    markHits();
+    survey();
     start();
+  }
+  function markHits() {
+    boxes.forEach((g, i) => g.classList.toggle("off", hits !== null && !kernelsOf(i).some((k) => hits.has(k))));
+  }
+  function survey() {  // the overview: all boxes as one path
+    const [, , w, h] = CELL[name], [fw, fh] = extent(), wide = Math.max(fw, fh / 6), high = Math.max(fh, fw / 6);
+    const path = view.ids.map((_, i) => { const [x, y] = middle(i); return `M${(x - w / 2).toFixed(0)} ${y - h / 2}h${w}v${h}h-${w}z`; });
+    get("over-boxes").setAttribute("d", path.join(""));
+    get("overview").setAttribute("viewBox", `${-w / 2} ${-h / 2} ${wide} ${high}`);
+    const size = Math.min(150 / wide, 200 / high);
+    get("overview").setAttribute("width", (wide * size).toFixed(0));
+    get("overview").setAttribute("height", (high * size).toFixed(0));
+  }
+  function overAt(event) {
+    const box = get("overview").getBoundingClientRect(), [x, y, w, h] = get("overview").getAttribute("viewBox").split(" ").map(Number), [fw, fh] = frame();
+    const at = [x + ((event.clientX - box.left) / box.width) * w, y + ((event.clientY - box.top) / box.height) * h];
+    shift = [fw / 2 - at[0] * scale, fh / 2 - at[1] * scale];
+    place();
   }
   function paint() {
     boxes.forEach((g, i) => {
@@ -293,6 +369,10 @@
   function place() {
     get("world").setAttribute("transform", `translate(${shift[0].toFixed(1)} ${shift[1].toFixed(1)}) scale(${scale.toFixed(4)})`);
     get("drawing").classList.toggle("far", scale < 0.4);
+    const [fw, fh] = frame(), seen = [-shift[0] / scale, -shift[1] / scale, fw / scale, fh / scale];
+    for (const [i, at] of ["x", "y", "width", "height"].entries()) get("over-frame").setAttribute(at, seen[i].toFixed(0));
+    const [w, h] = view ? extent() : [0, 0];
+    get("overview").toggleAttribute("hidden", w * scale <= fw && h * scale <= fh);
   }
   function extent() {
     const [cx, cy, w, h] = CELL[name];
@@ -348,7 +428,7 @@
     select(found[(next + 1) % found.length], { scroll: true });
   }
   function showNode(id) {
-    if (name === "kernels" || !view.ids.includes(id)) setView(views.primitives && views.primitives.ids.includes(id) ? "primitives" : "all");
+    if (ofKernels() || !view.ids.includes(id)) setView(views.primitives && views.primitives.ids.includes(id) ? "primitives" : "all");
     const i = view.ids.indexOf(id);
     if (i >= 0) goTo(i, true);
   }
@@ -402,6 +482,10 @@
     }, { passive: false });
     const boxAt = (event) => { const g = event.target.closest(".box"); return g ? Number(g.dataset.i) : -1; };
     let drag = null;
+    const overview = get("overview");
+    overview.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); overview.setPointerCapture(event.pointerId); overAt(event); });
+    overview.addEventListener("pointermove", (event) => { event.stopPropagation(); tip.hidden = true; if (overview.hasPointerCapture(event.pointerId)) overAt(event); });
+    overview.addEventListener("click", (event) => event.stopPropagation());
     canvas.addEventListener("pointerdown", (event) => { if (event.button === 0) drag = [event.clientX, event.clientY, false]; });
     window.addEventListener("pointerup", () => { canvas.classList.remove("drag"); setTimeout(() => { drag = null; }, 0); });
     canvas.addEventListener("pointermove", (event) => {
@@ -424,7 +508,7 @@
     });
     canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
     canvas.addEventListener("click", (event) => { const i = boxAt(event); if (i >= 0 && !(drag && drag[2])) pick(i); });
-    setView(nodes.length && nodes.length <= 400 ? "primitives" : "kernels");
+    setView(nodes.length && nodes.length <= 400 ? "primitives" : views.folded ? "folded" : "kernels");
   }
 
   // ------------------------------------------------------------------ scatter
