@@ -1,7 +1,7 @@
 """Classes of networks beside every peer: 27 cases on a GPU in f16, 18 on a processor in f32.
 
     python -m benchmarks.classes [NAME ...] [--device cpu|cuda] [--budget S] [--seconds S] [--rounds N] [--again]
-                                 [--peers eager,inductor,...] [--out FILE]
+                                 [--peers eager,inductor,...] [--threads N] [--out FILE]
 
 Each case runs in a process of its own: Weft and all peers, checked against float64, then timed in interleaved rounds.
 Peers on a processor: eager, torch.compile (`inductor`), the same with `freezing`, ONNX Runtime; on a GPU eager and
@@ -163,7 +163,7 @@ def compiled(
             what = "+".join(step.primitives)[:90]
             print(f"   {step.cost_us:9.2f} us {step.schedule} {what} {step.outputs}", file=sys.stderr)
     row: Row = {
-        "plan": r.chosen, "kernels": len(r.steps), "operators": r.operators, "budget_s": given.budget,
+        "threads": torch.get_num_threads(), "plan": r.chosen, "kernels": len(r.steps), "operators": r.operators, "budget_s": given.budget,
         "tuning_s": round(tuning_s, 1), "warm_s": round(warm_s, 2),
         "plans": [[p.name, round(p.median_us, 1), round(p.predicted_us, 1), p.verified, p.note] for p in r.plans],
     }  # fmt: skip
@@ -295,7 +295,7 @@ def asked(member: Member, given: argparse.Namespace) -> Row:
         RuntimeError: it ended without one, or not in time.
     """
     command = [sys.executable, "-m", "benchmarks.classes", "--one", member.case]
-    for name in ("device", "budget", "rounds", "peers", "timed", "verbose", "warm", "search"):
+    for name in ("device", "budget", "rounds", "peers", "timed", "verbose", "warm", "search", "threads"):
         command += [f"--{name}", str(getattr(given, name))]
     searching_s = sum(float(x) for x in given.search.split(",")) if given.search else 2 * given.budget
     limit = time.perf_counter() + searching_s + COMPILE_S * len(given.peers.split(","))
@@ -322,6 +322,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--peers", default="", help="by commas; all of the device without")
     found.add_argument("--again", action="store_true", help="measure what has a row, too")
     found.add_argument("--warm", type=int, default=1, help="0: do not compile once more from the tuning database")
+    found.add_argument("--threads", type=int, default=0, help="of everybody on a processor; as many as cores without")
     found.add_argument("--verbose", type=int, default=0, help="show stages, plans and so many kernels")
     found.add_argument("--search", default="", help="budgets in seconds, by commas: what each of them finds")
     found.add_argument("--out", type=Path, help="write the record into this file")
@@ -337,6 +338,8 @@ def main() -> None:
     members = {m.case: m for m in (GPU if given.device == "cuda" else CPU)}
     if given.one:
         warnings.simplefilter("ignore")
+        if given.threads:
+            torch.set_num_threads(given.threads)
         if importlib.util.find_spec("torchvision"):
             vision_operators.provide()
         row = searched(members[given.one], given) if given.search else measured(members[given.one], given)

@@ -10,7 +10,10 @@ from tests.generate.cpp.templates.harness import LAST, ROW, Facts, check, conv, 
 from tests.slow import few
 from tests.typed import narrow
 
+from weft.generate.cpp import templates
+from weft.generate.cpp.templates import depthwise
 from weft.ir import attrs as a
+from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType
@@ -111,6 +114,27 @@ def test_depthwise(case: tuple[int, ...]) -> None:
     y = b.apply(Prim.ADD, y, b.reshape(bias, (c, 1, 1)))
     found = check(problem(b, [y], [LAST, ROW, ROW], [LAST]))
     assert found[0].param("template") == "depthwise"
+
+
+@pytest.mark.parametrize("case", few([*DEPTHWISE, (20, 12, 9, 11, 1, 5, 1)], 4), ids=str)
+def test_depthwise_rolled_up(case: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(depthwise, "LONG", 0)
+    c, h, w, k, s, p, d = case
+    b, x = image(c, h, w, 2)
+    y = conv(b, x, c, (k, k), strides=(s, s), lo=(p, p), dilations=(d, d), groups=c)
+    found = check(problem(b, [y], [LAST, ROW], [LAST]))
+    assert found[0].param("rolled") is True
+
+
+def test_long_texts_are_rolled_up_first_and_measured_unrolled_too() -> None:
+    def rolled(kernel: int) -> list[bool]:
+        b, x = image(40, 56, 56)
+        y = conv(b, x, 40, (kernel, kernel), lo=(kernel // 2, kernel // 2), groups=40)
+        found = templates.schedules(problem(b, [y], [LAST, ROW], [LAST]), Facts(64, 2))
+        assert not isinstance(found, Declined)
+        return ["rolled" in dict(s.params) for s in found]
+
+    assert rolled(7)[0] and not all(rolled(7)) and not any(rolled(3))
 
 
 @pytest.mark.parametrize("mode", ["reflect", "edge", "constant"])
