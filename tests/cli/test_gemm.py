@@ -146,7 +146,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             progress(Progress(1, 16, 0, {Verdict.WRONG: 2}, 1, 0.1, 0.0))
 
     def against(g: Gemm, *args: object, **named: object) -> dict[str, object]:
-        return {"library": {"median_us": 12.5}, "weft": {"median_us": 10.0}, "ratio": 1.25}
+        peer = "cuBLASLt 13.1, 16 algorithms"
+        return {"peer": peer, "library": {"median_us": 12.5}, "weft": {"median_us": 10.0}, "ratio": 1.25}
 
     def alone(g: Gemm, facts: GpuFacts, *args: object, **named: object) -> SearchResult:
         best = Outcome(Schedule("cublaslt", (("algorithm", 3),)), math.nan, "ok", (7.0,), 7.0)
@@ -156,7 +157,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "survey", lambda options: (profile("h200"), find_nvrtc(), {}))
     monkeypatch.setattr(tuner, "Tuner", Tuner)
     monkeypatch.setattr("weft.tune.transport.ProcessTransport.start", lambda self: None)
-    monkeypatch.setattr(again, "against_cublas", against)
+    monkeypatch.setattr(again, "AGAINST", dict.fromkeys(("cublas", "cutlass"), against))
     monkeypatch.setattr(again, "library_alone", alone)
 
 

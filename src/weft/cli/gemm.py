@@ -20,7 +20,13 @@ def gemm_command(
     epilogue_text: Annotated[
         str, typer.Option("--epilogue", help="a name such as bias_relu, or an expression such as relu(acc + bias)")
     ] = "none",
-    against: Annotated[str, typer.Option(help="cublas: compare with cuBLASLt's best of 16 algorithms")] = "",
+    against: Annotated[
+        str,
+        typer.Option(
+            help="cublas: compare with cuBLASLt's best of 16 algorithms; cutlass: with the best of ten kernels of"
+            " CUTLASS, which nvcc builds first"
+        ),
+    ] = "",
     constant: Annotated[
         bool, typer.Option("--constant", help="the right operand is constant: it may be repacked once")
     ] = False,

@@ -25,7 +25,7 @@ from weft.gemm.spec import Gemm, Search, layout_of, read_list, read_tokens, thir
 from weft.kernels.measurement import Measurement
 from weft.options import Options
 
-PEERS = ("cublas",)
+PEERS = ("cublas", "cutlass")
 SHOWN = 8
 MOST_LIST_BYTES = 1 << 20
 
@@ -159,7 +159,7 @@ def _one(
     g: Gemm, facts: GpuFacts, measure: Measure, limit: int, against: str, nvrtc: Nvrtc, options: Options
 ) -> SearchResult:
     """Search one product, and compare its best kernel where that is asked for."""
-    from weft.gemm.again import against_cublas, library_alone
+    from weft.gemm.again import AGAINST, library_alone
 
     alone = g.search is Search.LIBRARY
     found = (
@@ -172,7 +172,7 @@ def _one(
         raise DeviceError(problem=f"none of {len(found.outcomes)} configurations passed: {plain(first, 200)}")
     if against and found.kernel is not None:
         began = time.monotonic()
-        found.against = against_cublas(g, found.kernel, facts, nvrtc, options.cache, tf32=options.allow_tf32)
+        found.against = AGAINST[against](g, found.kernel, facts, nvrtc, options.cache, tf32=options.allow_tf32)
         found.stage_s["against"] = time.monotonic() - began
         library = found.against.get("library")
         found.library_us = float(library["median_us"]) if isinstance(library, dict) else math.inf
@@ -197,7 +197,9 @@ def _show(screen: Screen, found: SearchResult, place: Path) -> None:
         facts["best"] = f"{microseconds(best.modelled_us)} by the model; it compiled, nothing was measured"
     if found.against:
         ratio = found.against.get("ratio")
-        facts["cuBLASLt"] = f"{microseconds(found.library_us)}, {ratio} times the best kernel's time beside it"
+        facts[plain(str(found.against.get("peer", "cuBLASLt")).partition(" ")[0], 40)] = (
+            f"{microseconds(found.library_us)}, {ratio} times the best kernel's time beside it"
+        )
     print_pairs(screen, facts)
     ranked = sorted(enumerate(found.outcomes, 1), key=lambda x: (x[1].median_us, x[0]))[:SHOWN]
     rows = [

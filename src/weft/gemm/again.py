@@ -1,4 +1,4 @@
-"""A kernel against cuBLASLt on this GPU: for `weft gemm --against cublas`, and for the script in a product's folder.
+"""A kernel against a library on this GPU: for `weft gemm --against`, and for the script in a product's folder.
 
 Both sides run in a measuring worker, are verified by the gate of all kernels and timed in its rounds, with everything
 that they read or write rotating through more than the L2 cache.
@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +22,14 @@ from weft.device.cuda.cublaslt import MOST
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
 from weft.errors import DeviceError, WeftError
+from weft.gemm import cutlass
 from weft.gemm.folder import read
 from weft.gemm.library import ABSENT, contenders, found_library, schedule_of
 from weft.gemm.search import Outcome, SearchResult
 from weft.gemm.spec import Gemm
 from weft.gemm.worker import MODULE
 from weft.ir.declined import Declined
+from weft.ir.types import DType
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, Kernel, Schedule
 from weft.options import Options
@@ -87,16 +89,62 @@ def against_cublas(
         DeviceError: there is no cuBLASLt, or the GPU fails [W301].
     """
     version = found_library().version
-    kernels: list[tuple[Schedule, Kernel]] = [(source.schedule, source), *contenders(g, tf32=tf32)]
-    found = measured(g, kernels, facts, nvrtc, cache, tf32=tf32, transport=transport)
-    sides = {"weft": [source.schedule], "library": [schedule_of(k) for k in range(MOST)]}
-    names = {s: f"algorithm {k}" for k, s in enumerate(sides["library"])} | {source.schedule: str(source.schedule)}
+    calls = contenders(g, tf32=tf32)
+    names = {schedule_of(k): f"algorithm {k}" for k in range(MOST)}
+    found = measured(g, [(source.schedule, source), *calls], facts, nvrtc, cache, tf32=tf32, transport=transport)
+    count = sum(s in found for s in names)
+    return {"peer": f"cuBLASLt {version}, {count} algorithms", **_told(source, names, found)}
+
+
+def against_cutlass(
+    g: Gemm,
+    source: CudaSource,
+    facts: GpuFacts,
+    nvrtc: Nvrtc,
+    cache: Path | None,
+    *,
+    tf32: bool = False,
+    transport: Transport | None = None,
+) -> dict[str, object]:
+    """A kernel and the best of CUTLASS's for the product in one interleaved run, as JSON; they are built first.
+
+    Raises:
+        DeviceError: there is no CUTLASS or no nvcc, its kernels do not take the product or the GPU, none could be
+            built, or the GPU fails [W301].
+    """
+    peer = cutlass.find_cutlass()
+    if isinstance(peer, Declined):
+        raise DeviceError(problem=f"nothing to compare with: {peer.reason}")
+    refusal = cutlass.declined(g)
+    if facts.arch != "sm_90a":
+        refusal = Declined(f"its kernels of this list are for sm_90a, and the GPU is {facts.arch}")
+    elif g.dtype is DType.F32 and not tf32:
+        refusal = Declined("its products of f32 are by TF32: ask for --tf32")
+    if refusal is not None:
+        raise DeviceError(problem=f"nothing of CUTLASS to compare with: {refusal.reason}")
+    with tempfile.TemporaryDirectory(prefix="weft-cutlass-") as folder:
+        calls, unbuilt = cutlass.contenders(g, peer, cache or Path(folder))
+        if not calls:
+            raise DeviceError(problem=f"none of CUTLASS's kernels could be built: {next(iter(unbuilt.values()))}")
+        names = cutlass.names_of([*(s for s, _ in calls), *unbuilt])
+        found = measured(g, [(source.schedule, source), *calls], facts, nvrtc, cache, tf32=tf32, transport=transport)
+    told = {"peer": f"CUTLASS {peer.version}, {len(calls)} kernels", **_told(source, names, found)}
+    refused = told["refused"]
+    assert isinstance(refused, dict)
+    refused.update({f"library {names[s]}": why for s, why in unbuilt.items()})
+    return told
+
+
+def _told(
+    source: CudaSource, names: Mapping[Schedule, str], found: Mapping[Schedule, Measurement]
+) -> dict[str, object]:
+    """The kernel beside the best of a library's: what was refused, both medians, and their ratio."""
+    sides = {"weft": {source.schedule: str(source.schedule)}, "library": names}
     told: dict[str, object] = {
-        "peer": f"cuBLASLt {version}, {sum(s in found for s in sides['library'])} algorithms",
         "refused": {
-            f"{side} {names[s]}": f"{m.verdict.value}: {m.error}"
+            f"{side} {name}": f"{m.verdict.value}: {m.error}"
             for side, own in sides.items()
-            for s in own
+            for s, name in own.items()
             if (m := found.get(s)) is not None and m.verdict is not Verdict.OK
         },
     }
@@ -106,13 +154,17 @@ def against_cublas(
         if right:
             first = best[side] = min(right, key=lambda m: m.median_us)
             told[side] = {
-                "name": names[first.schedule],
+                "name": own[first.schedule],
                 "median_us": round(first.median_us, 4),
                 "samples_us": [round(us, 4) for us in first.samples_us],
                 "error_of_limit": float(f"{first.rmse:.3e}"),
             }
     told["ratio"] = round(best["library"].median_us / best["weft"].median_us, 4) if len(best) == 2 else None
     return told
+
+
+AGAINST = {"cublas": against_cublas, "cutlass": against_cutlass}
+"""What a kernel can be compared with."""
 
 
 def library_alone(
