@@ -150,6 +150,14 @@ CASES = {
     "without gradients and cast": (_blocks, X),
     "same thing twice": (lambda x: (x + 1, x + 1), X),
     "an argument": (lambda x: (x, x.clone()), X),
+    "samples of a grid": (
+        lambda x, g: F.grid_sample(x[None, None], g, padding_mode="border", align_corners=True),
+        X, torch.tensor([[[[-1.5, 0.3], [0.2, -0.7], [0.9, 0.1]]]]),
+    ),
+    "nearest samples of a grid": (
+        lambda x, g: F.grid_sample(x[None, None, None], g, "nearest", "reflection", False),
+        X, torch.tensor([[[[[-1.5, 0.3, 0.4], [0.2, -0.7, -2.0]]]]]),
+    ),
 }  # fmt: skip
 
 
@@ -166,6 +174,10 @@ def test_operator(name: str) -> None:
         (lambda x: x.topk(2, 1), "aten.topk.default"),
         (lambda x: x.sort(1), "aten.sort.default"),
         (lambda x: torch.cdist(x, x), "aten._cdist_forward.default"),
+        (
+            lambda x: F.grid_sample(x[None, None], torch.zeros(1, 2, 2, 2), "bicubic", align_corners=False),
+            "aten.grid_sampler.default",
+        ),
         (lambda x: F.max_pool2d(x[None], 2, return_indices=True), "aten.max_pool2d_with_indices.default"),
     ],
 )
