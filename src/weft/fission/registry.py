@@ -105,6 +105,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **_named(loss.nll_loss, loss.nll_loss_forward, loss.softmax_cross_entropy),
         # indexing
         **_named(index.gather, index.gather_elements, index.gather_nd, index.embedding, index.one_hot),
+        **_named(scatter.put, scatter.masked_put),
         # arithmetic, continued
         **_named(arithmetic.min_n, arithmetic.mean_n, arithmetic.where, arithmetic.masked_fill),
     }

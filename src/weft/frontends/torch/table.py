@@ -30,8 +30,6 @@ OPAQUE: Mapping[str, str] = {
     "aten._pdist_forward.default": "distances between all pairs of rows",
     "aten.col2im.default": _SCATTER,
     "aten.embedding_dense_backward.default": _BACKWARD,
-    "aten.index_put.default": _SCATTER,
-    "aten.masked_scatter.default": _SCATTER,
     "aten.native_group_norm_backward.default": _BACKWARD,
     "aten.native_layer_norm_backward.default": _BACKWARD,
     "aten.scatter_reduce.two": _SCATTER,
