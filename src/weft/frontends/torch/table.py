@@ -29,6 +29,8 @@ OPAQUE: Mapping[str, str] = {
     "aten._embedding_bag.default": "bags of varying length",
     "aten._pdist_forward.default": "distances between all pairs of rows",
     "aten.col2im.default": _SCATTER,
+    "aten._fft_c2r.default": "complex numbers",
+    "aten._fft_r2c.default": "complex numbers",
     "aten.embedding_dense_backward.default": _BACKWARD,
     "aten.native_group_norm_backward.default": _BACKWARD,
     "aten.native_layer_norm_backward.default": _BACKWARD,
@@ -49,8 +51,6 @@ KEPT: Mapping[str, str] = {
 _RANDOM = "draws random numbers: results of a compiled graph would not follow the generator's sequence"
 _MEMORY = "about memory, not values"
 REFUSED: Mapping[str, str] = {
-    "aten._fft_c2r.default": "complex numbers",
-    "aten._fft_r2c.default": "complex numbers",
     "aten._local_scalar_dense.default": "its result is a Python number",
     "aten._native_batch_norm_legit.default": "writes its running statistics in place",
     "aten.atan2.out": "writes into an argument",
