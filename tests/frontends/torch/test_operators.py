@@ -149,6 +149,9 @@ CASES = {
     "integer arguments of sums": (lambda x: torch.addmv(x[:, 0], x, x[0], beta=0.5, alpha=2), X),
     "without gradients and cast": (_blocks, X),
     "same thing twice": (lambda x: (x + 1, x + 1), X),
+    "the largest": (lambda x: (x.topk(1, 0), x[0].topk(1), x.sum().topk(1)), X),
+    "the smallest": (lambda n: n.topk(1, 1, largest=False), N),
+    "the largest with NaN": (lambda x: (x / x.relu()).topk(1), X),
     "an argument": (lambda x: (x, x.clone()), X),
     "samples of a grid": (
         lambda x, g: F.grid_sample(x[None, None], g, padding_mode="border", align_corners=True),
@@ -172,6 +175,7 @@ def test_operator(name: str) -> None:
     [
         (lambda x: x.logcumsumexp(0), "aten.logcumsumexp.default"),
         (lambda x: x.topk(2, 1), "aten.topk.default"),
+        (lambda x: x.topk(1, 1, largest=False), "aten.topk.default"),
         (lambda x: x.sort(1), "aten.sort.default"),
         (lambda x: torch.cdist(x, x), "aten._cdist_forward.default"),
         (

@@ -36,7 +36,6 @@ OPAQUE: Mapping[str, str] = {
     "aten.native_layer_norm_backward.default": _BACKWARD,
     "aten.scatter_reduce.two": _SCATTER,
     "aten.sort.default": "sorts",
-    "aten.topk.default": "selects by rank",
 }
 """Core overloads that ATen runs itself, and why no rule takes them."""
 
