@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from tests.frontends.torch.support import check
 
+from weft.errors import UnsupportedError
+from weft.frontends.torch import import_exported_program, importer
+
 X = torch.tensor([[-2.5, -1.0, 0.0], [0.5, 1.5, 3.0]])
 N = torch.tensor([[-7, -3, 0], [2, 5, 9]])
 B = torch.tensor([[True, False, True], [False, False, True]])
@@ -174,6 +177,10 @@ def test_operator(name: str) -> None:
     ("function", "op"),
     [
         (lambda x: x.logcumsumexp(0), "aten.logcumsumexp.default"),
+        (lambda x: torch.linalg.inv(x @ x.t()), "aten.linalg_inv.default"),
+        (lambda x: torch.inverse(x @ x.t()), "aten.inverse.default"),
+        (lambda x: torch.linalg.solve(x @ x.t(), x), "aten.linalg_solve.default"),
+        (lambda x: torch.linalg.lu_factor(x @ x.t())[0], "aten.linalg_lu_factor.default"),
         (lambda x: x.topk(2, 1), "aten.topk.default"),
         (lambda x: x.topk(1, 1, largest=False), "aten.topk.default"),
         (lambda x: x.sort(1), "aten.sort.default"),
@@ -278,3 +285,15 @@ def test_many_values_by_index_are_left_to_aten() -> None:
     op = ("aten.index_put.default",)
     imported = check(lambda x, i, v: x.index_put((i,), v, accumulate=True), X, at, torch.ones(40, 3), opaque_ops=op)
     assert "adds 40 values" in imported.opaque[0].reason
+
+
+def test_what_looks_at_its_result_is_no_step_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Inverse(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.inv(x)
+
+    program = torch.export.export(Inverse(), (torch.eye(3),))
+    assert import_exported_program(program).imported.opaque
+    monkeypatch.setattr(importer._Importer, "_check_device", lambda *_: None)  # there is none here
+    with pytest.raises(UnsupportedError, match="on the host"):
+        import_exported_program(program, device="cuda")

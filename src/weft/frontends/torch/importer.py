@@ -32,7 +32,7 @@ from weft.frontends.torch.dtypes import DEPENDS, PARTS, static_int, to_numpy, ty
 from weft.frontends.torch.foreign import FOREIGN, Foreign
 from weft.frontends.torch.inplace import InPlace, functional_forms
 from weft.frontends.torch.refusal import is_users, untraced
-from weft.frontends.torch.table import KEPT, OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
+from weft.frontends.torch.table import CHECKS_ITSELF, KEPT, OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder, NodeId, Origin, digests_of
 from weft.ir.prims import Prim
@@ -369,6 +369,8 @@ class _Importer:
             raise DataDependentError(op=name, reason=DEPENDS)
         if target._schema.is_mutable:
             raise UnsupportedError(op=name, reason="writes into its arguments")
+        if name in CHECKS_ITSELF and self._device != "cpu":  # no graph of launches waits for the host
+            raise UnsupportedError(op=name, reason=CHECKS_ITSELF[name])
         return self._left(target, name, given, named, types, used, reason)
 
     def _left(

@@ -40,10 +40,21 @@ OPAQUE: Mapping[str, str] = {
 """Core overloads that ATen runs itself, and why no rule takes them."""
 
 _RECURRENT = "a loop over time: unrolled, it grows with the length of the sequence"
+CHECKS_ITSELF: Mapping[str, str] = {
+    f"aten.{name}.default": "raises where a matrix has no result: it looks at its own on the host"
+    for name in ("linalg_inv", "inverse", "linalg_solve", "linalg_lu_factor")
+}
+"""Overloads that raise by the values of their operands; taken apart, that is an effect, which no graph has.
+
+Those that raise on nearly all drawn matrices (Cholesky) cannot be measured, and stay with the framework.
+"""
 KEPT: Mapping[str, str] = {
-    f"aten.{name}.{overload}": _RECURRENT
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-    for overload in ("input", "data")
+    **CHECKS_ITSELF,
+    **{
+        f"aten.{name}.{overload}": _RECURRENT
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+        for overload in ("input", "data")
+    },
 }
 """Composite overloads that stay whole and opaque, although torch could take them apart."""
 
