@@ -158,7 +158,6 @@ TABLE: Mapping[str, Handler] = {
     "aten.index.Tensor": index_tensor,
     "aten._unsafe_index.Tensor": index_tensor,
     "aten.index_put.default": index_put,
-    "aten._unsafe_index_put.default": index_put,
     "aten.masked_scatter.default": masked_scatter,
 }
 """Handlers by overload."""
