@@ -26,6 +26,8 @@ from weft.kernels.dataclass_json import to_json
 from weft.kernels.record import CompileRecord, StepRecord
 
 HEAVY = ("torch", "onnx", "scipy", "onnxruntime", "sympy")
+PARTS = ("api", "generate", "ir", "kernels", "pipeline", "report", "runtime", "tune")
+"""Packages that no help needs; each costs hundredths of a second."""
 PROGRAM = f"""
 import sys
 sys.argv = ["weft", *sys.argv[1:]]
@@ -37,6 +39,9 @@ except SystemExit as ended:
 else:
     code = 0
 loaded = [m for m in {HEAVY!r} if m in sys.modules]
+if sys.argv[-1:] == ["--help"]:
+    parts = ("rich.console", *(f"weft.{{x}}" for x in {PARTS!r}))
+    loaded += [m for m in sys.modules if any(m == x or m.startswith(x + ".") for x in parts)]
 print("LOADED", code, *loaded, file=sys.stderr)
 """
 

@@ -81,6 +81,12 @@ def call(*steps: CallStep) -> LibraryCall:
         CallStep("aten.as_strided.default", (Ref("in", 0), (4,), (1,), 0)),
         CallStep("mkldnn._linear_pointwise.default", (Ref("in", 0), Ref("in", 0), None, "none", (), "")),
         CallStep("weft.opaque_aten", ('{"op": "aten::_nested_view_from_buffer", "overload": ""}', 0)),
+        CallStep("weft.opaque_aten", ('{"op": "prims::topk", "overload": "", "kwargs": {}}', 0)),
+        CallStep("weft.opaque_aten", ('{"op": "aten::full", "kwargs": {"layout": {"layout": "strided"}}}', 0)),
+        CallStep("weft.opaque_aten", ('{"op": "aten::topk"}', 0)),
+        CallStep("weft.opaque_aten", ("[", 0)),
+        CallStep("weft.opaque_aten", (7, 0)),
+        CallStep("weft.opaque_aten", ()),
         CallStep("weft.opaque_onnx", ("{}", 0)),
         CallStep("aten.sum.dim_IntList", (Ref("in", 0), (0,), True), (("dtype", -1),)),
         CallStep("aten.clone.default", (Ref("in", 0),), (("memory_format", 77),)),
@@ -97,6 +103,8 @@ def test_operators_that_check_need_none() -> None:
     dtype = (("dtype", "dtype:f32"),)
     assert not needs_trust(call(CallStep("aten.sum.dim_IntList", (Ref("in", 0), (0,), True), dtype)))
     assert not needs_trust(call(CallStep("weft.tensor", ((1.0,), "dtype:f32", ()))))
+    topk = {"op": "aten::topk", "overload": "", "args": [{"tensor": 0}, 3], "kwargs": {}}
+    assert not needs_trust(call(CallStep("weft.opaque_aten", (json.dumps(topk), -1, Ref("in", 0)), (), -1)))
     assert all(hasattr(torch.ops.aten, name) for name in CHECKED)
     assert not [name for name in CHECKED if "sparse" in name or "nested" in name or "unsafe" in name]
 

@@ -64,7 +64,7 @@ class Chosen(nn.Module):
 
 
 class Spectral(nn.Module):
-    """Complex numbers between two layers."""
+    """Complex numbers, of which some are random, between two layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,9 @@ class Spectral(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(self.first(x))
-        y = torch.fft.irfft(torch.fft.rfft(y) * self.filter, n=16)
+        spectrum = torch.fft.rfft(y)
+        noise = 0 * torch.rand_like(spectrum.real)
+        y = torch.fft.irfft(spectrum * (self.filter + noise), n=16)
         return torch.tanh(self.second(y)) + x
 
 

@@ -239,7 +239,7 @@ def test_an_operator_without_a_rule_stays_inside() -> None:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (lambda x: torch.fft.rfft(x).abs(), "complex numbers"),
+        (torch.fft.rfft, "a complex tensor"),
         (lambda x: F.dropout(x, 0.5, True), "random numbers"),
         (lambda x: x.to(torch.float8_e4m3fnuz).float() * 2, "float8"),
     ],

@@ -135,15 +135,25 @@ def test_training_goes_through_a_part_of_the_framework() -> None:
     assert not seen.fallbacks() and len(seen.regions) >= 2
 
 
-def test_complex_numbers_stay_with_the_framework() -> None:
+def test_complex_numbers_inside_are_in_one_part() -> None:
     def spectrum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         kept = torch.fft.rfft(torch.relu(x @ w))
-        kept = kept * torch.exp(kept.real)
+        return torch.nn.functional.gelu(torch.fft.irfft(kept * kept.abs(), n=w.shape[1]) @ w.T)
+
+    seen, x, w = Seen(), given(4, 6), 0.2 * given(6, 16, seed=1)
+    torch.testing.assert_close(seen.compile(spectrum)(x, w), spectrum(x, w))
+    assert len(seen.regions) == 1 and not seen.fallbacks()
+
+
+def test_complex_numbers_stay_with_the_framework_beside_what_it_runs_anyway() -> None:
+    def spectrum(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        kept = torch.fft.rfft(torch.relu(x @ w))
+        kept = kept * torch.exp(kept.real + 0 * torch.rand_like(kept.real))
         return torch.nn.functional.gelu(torch.fft.irfft(kept, n=w.shape[1]) @ w.T)
 
     seen, x, w = Seen(), given(4, 6), 0.2 * given(6, 16, seed=1)
     torch.testing.assert_close(seen.compile(spectrum)(x, w), spectrum(x, w))
-    assert len(seen.regions) == 2 and not seen.fallbacks()
+    assert len(seen.regions) >= 2 and not seen.fallbacks()
 
 
 def test_random_numbers_are_those_of_the_framework_in_its_order() -> None:

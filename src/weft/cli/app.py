@@ -22,8 +22,6 @@ import weft
 from weft.cli.inputs import Dims, Inputs, dims_of, given_inputs, in_order
 from weft.cli.later import LaterGroup
 from weft.cli.limits import NO_LIMITS, limits_of, with_limits
-from weft.cli.pairs import pairs_command
-from weft.cli.repro import repro_command
 from weft.cli.show import (
     Screen,
     memory,
@@ -39,10 +37,6 @@ from weft.cli.show import (
 )
 from weft.device.files import private_directory
 from weft.errors import ArtifactError, OptionError, WeftError
-from weft.generate.written import origins, without_headers, written_in
-from weft.kernels.dataclass_json import from_json, to_json
-from weft.kernels.pretty import pretty
-from weft.kernels.record import CompileRecord
 from weft.options import Options, default_cache_dir, parse_text
 from weft.private import usable, weakness
 from weft.sm_budget import SmBudget
@@ -53,6 +47,7 @@ if TYPE_CHECKING:
 
     from weft.api import Compiled
     from weft.cli.peers import Peer
+    from weft.kernels.record import CompileRecord
     from weft.pipeline.finish import Sample
 
 PEERS = ("eager", "inductor", "max-autotune", "onnxruntime", "library")
@@ -67,8 +62,6 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N")]
 HELP = (weft.__doc__ or "").split("\n\n")[0]  # the rest is about Python
 app = typer.Typer(cls=LaterGroup, add_completion=True, no_args_is_help=True, help=HELP, rich_markup_mode=None,
                   pretty_exceptions_enable=False)  # fmt: skip
-app.command("pairs")(pairs_command)
-app.command("repro")(repro_command)
 
 
 def _print_version(value: bool) -> None:
@@ -231,6 +224,8 @@ def compile_command(
     given = given_inputs(input)
     compiled = _compile(model, _options(budget, memory_limit, sm_budget), dim, device, limits, screen, given)
     if output is not None:
+        from weft.kernels.dataclass_json import to_json
+
         digest = compiled.save(output)
         with writing(_record_path(output)):
             _record_path(output).write_text(json.dumps(to_json(compiled.record)))
@@ -246,6 +241,9 @@ def _record_path(plan: Path) -> Path:
 
 
 def _record(path: Path) -> CompileRecord:
+    from weft.kernels.dataclass_json import from_json
+    from weft.kernels.record import CompileRecord
+
     place = path if path.suffix == ".json" else _record_path(path)
     try:
         return from_json(CompileRecord, json.loads(place.read_text()))
@@ -488,6 +486,9 @@ def explain(
         _, kernel = read(plan)
         _print_text(screen, [(0, str(kernel.schedule), kernel.text)], line)
         return
+    from weft.generate.written import written_in
+    from weft.kernels.dataclass_json import to_json
+
     record = _record(plan)
     steps = [s for s in record.steps if node is None or _matches(node, s.position, s.nodes, s.operators)]
     if not steps:
@@ -527,6 +528,9 @@ def explain(
 
 def _print_text(screen: Screen, kernels: Sequence[tuple[int, str, str]], line: str | None) -> None:
     """Texts of kernels (number, schedule, text), or where a line of them is written."""
+    from weft.generate.written import origins, written_in
+    from weft.kernels.dataclass_json import to_json
+
     found = [origins(line, schedule, text) if line is not None else [] for _, schedule, text in kernels]
     texts = [_shown(schedule, text) if line is None else "" for _, schedule, text in kernels]
     if screen.json:
@@ -552,6 +556,8 @@ def _print_text(screen: Screen, kernels: Sequence[tuple[int, str, str]], line: s
 
 def _shown(schedule: str, text: str) -> str:
     """The text of a kernel as one reads it; a plan may hold any."""
+    from weft.generate.written import without_headers, written_in
+    from weft.kernels.pretty import pretty
     from weft.report.data import SOURCE_LIMIT
     from weft.report.text import clean_source
 

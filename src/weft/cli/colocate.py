@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -30,7 +30,9 @@ from weft.cli.policy_runs import (
 )
 from weft.cli.show import Screen
 from weft.errors import OptionError
-from weft.kernels.policy_run import Comparison
+
+if TYPE_CHECKING:
+    from weft.kernels.policy_run import Comparison
 
 
 class _RunUnlessNamed(TyperGroup):

@@ -37,6 +37,16 @@ LATER: dict[str, tuple[str, str, str]] = {
         "diff_command",
         "Compare what each kernel of a plan stores with the framework's values, in float64.",
     ),
+    "pairs": (
+        "weft.cli.pairs",
+        "pairs_command",
+        "List measured pairs of a latency-critical kernel and a best-effort job in its thread blocks.",
+    ),
+    "repro": (
+        "weft.cli.repro",
+        "repro_command",
+        "Build and run a plan that was refused: does it still fail, and which kernel is wrong? Exit code 1 if it does.",
+    ),
 }
 """By name: module, function or group of commands, and the first line of what it says of itself."""
 

@@ -6,15 +6,17 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from weft.cli.show import Screen, plain, visible, writing
 from weft.errors import ArtifactError
-from weft.kernels.pairs import PairSummary, geometric_mean, record_to_json
-from weft.kernels.sm_timeline import SmTimeline, timeline_from_json
 from weft.options import Options
+
+if TYPE_CHECKING:
+    from weft.kernels.pairs import PairSummary
+    from weft.kernels.sm_timeline import SmTimeline
 
 _MOST_BYTES = 64 << 20
 """Of a file of records."""
@@ -43,6 +45,7 @@ def pairs_command(
     Of each pair at most four kernels are kept, by what they cost and gain; that it is not fused is always possible.
     Example: weft pairs --kept --report pairs.html.
     """
+    from weft.kernels.pairs import geometric_mean
     from weft.report import render_pairs
     from weft.tune import pairs
     from weft.tune.store import Database
@@ -70,6 +73,8 @@ def pairs_command(
 
 
 def _timeline(path: Path) -> SmTimeline:
+    from weft.kernels.sm_timeline import timeline_from_json
+
     try:
         return timeline_from_json(json.loads(_read(path)))
     except (ValueError, RecursionError):
@@ -98,6 +103,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def _data(s: PairSummary) -> dict[str, object]:
+    from weft.kernels.pairs import record_to_json
+
     return {
         "lc": s.lc, "be": s.be, "gpu": s.gpu, "driver": s.driver, "kept": s.kept, "ratio": s.ratio,
         "measured": s.measured, "declined": s.declined, "reason": s.reason,
@@ -106,6 +113,8 @@ def _data(s: PairSummary) -> dict[str, object]:
 
 
 def _show(screen: Screen, found: Sequence[PairSummary]) -> None:
+    from weft.kernels.pairs import geometric_mean
+
     if not found:
         screen.out.print("no pairs in the tuning database")
         return

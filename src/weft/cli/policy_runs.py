@@ -12,12 +12,11 @@ import typer
 
 from weft.cli.show import Screen, plain, print_pairs, visible, writing
 from weft.errors import ArtifactError, OptionError
-from weft.kernels.dataclass_json import to_json
-from weft.kernels.policy_run import Comparison, PolicyRun
-from weft.kernels.samples import SampleRecord, read
 
 if TYPE_CHECKING:
     from weft.colocate.compare import Cell
+    from weft.kernels.policy_run import Comparison, PolicyRun
+    from weft.kernels.samples import SampleRecord
 
 _MOST_BYTES = 64 << 20
 _MOST_QUERIES = 5_000_000
@@ -80,6 +79,8 @@ def loads_of(text: str) -> list[float | None]:
 
 def samples_of(path: Path | None) -> SampleRecord:
     """Of a file. Raises OptionError: none is given [W001]; ArtifactError: it holds none [W401]."""
+    from weft.kernels.samples import read
+
     if path is None:
         raise OptionError(option="--record", problem=f"samples that were recorded on a GPU are needed: {_EXAMPLE}")
     remedy = _EXAMPLE
@@ -123,6 +124,8 @@ def show_comparison(screen: Screen, found: Comparison) -> None:
 
 def data_of(run: PolicyRun) -> dict[str, object]:
     """All but what is for drawings."""
+    from weft.kernels.dataclass_json import to_json
+
     plain_run = replace(run, cdf=(), chosen=())
     data = {k: v for k, v in cast("dict[str, object]", to_json(plain_run)).items() if k not in ("cdf", "chosen")}
     nan = run.over_exclusive != run.over_exclusive

@@ -9,14 +9,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from weft.errors import ArtifactError
-from weft.kernels.dataclass_json import to_json
-from weft.kernels.record import CompileRecord, Tuning
+
+if TYPE_CHECKING:
+    from weft.kernels.record import CompileRecord
 
 REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Characters that change the order of the text around them, so that a name could show as another."""
@@ -30,6 +28,8 @@ def visible(text: str, limit: int = 64) -> str:
 
 def plain(text: str, limit: int = 64) -> str:
     """`visible`, and safe from the markup of `Screen`."""
+    from rich.markup import escape
+
     return escape(visible(text, limit))
 
 
@@ -37,6 +37,8 @@ class Screen:
     """Where results go: standard output, as text or JSON; progress goes to standard error."""
 
     def __init__(self, form: str, *, quiet: bool = False) -> None:
+        from rich.console import Console
+
         self.json = form == "json"
         self.out = Console(highlight=False, soft_wrap=True)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -69,6 +71,8 @@ class Screen:
 
     def table(self, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table; the first column is text, the others are numbers."""
+        from rich.table import Table
+
         table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
         for position, name in enumerate(head):
             table.add_column(name, justify="left" if position == 0 else "right", overflow="fold")
@@ -133,6 +137,8 @@ def print_error(code: str, message: str, todo: str) -> None:
 
 def summary(screen: Screen, record: CompileRecord) -> None:
     """What a compilation found and chose."""
+    from weft.kernels.dataclass_json import to_json
+
     if screen.json:
         screen.data(to_json(record))
         return
@@ -173,6 +179,8 @@ def summary(screen: Screen, record: CompileRecord) -> None:
 
 def pruned_because(record: CompileRecord) -> str:
     """Why problems were not measured, in brackets."""
+    from weft.kernels.record import Tuning
+
     if record.tuning == Tuning.COMPLETE.value:
         return " (no plan would use them at their optimistic price)"
     return " (no plan wanted them so far)"

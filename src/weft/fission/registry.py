@@ -17,6 +17,7 @@ from weft.fission import (
     elu,
     gelu,
     generated,
+    grid_sample,
     group_norm,
     hard,
     index,
@@ -82,7 +83,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **_named(pad.pad, depth_to_space.depth_to_space, depth_to_space.space_to_depth, depth_to_space.pixel_shuffle),
         **_named(depth_to_space.pixel_unshuffle, depth_to_space.channel_shuffle, depth_to_space.unfold),
         **_named(depth_to_space.unfold_axis, depth_to_space.fold),
-        **_named(resize.resize_nearest, resize.resize_linear, resize.resize_cubic),
+        **_named(resize.resize_nearest, resize.resize_linear, resize.resize_cubic, grid_sample.grid_sample),
         **_named(generated.filled, generated.arange, generated.eye, generated.tril, generated.triu, generated.trilu),
         **_named(generated.hardmax, generated.reverse_sequence),
         # reductions
@@ -104,6 +105,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **_named(loss.nll_loss, loss.nll_loss_forward, loss.softmax_cross_entropy),
         # indexing
         **_named(index.gather, index.gather_elements, index.gather_nd, index.embedding, index.one_hot),
+        **_named(scatter.put, scatter.masked_put),
         # arithmetic, continued
         **_named(arithmetic.min_n, arithmetic.mean_n, arithmetic.where, arithmetic.masked_fill),
     }

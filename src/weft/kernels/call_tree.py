@@ -3,6 +3,7 @@
 | kind | body |
 |---|---|
 | `TENSOR` | its number among the plan's inputs or outputs |
+| `COMPLEX` | the number of a tensor whose last dimension holds real and imaginary part |
 | `VALUE` | a number, a text, true, false or null |
 | `LIST`, `TUPLE` | nodes |
 | `DICT` | pairs of a key (a text or a number) and a node |
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-TENSOR, VALUE, LIST, TUPLE, DICT, FIELDS = "t", "v", "l", "u", "d", "f"
+TENSOR, COMPLEX, VALUE, LIST, TUPLE, DICT, FIELDS = "t", "c", "v", "l", "u", "d", "f"
 
 
 def is_plain(x: object) -> bool:

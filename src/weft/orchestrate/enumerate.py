@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
+from weft.ir.opaque import call_members
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Candidate, Kind
 from weft.orchestrate.abstract import Grown, Reentry, grow
@@ -17,7 +18,6 @@ from weft.orchestrate.idiom import Scene
 from weft.orchestrate.idioms import IDIOMS
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
-from weft.orchestrate.opaque import call_members
 from weft.orchestrate.stored import Stored, stored_root, tables_inside
 
 

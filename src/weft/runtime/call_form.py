@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 
 from weft.errors import InputError
-from weft.kernels.call_tree import DICT, FIELDS, LIST, TENSOR, TUPLE, VALUE, is_plain
+from weft.kernels.call_tree import COMPLEX, DICT, FIELDS, LIST, TENSOR, TUPLE, VALUE, is_plain
 from weft.kernels.codec import Json
 
 MOST_NODES = 100_000
@@ -199,7 +199,7 @@ def _check(tree: Json, count: int) -> None:
         if nodes > MOST_NODES or depth > MOST_DEPTH or not isinstance(node, list) or len(node) != 2:
             raise ValueError("a node of a form")
         kind, body = node
-        if kind == TENSOR and type(body) is int:
+        if kind in (TENSOR, COMPLEX) and type(body) is int:
             seen.append(body)
         elif kind == VALUE and is_plain(body):
             pass
@@ -239,6 +239,11 @@ def _take(node: Any, x: Any, path: str, found: dict[int, torch.Tensor]) -> None:
         if not isinstance(x, torch.Tensor):
             raise _OtherFormError(path, f"a {type(x).__name__}, where the saved plan takes a tensor")
         found[body] = x
+    elif kind == COMPLEX:
+        if not isinstance(x, torch.Tensor) or not x.is_complex():
+            said = "a real tensor" if isinstance(x, torch.Tensor) else f"a {type(x).__name__}"
+            raise _OtherFormError(path, f"{said}, where the saved plan takes a complex tensor")
+        found[body] = torch.view_as_real(x.resolve_conj())
     elif kind == VALUE:
         if isinstance(x, torch.Tensor) or not _same(x, body):
             said = "a tensor" if isinstance(x, torch.Tensor) else repr(x)[:40]
@@ -272,6 +277,8 @@ def _made(node: Any, tensors: Sequence[torch.Tensor]) -> Any:
     kind, body = node
     if kind == TENSOR:
         return tensors[body]
+    if kind == COMPLEX:
+        return torch.view_as_complex(tensors[body].contiguous())
     if kind == VALUE:
         return body
     if kind == LIST:

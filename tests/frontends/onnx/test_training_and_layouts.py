@@ -103,3 +103,27 @@ def test_an_empty_optional_is_refused() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
     with pytest.raises(UnsupportedError, match="an optional without an element"):
         import_onnx(model.SerializeToString())
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max"])
+def test_scattered_rows(reduction: str, known: bool) -> None:
+    rng = np.random.default_rng(0)
+    x, updates = rng.normal(size=(4, 3, 50)).astype(np.float32), rng.normal(size=(3, 50)).astype(np.float32)
+    at = np.array([[0, 2], [-1, 1], [3, 0]])
+    node = helper.make_node("ScatterND", ["x", "i", "u"], ["y"], reduction=reduction)
+    values = [helper.make_tensor("i", INT, at.shape, at.reshape(-1))] if known else []
+    inputs = [info("x", x.shape), *([] if known else [info("i", at.shape, INT)]), info("u", updates.shape)]
+    graph = helper.make_graph([node], "g", inputs, [info("y", x.shape)], values)
+    opsets = [helper.make_opsetid("", 18)]
+    imported = import_onnx(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+    assert not imported.opaque
+    want = x.copy()
+    ways: dict[str, Any] = {"none": lambda _, v: v, "add": np.add, "mul": np.multiply, "max": np.maximum}
+    combine = ways[reduction]
+    for place, value in zip(at, updates, strict=True):
+        want[tuple(place)] = combine(want[tuple(place)], value)
+    (found,) = evaluate(imported.graph, [x, updates] if known else [x, at, updates])
+    assert_allclose(found, want, rtol=1e-6)
+    if reduction in ("none", "add"):  # each place is compared with the rows' indices, not with those of all elements
+        assert max(n.type.size for n in imported.graph.nodes) <= max(x.size, 12 * 3 * 50)

@@ -71,7 +71,8 @@ def test_losses_and_reading_by_index() -> None:
     _check(lambda x, t: F.nll_loss(F.log_softmax(x, 1), t, reduction="sum"), x, t)
     _check(lambda x, t: x.gather(1, t[:, None]), x, t)
     _check(lambda x, t: x.gather(1, torch.stack([t, t], 1)), x, t, left=("aten.scatter_add.default",))
-    _check(F.embedding, t, _random(7, 3), left=("aten.index_put.default",))
+    _check(F.embedding, t, _random(7, 3))
+    _check(F.embedding, t.repeat(4), _random(7, 3), left=("aten.index_put.default",))
 
 
 @pytest.mark.parametrize("name", ["gelu", "silu", "sigmoid", "tanh", "relu", "elu", "hardswish", "mish", "softplus"])

@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from tests.frontends.torch.support import check
 
+from weft.errors import UnsupportedError
+from weft.frontends.torch import import_exported_program, importer
+
 X = torch.tensor([[-2.5, -1.0, 0.0], [0.5, 1.5, 3.0]])
 N = torch.tensor([[-7, -3, 0], [2, 5, 9]])
 B = torch.tensor([[True, False, True], [False, False, True]])
@@ -149,7 +152,18 @@ CASES = {
     "integer arguments of sums": (lambda x: torch.addmv(x[:, 0], x, x[0], beta=0.5, alpha=2), X),
     "without gradients and cast": (_blocks, X),
     "same thing twice": (lambda x: (x + 1, x + 1), X),
+    "the largest": (lambda x: (x.topk(1, 0), x[0].topk(1), x.sum().topk(1)), X),
+    "the smallest": (lambda n: n.topk(1, 1, largest=False), N),
+    "the largest with NaN": (lambda x: (x / x.relu()).topk(1), X),
     "an argument": (lambda x: (x, x.clone()), X),
+    "samples of a grid": (
+        lambda x, g: F.grid_sample(x[None, None], g, padding_mode="border", align_corners=True),
+        X, torch.tensor([[[[-1.5, 0.3], [0.2, -0.7], [0.9, 0.1]]]]),
+    ),
+    "nearest samples of a grid": (
+        lambda x, g: F.grid_sample(x[None, None, None], g, "nearest", "reflection", False),
+        X, torch.tensor([[[[[-1.5, 0.3, 0.4], [0.2, -0.7, -2.0]]]]]),
+    ),
 }  # fmt: skip
 
 
@@ -163,9 +177,18 @@ def test_operator(name: str) -> None:
     ("function", "op"),
     [
         (lambda x: x.logcumsumexp(0), "aten.logcumsumexp.default"),
+        (lambda x: torch.linalg.inv(x @ x.t()), "aten.linalg_inv.default"),
+        (lambda x: torch.inverse(x @ x.t()), "aten.inverse.default"),
+        (lambda x: torch.linalg.solve(x @ x.t(), x), "aten.linalg_solve.default"),
+        (lambda x: torch.linalg.lu_factor(x @ x.t())[0], "aten.linalg_lu_factor.default"),
         (lambda x: x.topk(2, 1), "aten.topk.default"),
+        (lambda x: x.topk(1, 1, largest=False), "aten.topk.default"),
         (lambda x: x.sort(1), "aten.sort.default"),
         (lambda x: torch.cdist(x, x), "aten._cdist_forward.default"),
+        (
+            lambda x: F.grid_sample(x[None, None], torch.zeros(1, 2, 2, 2), "bicubic", align_corners=False),
+            "aten.grid_sampler.default",
+        ),
         (lambda x: F.max_pool2d(x[None], 2, return_indices=True), "aten.max_pool2d_with_indices.default"),
     ],
 )
@@ -214,3 +237,63 @@ def test_shifts() -> None:
     check(lambda v: (v >> 3, v << 7), x, dtype=torch.int64)
     check(lambda v: v >> 31, x.to(torch.int32), dtype=torch.int32)
     check(lambda v: v >> 40, x.to(torch.int32), dtype=torch.int32, opaque_ops=["aten.__rshift__.Scalar"])
+
+
+AT = torch.tensor([1, 0])
+PUTS: dict[str, tuple[Any, ...]] = {
+    "a number by a mask": (lambda x: _set(x, x > 0, 7.0), X),
+    "rows by a mask": (lambda x, v: _set(x, x[:, 0] > 0, v), X, torch.tensor([1.0, 2.0, 3.0])),
+    "a mask behind a dimension": (lambda x, m: _set(x, (slice(None), m), 5.0), X, B[0]),
+    "added by a mask": (lambda x: x.index_put((x > 0,), torch.tensor(2.0), accumulate=True), X),
+    "known columns": (lambda x, v: _set(x, (slice(None), [2, 0]), v), X, X[:, :2]),
+    "known elements": (lambda x, v: _set(x, ([0, 1], [-1, 0]), v), X, X[0, :2]),
+    "columns": (lambda x, i, v: _set(x, (slice(None), i), v), X, AT, X[:, :2]),
+    "elements apart": (lambda x, i, v: _set(x[None], (i * 0, slice(None), i), v), X, AT, X[:, :2].clone()),
+    "one row for all": (lambda x, i: _set(x, i, x[0] * 2), X, AT),
+    "negative": (lambda x, i: _set(x, i - 2, 1.0), X, AT),
+    "int32": (lambda x, i: _set(x, i.int(), 1.0), X, AT),
+    "added twice": (lambda x, v: x.index_put((AT * 0,), v, accumulate=True), X, X * 3),
+    "added": (lambda x, i, v: x.index_put((i * 0,), v, accumulate=True), X, AT, X * 3),
+    "index_add": (lambda x, i, v: x.index_add(1, i, v, alpha=2), X, AT, X[:, :2]),
+    "index_copy": (lambda x, i, v: x.index_copy(0, i, v), X, AT, X * 2),
+    "index_fill": (lambda x, i: x.index_fill(1, i, 3.0), X, AT),
+    "masked_scatter": (lambda x, b: x.masked_scatter(b, x * 10), X, B),
+    "masked_scatter of rows": (lambda x, b: x.masked_scatter(b[:, :1], x * 10), X, B),
+    "integers": (lambda n, i: _set(n, (slice(None), i), n[:, 1:]), N, AT),
+}
+
+
+def _set(x: Any, at: Any, value: Any) -> Any:
+    y = x.clone()
+    y[at] = value
+    return y
+
+
+@pytest.mark.parametrize("name", PUTS)
+def test_writing_by_index(name: str) -> None:
+    function, *inputs = PUTS[name]
+    check(function, *inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits_by_index(dtype: torch.dtype) -> None:
+    check(lambda x, i: _set(x, (slice(None), i), x[:, 1:] * 2), X.to(dtype), AT, dtype=dtype)
+
+
+def test_many_values_by_index_are_left_to_aten() -> None:
+    at = torch.zeros(40, dtype=torch.int64)
+    op = ("aten.index_put.default",)
+    imported = check(lambda x, i, v: x.index_put((i,), v, accumulate=True), X, at, torch.ones(40, 3), opaque_ops=op)
+    assert "adds 40 values" in imported.opaque[0].reason
+
+
+def test_what_looks_at_its_result_is_no_step_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Inverse(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.inv(x)
+
+    program = torch.export.export(Inverse(), (torch.eye(3),))
+    assert import_exported_program(program).imported.opaque
+    monkeypatch.setattr(importer._Importer, "_check_device", lambda *_: None)  # there is none here
+    with pytest.raises(UnsupportedError, match="on the host"):
+        import_exported_program(program, device="cuda")

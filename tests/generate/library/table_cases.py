@@ -29,6 +29,7 @@ from weft.kernels.source import LibraryCall
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract
 from weft.orchestrate.legality import EnumerationLimits
+from weft.orchestrate.stored import stored_root
 from weft.tune.verify import Finding, weight_positions
 
 IMAGE, ROWS = (2, 8, 5, 6), (4, 10)
@@ -76,6 +77,12 @@ RULES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "resize_linear": [
         ([IMAGE], {**_TWICE, "coordinate_mode": "half_pixel"}),
         ([IMAGE], {**_TWICE, "coordinate_mode": "pytorch_half_pixel"}),
+    ],
+    "grid_sample": [
+        ([IMAGE, (IMAGE[0], 3, 5, 2)], {"mode": mode, "padding": padding, "align_corners": aligned})
+        for mode in ("linear", "nearest")
+        for padding in ("zeros", "border", "reflection")
+        for aligned in (False, True)
     ],
     "reduce_mean": [([IMAGE], {"axes": (2, 3), "keepdims": True}), ([IMAGE], {"axes": (1,), "keepdims": True})],
 }
@@ -304,8 +311,9 @@ def _cut_out_of(graph: Graph, candidate: Candidate) -> Problem:
 
 def of_viewed(graph: Graph, rule: str) -> Iterator[Problem]:
     """The operator with views in front, in every memory format."""
+    written = {stored_root(graph, o) for o in graph.outputs}
     for candidate in enumerate_candidates(graph, EnumerationLimits(library_calls=True)).candidates:
-        if candidate.kind is not Kind.CALL or set(candidate.outputs) != set(graph.outputs):
+        if candidate.kind is not Kind.CALL or set(candidate.outputs) != written:
             continue
         if (problem := _cut_out_of(graph, candidate)).origin_rule == rule:
             yield from _formatted(problem)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tests.runtime.plans import executable
 from tests.tune.cases import problem
 from tests.typed import assert_allclose
 
+from weft.generate.library import opaque_aten
 from weft.generate.library.execute import BoundCall
 from weft.generate.library.translate import TRANSLATE, Program
 from weft.ir import attrs as a
@@ -175,3 +177,31 @@ def test_an_opaque_onnx_operator_on_bf16() -> None:
     for found in (primitive_by_primitive(graph, [x]), executable(graph)(x)):
         assert [f.dtype for f in found] == [torch.bfloat16] * 2
         assert [f.tolist() for f in found] == [[-2.0, 5.0, -6.0], [2.0, -5.0, 6.0]]
+
+
+def test_an_operator_of_several_results_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where both are read: a sort has its values and their places."""
+    types = (TensorType(F32, (2, 3)), TensorType(I64, (2, 3)))
+    payload = json.dumps({"op": "aten::sort", "overload": "", "args": [{"tensor": 0}, 1], "kwargs": {}})
+    b = GraphBuilder()
+    x = b.input(types[0])
+    made = [b.add(Prim.OPAQUE, x, attrs=a.OpaqueAttrs("aten", "sort", payload, k, types, "a test")) for k in (0, 1)]
+    other = b.add(Prim.OPAQUE, b.apply(Prim.NEG, x), attrs=a.OpaqueAttrs("aten", "sort", payload, 1, types, "a test"))
+    graph = b.build([b.apply(Prim.NEG, made[0]), made[1], made[0], other])
+    calls: list[str] = []
+    run = opaque_aten.run_aten
+
+    def counted(payload: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        calls.append(payload)
+        return run(payload, inputs)
+
+    monkeypatch.setattr(opaque_aten, "run_aten", counted)
+    given = torch.tensor([[3.0, 1.0, 2.0], [5.0, 4.0, 6.0]])
+    values, places = given.sort(1)
+    call = Program(graph).finish(Schedule("library", (("form", "primitives"),)), problem(graph))
+    outs = [torch.empty(2, 3), torch.empty(2, 3, dtype=torch.int64), torch.empty(2, 3), torch.empty(2, 3).long()]
+    BoundCall(call, {}).launcher([given], outs)()
+    assert len(calls) == 2  # of two different tensors
+    for found in (outs, BoundCall(call, {}).run([given]), executable(graph)(given)):
+        for got, want in zip(found, (-values, places, values, (-given).sort(1)[1]), strict=True):
+            torch.testing.assert_close(got, want)

@@ -25,6 +25,14 @@ class Ref:
     node: NodeId
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A complex tensor: its parts, of one type."""
+
+    re: NodeId
+    im: NodeId
+
+
 class NotTakenError(Exception):
     """No rule takes this call: it becomes an opaque node with this reason. Never leaves the front end.
 
@@ -82,6 +90,11 @@ class Call:
     def refuse(self, reason: str) -> NoReturn:
         """Refuse the whole graph: the call has effects that neither a rule nor ATen inside an executable may have."""
         raise UnsupportedError(op=self.op, reason=reason)
+
+    def of(self, arguments: Mapping[str, object]) -> Call:
+        """The same call of other arguments, all results read."""
+        every = frozenset(range(len(self.results)))
+        return Call(self.b, self.op, arguments, self.results, every, self._source, self._location)
 
     def leave(self, used: frozenset[int], reason: str, **changed: object) -> tuple[NodeId, ...]:
         """Results of the call by the framework, the others ABSENT, with other values of some arguments.

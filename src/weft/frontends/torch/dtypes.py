@@ -24,6 +24,8 @@ FROM_TORCH: Mapping[torch.dtype, DType] = {
     torch.uint8: DType.U8,
     torch.bool: DType.BOOL,
 }
+PARTS: Mapping[torch.dtype, DType] = {torch.complex64: DType.F32, torch.complex128: DType.F64}
+"""Element type of the parts of complex tensors, which are two real ones here."""
 EMULATED = frozenset(t for t, d in FROM_TORCH.items() if d.is_emulated)
 """What NumPy lacks: float32 stands in."""
 TO_TORCH: Mapping[DType, torch.dtype] = {d: t for t, d in FROM_TORCH.items()}

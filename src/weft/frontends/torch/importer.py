@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 import torch
 from torch import fx
@@ -25,13 +25,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import DataDependentError, InvalidGraphError, UnsupportedError
 from weft.frontends.imported import Imported, OpaqueUse
-from weft.frontends.torch.call import ABSENT, Call, NotTakenError, Ref
+from weft.frontends.torch.call import ABSENT, Call, NotTakenError, Pair, Ref
+from weft.frontends.torch.complexes import COMPLEX, part_type
 from weft.frontends.torch.decompose import decompositions
-from weft.frontends.torch.dtypes import DEPENDS, static_int, to_numpy, type_of
+from weft.frontends.torch.dtypes import DEPENDS, PARTS, static_int, to_numpy, type_of
 from weft.frontends.torch.foreign import FOREIGN, Foreign
 from weft.frontends.torch.inplace import InPlace, functional_forms
 from weft.frontends.torch.refusal import is_users, untraced
-from weft.frontends.torch.table import KEPT, OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
+from weft.frontends.torch.table import CHECKS_ITSELF, KEPT, OPAQUE, REFUSED, STATIC, TABLE, WITHOUT_EFFECT
 from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder, NodeId, Origin, digests_of
 from weft.ir.prims import Prim
@@ -94,18 +95,20 @@ class _Importer:
         self.fallen: dict[tuple[str, str], int] = {}
         self._device = torch.device(device).type
         self._attribute = attribute
-        self._constants: dict[int, Ref] = {}
+        self._constants: dict[int, Ref | Pair] = {}
         self._read: dict[int, tuple[Array, DType, str]] = {}
         """Data and digests of tensors, by identity; see `read`."""
         self._inplace = inplace or {}
         self.left: dict[fx.Node, UnsupportedError] | None = None
         """Calls that no graph holds, where these are to be found and not refused: their results count as inputs."""
+        self.in_reals = True
+        """Complex numbers are two reals; else calls that take or give them are refused."""
 
     # values
 
     def read(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Look at tensors by name that `constant` will be asked for: all together their digests take less time."""
-        fresh = {id(t): (t, name) for name, t in tensors.items() if id(t) not in self._read}
+        fresh = {id(t): (t, n) for n, t in tensors.items() if id(t) not in self._read and t.dtype not in PARTS}
         for tensor, name in fresh.values():
             type_of(tensor, f"constant {name!r}")
         with _disable_current_modes():
@@ -113,8 +116,12 @@ class _Importer:
         digests = digests_of([(dtype, data) for data, dtype in found])
         self._read.update({i: (*pair, digest) for i, pair, digest in zip(fresh, found, digests, strict=True)})
 
-    def constant(self, tensor: torch.Tensor, name: str) -> Ref:
+    def constant(self, tensor: torch.Tensor, name: str) -> Ref | Pair:
         """A tensor of the module, once."""
+        if tensor.dtype in PARTS and id(tensor) not in self._constants:
+            with _disable_current_modes():
+                parts = [self.b.constant(*to_numpy(part)) for part in (tensor.real, tensor.imag)]
+            self._constants[id(tensor)] = Pair(*parts)
         if id(tensor) not in self._constants:
             self.read({name: tensor})
             data, dtype, digest = self._read.pop(id(tensor))
@@ -189,6 +196,10 @@ class _Importer:
             return
         if not isinstance(target, torch._ops.OpOverload):
             raise UnsupportedError(op=getattr(target, "__name__", name), reason="not an ATen operator")
+        if self.in_reals and _is_complex(node):
+            self.operators += 1
+            self._complex(node, target, name)
+            return
         if node in self._inplace:
             self.operators += 1
             call = self._inplace[node]
@@ -248,6 +259,53 @@ class _Importer:
                 found = self._opaque(given, named, target, name, types, used, refused.reason)
         results = [Ref(n) if n != ABSENT else None for n in found]
         self.env[node] = results if many else results[0]
+
+    def _complex(self, node: fx.Node, target: torch._ops.OpOverload, name: str) -> None:
+        """A call with a complex operand or result: in reals, or by the framework with complex numbers inside."""
+        value = node.meta["val"]
+        many = isinstance(value, list | tuple)
+        values: Sequence[object] = value if many else (value,)
+        types: list[TensorType] = []
+        for v in values:
+            found = part_type(v) if _has_parts(v) else self._result_type(v, name)
+            if found is None:
+                raise UnsupportedError(op=name, reason="leaves out a result")
+            types.append(found)
+        pairs = [_has_parts(v) for v in values]
+        source, location = f"{node.name} ({name})", _location(node)
+        arguments = self._arguments(node, target)
+        call = Call(self.b, name, arguments, types, frozenset(range(len(types))), source, location)
+        with self.b.origin(Origin(rule="", source=source, location=location)):
+            try:
+                results = self._in_parts(call, pairs)
+            except NotTakenError as refused:
+                if _is_random(target, arguments):
+                    raise UnsupportedError(op=name, reason="draws random numbers") from None
+                every = tuple(t for t, two in zip(types, pairs, strict=True) for _ in range(1 + two))
+                given, named = self._as_called(node)
+                used = frozenset(range(len(every)))
+                left = iter(self._opaque(given, named, target, name, every, used, refused.reason))
+                results = [Pair(next(left), next(left)) if two else Ref(next(left)) for two in pairs]
+        self.env[node] = results if many else results[0]
+
+    def _in_parts(self, call: Call, pairs: Sequence[bool]) -> list[Ref | Pair]:
+        """Results by the handler, in the types that torch gives them."""
+        if call.op not in COMPLEX:
+            raise NotTakenError("complex numbers")
+        try:
+            made = COMPLEX[call.op](call)
+        except (InvalidGraphError, ShapeError) as error:
+            raise NotTakenError(f"internal: {error}") from error
+        found = made if isinstance(made, tuple) else (made,)
+        if [isinstance(x, Pair) for x in found] != list(pairs):
+            raise NotTakenError("complex numbers")
+        results: list[Ref | Pair] = []
+        for x, type in zip(found, call.results, strict=True):
+            assert type is not None
+            parts = (x.re, x.im) if isinstance(x, Pair) else (x.node,)
+            fixed = [self.b.broadcast(self.b.cast(part, type.dtype), type.shape) for part in parts]
+            results.append(Pair(*fixed) if isinstance(x, Pair) else Ref(fixed[0]))
+        return results
 
     def _result_type(self, value: object, name: str) -> TensorType | None:
         if value is None:
@@ -311,6 +369,8 @@ class _Importer:
             raise DataDependentError(op=name, reason=DEPENDS)
         if target._schema.is_mutable:
             raise UnsupportedError(op=name, reason="writes into its arguments")
+        if name in CHECKS_ITSELF and self._device != "cpu":  # no graph of launches waits for the host
+            raise UnsupportedError(op=name, reason=CHECKS_ITSELF[name])
         return self._left(target, name, given, named, types, used, reason)
 
     def _left(
@@ -357,6 +417,9 @@ class _Importer:
         if isinstance(value, Ref):
             inputs.append(value.node)
             return {"tensor": len(inputs) - 1}
+        if isinstance(value, Pair):
+            inputs.extend((value.re, value.im))
+            return {"complex": len(inputs) - 2}
         if isinstance(value, list | tuple):
             return [self._encode(v, inputs, op) for v in value]
         if isinstance(value, float) and not math.isfinite(value):
@@ -419,6 +482,17 @@ class _Importer:
             opaque=tuple(OpaqueUse(op, reason, count) for (op, reason), count in opaque),
             notes=notes,
         )
+
+
+def _has_parts(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a complex tensor that two real ones stand for."""
+    return isinstance(value, torch.Tensor) and value.dtype in PARTS
+
+
+def _is_complex(node: fx.Node) -> bool:
+    """Whether a call has a complex operand or result."""
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    return any(_has_parts(x) for v in values for x in (v if isinstance(v, list | tuple) else (v,)))
 
 
 def _is_random(target: torch._ops.OpOverload, arguments: Mapping[str, object]) -> bool:
@@ -518,7 +592,8 @@ def _results(
         elif value is None or isinstance(value, bool | int | float | str):
             results.append(Result(static=value))
         else:
-            raise UnsupportedError(op="output", reason=f"a result is {type(value).__name__}")
+            told = "a complex tensor" if isinstance(value, Pair) else type(value).__name__
+            raise UnsupportedError(op="output", reason=f"a result is {told}")
     return outputs, results
 
 
@@ -556,11 +631,25 @@ def calls_of_framework(
     Raises:
         UnsupportedError: an argument that is no dense tensor of static shape, or a number [W201].
     """
+    (output,) = (n for n in gm.graph.nodes if n.op == "output")
+    given = [n.meta.get("val") for n in output.all_input_nodes]
+    # a part neither takes nor gives complex numbers: they are in reals where the whole graph is one part
+    if not any(map(_has_parts, given)):
+        left = _left_of(gm, example_inputs, device, in_reals=True)
+        if not left or not any(n.op == "call_function" and _is_complex(n) for n in gm.graph.nodes):
+            return left
+    return _left_of(gm, example_inputs, device, in_reals=False)
+
+
+def _left_of(
+    gm: fx.GraphModule, example_inputs: Sequence[object], device: str, *, in_reals: bool
+) -> Mapping[fx.Node, UnsupportedError]:
     importer = _Importer(device, lambda name: _attribute_of(gm, name))
-    importer.left = {}
+    left: dict[fx.Node, UnsupportedError] = {}
+    importer.left, importer.in_reals = left, in_reals
     arguments, _ = _arguments_of(importer, gm, example_inputs, _NONE)
     importer.walk(gm.graph, frozenset(_epilogue(gm.graph, arguments)))
-    return importer.left
+    return left
 
 
 def import_fx_program(
@@ -708,7 +797,7 @@ def import_exported(program: torch.export.ExportedProgram, *, device: str = "cpu
 
 def _needs_decomposition(program: torch.export.ExportedProgram, inplace: Mapping[fx.Node, InPlace]) -> bool:
     """Whether a call is in no table, or writes statistics although its schema does not say so."""
-    known = TABLE.keys() | OPAQUE.keys() | KEPT.keys() | STATIC | WITHOUT_EFFECT
+    known = TABLE.keys() | OPAQUE.keys() | KEPT.keys() | STATIC | WITHOUT_EFFECT | COMPLEX.keys()
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
             continue

@@ -461,6 +461,25 @@ def resize_linear(k: int, antialias: bool = False) -> Handler:
     return handler
 
 
+_SAMPLED = ("linear", "nearest")
+_OUTSIDE = ("zeros", "border", "reflection")
+
+
+def grid_sample(c: Call) -> NodeId:
+    """An image at the points of a grid."""
+    mode, padding = c.integer("interpolation_mode"), c.integer("padding_mode")
+    if mode not in range(len(_SAMPLED)) or padding not in range(len(_OUTSIDE)):
+        c.decline("cubic sampling at data-dependent positions")
+    return c.one(
+        "grid_sample",
+        c.ref("input"),
+        c.ref("grid"),
+        mode=_SAMPLED[mode],
+        padding=_OUTSIDE[padding],
+        align_corners=c.flag("align_corners"),
+    )
+
+
 TABLE: Mapping[str, Handler] = {
     **{f"aten.{n}.default": matmul for n in ("mm", "_int_mm", "bmm", "matmul", "mv", "dot")},
     "aten._scaled_mm.default": scaled_mm,
@@ -507,5 +526,6 @@ TABLE: Mapping[str, Handler] = {
     **{f"aten._upsample_nearest_exact{k}d.{o}": resize_nearest(k, True) for k in (1, 2, 3) for o in ("vec", "default")},
     **{f"aten.upsample_{n}{k}d.{o}": resize_linear(k)
        for n, k in (("linear", 1), ("bilinear", 2), ("trilinear", 3)) for o in ("vec", "default")},
+    **{f"aten.grid_sampler{k}.default": grid_sample for k in ("", "_2d", "_3d")},
 }  # fmt: skip
 """Handlers by overload."""

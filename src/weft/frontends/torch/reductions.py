@@ -156,6 +156,19 @@ def vector_norm(c: Call) -> NodeId:
     return b.reshape(found, c.out.shape)
 
 
+def top_one(c: Call) -> tuple[NodeId, ...]:
+    """The largest or the smallest element of each row, and where it is; more than one are the framework's."""
+    x = c.ref("self")
+    if c.integer("k") != 1 or c.type(x).dtype is DType.BOOL:
+        c.decline("selects by rank")
+    if c.rank(x) == 0:
+        return x, c.b.scalar(0, DType.I64)
+    rule = "max_dim" if c.flag("largest") else "min_dim"
+    if rule == "min_dim" and c.type(x).dtype.is_float:
+        c.decline("selects the smallest, of which NaN is none")
+    return c.rule(rule, (x,), axis=c.axis(c.integer("dim"), c.rank(x)), keepdims=True)
+
+
 TABLE: Mapping[str, Handler] = {
     "aten.sum.default": reduction("reduce_sum"),
     "aten.sum.dim_IntList": reduction("reduce_sum"),
@@ -171,6 +184,7 @@ TABLE: Mapping[str, Handler] = {
     "aten.cumprod.default": cumulative("cumulative_prod"),
     **{f"aten.any.{o}": truth(Prim.REDUCE_MAX) for o in ("default", "dim", "dims")},
     **{f"aten.all.{o}": truth(Prim.REDUCE_MIN) for o in ("default", "dim", "dims")},
+    "aten.topk.default": top_one,
     "aten.argmax.default": arg("argmax"),
     "aten.argmin.default": arg("argmin"),
     "aten.max.dim": extreme("reduce_max", Prim.ARGMAX),

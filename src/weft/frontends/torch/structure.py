@@ -22,8 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from weft.errors import NotTracedError
+from weft.frontends.torch.dtypes import PARTS
 from weft.kernels import call_tree
-from weft.kernels.call_tree import DICT, FIELDS, LIST, TENSOR, TUPLE, VALUE
+from weft.kernels.call_tree import COMPLEX, DICT, FIELDS, LIST, TENSOR, TUPLE, VALUE
 from weft.kernels.codec import Json
 
 _FIXED = (
@@ -53,6 +54,16 @@ class _Slot:
 
     def __deepcopy__(self, notes: dict[Any, Any]) -> object:
         return notes[_TENSORS][self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Complex:
+    """The place of a complex tensor, which is given as a real one with its parts in the last dimension."""
+
+    index: int
+
+    def made(self, tensors: Sequence[torch.Tensor]) -> object:
+        return torch.view_as_complex(tensors[self.index].contiguous())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,7 @@ class _Object:
         return copy.deepcopy(self.template, {_TENSORS: tensors})  # type: ignore[dict-item]
 
 
-_Part = _Slot | _Fixed | _Container | _Fields | _Object
+_Part = _Slot | _Complex | _Fixed | _Container | _Fields | _Object
 
 
 @final
@@ -139,6 +150,8 @@ class _NotKeptError(Exception):
 def _json(part: _Part) -> Json:
     if isinstance(part, _Slot):
         return [TENSOR, part.index]
+    if isinstance(part, _Complex):
+        return [COMPLEX, part.index]
     if isinstance(part, _Fixed):
         if call_tree.is_plain(part.value):
             return [VALUE, cast("Json", part.value)]
@@ -181,7 +194,7 @@ def taken_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> tup
 
 def is_plain(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Whether a call has tensors by their places alone."""
-    return not kwargs and all(isinstance(x, torch.Tensor) for x in args)
+    return not kwargs and all(isinstance(x, torch.Tensor) and x.dtype not in PARTS for x in args)
 
 
 @final
@@ -193,9 +206,11 @@ class _Walk:
 
     def part(self, value: Any, path: tuple[str, ...]) -> tuple[_Part, Hashable]:
         if isinstance(value, torch.Tensor):
-            self.tensors.append(value)
+            is_complex = value.dtype in PARTS and value.layout is torch.strided and not value.is_meta
+            self.tensors.append(torch.view_as_real(value.resolve_conj()) if is_complex else value)
             self.names.append("_".join(path[1:]) or "x")
-            return _Slot(len(self.tensors) - 1), "tensor"
+            last = len(self.tensors) - 1
+            return (_Complex(last), "complex") if is_complex else (_Slot(last), "tensor")
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             problem = "it returns a Python number that depends on the values of tensors"
             raise NotTracedError(problem=problem, remedy="return it as a tensor: leave out `.item()`")

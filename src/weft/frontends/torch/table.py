@@ -29,31 +29,38 @@ OPAQUE: Mapping[str, str] = {
     "aten._embedding_bag.default": "bags of varying length",
     "aten._pdist_forward.default": "distances between all pairs of rows",
     "aten.col2im.default": _SCATTER,
+    "aten._fft_c2r.default": "complex numbers",
+    "aten._fft_r2c.default": "complex numbers",
     "aten.embedding_dense_backward.default": _BACKWARD,
-    "aten.grid_sampler_2d.default": "samples at data-dependent positions",
-    "aten.index_put.default": _SCATTER,
-    "aten.masked_scatter.default": _SCATTER,
     "aten.native_group_norm_backward.default": _BACKWARD,
     "aten.native_layer_norm_backward.default": _BACKWARD,
     "aten.scatter_reduce.two": _SCATTER,
     "aten.sort.default": "sorts",
-    "aten.topk.default": "selects by rank",
 }
 """Core overloads that ATen runs itself, and why no rule takes them."""
 
 _RECURRENT = "a loop over time: unrolled, it grows with the length of the sequence"
+CHECKS_ITSELF: Mapping[str, str] = {
+    f"aten.{name}.default": "raises where a matrix has no result: it looks at its own on the host"
+    for name in ("linalg_inv", "inverse", "linalg_solve", "linalg_lu_factor")
+}
+"""Overloads that raise by the values of their operands; taken apart, that is an effect, which no graph has.
+
+Those that raise on nearly all drawn matrices (Cholesky) cannot be measured, and stay with the framework.
+"""
 KEPT: Mapping[str, str] = {
-    f"aten.{name}.{overload}": _RECURRENT
-    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-    for overload in ("input", "data")
+    **CHECKS_ITSELF,
+    **{
+        f"aten.{name}.{overload}": _RECURRENT
+        for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+        for overload in ("input", "data")
+    },
 }
 """Composite overloads that stay whole and opaque, although torch could take them apart."""
 
 _RANDOM = "draws random numbers: results of a compiled graph would not follow the generator's sequence"
 _MEMORY = "about memory, not values"
 REFUSED: Mapping[str, str] = {
-    "aten._fft_c2r.default": "complex numbers",
-    "aten._fft_r2c.default": "complex numbers",
     "aten._local_scalar_dense.default": "its result is a Python number",
     "aten._native_batch_norm_legit.default": "writes its running statistics in place",
     "aten.atan2.out": "writes into an argument",

@@ -41,6 +41,7 @@ def covered(device: str) -> Mapping[str, frozenset[DType]]:
     found = {f"primitives {p.value}": _ALL if p in _MOVED else _COMPUTED for p in prims}
     found |= {f"operator {rule}": _FLOATS for rule in OPERATORS}
     found["widened"] = _HALVES
+    found["operator grid_sample"] = _WIDE  # places of 16 bits, and f64 in another order
     found |= {"operator sdpa": _FLOATS | {DType.BOOL}, CONVERT: _ALL, OPAQUE: _ALL}
     del found[f"primitives {Prim.OPAQUE.value}"]
     found[f"primitives {Prim.CONV.value}"] = _FLOATS

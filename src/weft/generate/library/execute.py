@@ -48,30 +48,39 @@ def _number(value: float, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(value, dtype=dtype)
 
 
-def _opaque_aten(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor:
+def _opaque_aten(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
+    """One result of a call; -1: all of them."""
     from weft.generate.library.opaque_aten import run_aten
 
-    return run_aten(payload, list(inputs))[result]
+    found = run_aten(payload, list(inputs))
+    return found if result < 0 else found[result]
 
 
-def _opaque_onnx(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor:
+def _opaque_onnx(payload: str, result: int, *inputs: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
     from weft.generate.library.opaque_onnx import run_onnx
 
     # NumPy has no bf16 nor floats of 8 bits: the operator's model takes and gives f32 there
     arrays = [(x.float() if x.dtype in _HELD else x).contiguous().cpu().numpy() for x in inputs]
-    made = torch.from_numpy(run_onnx(payload, arrays)[result])
-    return made.to(inputs[0].device) if inputs else made
+    found = run_onnx(payload, arrays)
+    made = [torch.from_numpy(x) for x in (found if result < 0 else [found[result]])]
+    placed = [x.to(inputs[0].device) if inputs else x for x in made]
+    return placed if result < 0 else placed[0]
 
 
-_SPECIAL: dict[str, Callable[..., torch.Tensor]] = {
+def _result(every: Sequence[torch.Tensor], result: int) -> torch.Tensor:
+    return every[result]
+
+
+_SPECIAL: dict[str, Callable[..., Any]] = {
     "weft.tensor": _tensor,
     "weft.number": _number,
     "weft.opaque_aten": _opaque_aten,
     "weft.opaque_onnx": _opaque_onnx,
+    "weft.result": _result,
 }
 
 
-def register(target: str, run: Callable[..., torch.Tensor]) -> None:
+def register(target: str, run: Callable[..., Any]) -> None:
     """Make a step of our own known, which is no operator of the framework."""
     _SPECIAL[target] = run
 

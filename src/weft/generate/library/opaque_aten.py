@@ -1,8 +1,9 @@
 """Runs opaque ATen calls from their payload: data, never code.
 
 A payload is JSON: `{"op": "aten::topk", "overload": "", "inputs": ["f32"], "args": [...], "kwargs": {...}}`. Tensors
-are `{"tensor": i}` (position among the inputs); element types, layouts and memory formats are named; floats that JSON
-lacks are `{"float": "inf"}`. Results that are None are left out, lists are flattened.
+are `{"tensor": i}` (position among the inputs), complex ones `{"complex": i}` (their parts are inputs i and i + 1);
+element types, layouts and memory formats are named; floats that JSON lacks are `{"float": "inf"}`. Results that are
+None are left out, lists are flattened, a complex one gives its parts.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _CONSTANTS = {
             "int8",
             "uint8",
             "bool",
+            "complex64",
+            "complex128",
         }
     ),
     "layout": frozenset({"strided"}),
@@ -97,6 +100,8 @@ def _argument(value: Any, inputs: Sequence[torch.Tensor], device: torch.device) 
     ((kind, content),) = value.items()
     if kind == "tensor" and isinstance(content, int) and not isinstance(content, bool) and 0 <= content < len(inputs):
         return inputs[content]
+    if kind == "complex" and isinstance(content, int) and 0 <= content < len(inputs) - 1:
+        return torch.complex(inputs[content], inputs[content + 1])
     if kind == "float" and content in ("inf", "-inf", "nan"):
         return float(content)
     if kind == "device":
@@ -126,7 +131,7 @@ def run_aten(payload: str, inputs: Sequence[torch.Tensor], device: str = "cpu") 
 
 def _flat(found: Any) -> list[torch.Tensor]:
     if isinstance(found, torch.Tensor):
-        return [found]
+        return [found.real, found.imag] if found.is_complex() else [found]
     if found is None:
         return []
     if isinstance(found, tuple | list):

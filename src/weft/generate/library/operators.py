@@ -277,6 +277,16 @@ def _resize_linear(o: Operator) -> Ref | None:
     return None if o.param("coordinate_mode", "half_pixel") == "align_corners" else resize_linear(o)
 
 
+def _grid_sample(o: Operator) -> Ref | None:
+    mode = {"linear": 0, "nearest": 1}[str(o.param("mode", "linear"))]
+    padding = ("zeros", "border", "reflection").index(str(o.param("padding", "zeros")))
+    aligned = bool(o.param("align_corners", False))
+    x, grid = (o.graph.type_of(o.node(k)) for k in (0, 1))
+    if len(x.shape) != 4 or x.dtype is not grid.dtype:
+        return None
+    return o.call("aten.grid_sampler_2d.default", o.ref(0), o.ref(1), mode, padding, aligned)
+
+
 def _relu(o: Operator) -> Ref | None:
     return o.call("aten.relu.default", o.ref(0))
 
@@ -312,6 +322,7 @@ OPERATORS: Mapping[str, Row] = {
     "relu": _relu,
     "resize_nearest": _resize_nearest,
     "resize_linear": _resize_linear,
+    "grid_sample": _grid_sample,
 }
 
 

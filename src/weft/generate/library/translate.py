@@ -8,6 +8,7 @@ from typing import cast
 
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Node, NodeId
+from weft.ir.opaque import call_members
 from weft.ir.prims import Prim
 from weft.ir.types import FLOAT8, DType
 from weft.kernels.candidate import Problem
@@ -43,6 +44,13 @@ class Program:
         steps = self.prepare if static else self.run
         steps.append(step)
         return Ref("prep" if static else "tmp", len(steps) - 1)
+
+    def once(self, target: str, *args: CallValue) -> Ref:
+        """The results, together, of a step that several values are picked from."""
+        step = CallStep(target, args, (), -1)
+        if step in self.run:
+            return Ref("tmp", self.run.index(step))
+        return self.call(target, *args, result=-1, live=True)
 
     def tensor(self, values: Sequence[float], dtype: DType, shape: Sequence[int]) -> Ref:
         """A small constant made at link time."""
@@ -436,9 +444,14 @@ def _flat_pads(lo: Sequence[int], hi: Sequence[int]) -> tuple[int, ...]:
     return tuple(v for pair in zip(reversed(lo), reversed(hi), strict=True) for v in pair)
 
 
-def _opaque(p: Program, _: NodeId, n: Node) -> Ref:
+def _opaque(p: Program, node: NodeId, n: Node) -> Ref:
     at = cast("a.OpaqueAttrs", n.attrs)
-    found = p.call(f"weft.opaque_{at.framework}", at.payload, at.result, *(p.value(i) for i in n.inputs), live=True)
+    target, operands = f"weft.opaque_{at.framework}", [p.value(i) for i in n.inputs]
+    if call_members(p.graph, node).bit_count() > 1:
+        every = p.once(target, at.payload, -1, *operands)
+        found = p.call("weft.result", every, at.result, live=True)
+    else:
+        found = p.call(target, at.payload, at.result, *operands, live=True)
     if at.framework == "onnx" and n.type.dtype.is_emulated:
         return p.call("aten._to_copy.default", found, dtype=f"dtype:{n.type.dtype.value}")  # it crosses NumPy as f32
     return found

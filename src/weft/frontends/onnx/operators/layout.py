@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -313,12 +314,23 @@ def _scatter_elements(c: Call) -> Result:
         if k != axis and inner[k] > 1:
             step = b.apply(Prim.MUL, b.iota(inner, k, DType.I64), b.constant(np.array(stride, np.int64)))
             flat = b.apply(Prim.ADD, flat, step)
-    m = math.prod(inner)
-    made = flat_scatter(
-        c, b.reshape(c.x(0), (c.type(0).size,)), b.reshape(flat, (m,)), b.reshape(c.x(2), (m,)),
-        c.get("reduction", "none"),
-    )  # fmt: skip
+    m, reduction = math.prod(inner), c.get("reduction", "none")
+    data, updates = b.reshape(c.x(0), (c.type(0).size,)), b.reshape(c.x(2), (m,))
+    made = flat_scatter(c, data, b.reshape(flat, (m,)), updates, reduction)
     return made if isinstance(made, Declined) else b.reshape(made, shape)
+
+
+def _flat_rows(c: Call, sizes: Sequence[int], rows: int) -> NodeId:
+    """Positions of the rows that indices name among all, a constant where they are."""
+    b, count = c.b, len(sizes)
+    strides = np.array([math.prod(sizes[j + 1 :]) for j in range(count)], np.int64)
+    value = b.constant_value(c.x(1))
+    if value is not None:
+        at = np.asarray(value).astype(np.int64).reshape(rows, count)
+        return b.constant((np.where(at < 0, at + np.array(sizes, np.int64), at) * strides).sum(1))
+    at_sizes = b.constant(np.array(sizes, np.int64))
+    idx = _normal_index(c, b.reshape(c.x(1), (rows, count)), at_sizes)
+    return b.reshape(b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, idx, b.constant(strides)), (1,)), (rows,))
 
 
 def _scatter_nd(c: Call) -> Result:
@@ -328,15 +340,22 @@ def _scatter_nd(c: Call) -> Result:
     if k > len(shape) or c.shape(2) != (*inner[:-1], *tail):
         c.fail(f"indices {inner} and updates {c.shape(2)} into {shape}")
     rows, width = math.prod(inner[:-1]), math.prod(tail)
+    reduction = c.get("reduction", "none")
+    if reduction in ("none", "add") and rows:
+        places = b.reshape(c.x(0), (math.prod(shape[:k]), width))
+        put = c.rule(
+            "put", places, _flat_rows(c, shape[:k], rows), b.reshape(c.x(2), (rows, width)), axis=0,
+            add=reduction == "add",
+        )  # fmt: skip
+        if not isinstance(put, Declined):
+            return b.reshape(put[0], shape)
     sizes = b.constant(np.array(shape[:k], np.int64))
     idx = _normal_index(c, b.reshape(c.x(1), (rows, k)), sizes)
     strides = np.array([math.prod(shape[j + 1 :]) for j in range(k)], np.int64)
     start = b.reshape(b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, idx, b.constant(strides)), (1,)), (rows, 1))
     flat = b.apply(Prim.ADD, b.broadcast(start, (rows, width)), b.iota((rows, width), 1, DType.I64))
-    made = flat_scatter(
-        c, b.reshape(c.x(0), (c.type(0).size,)), b.reshape(flat, (rows * width,)),
-        b.reshape(c.x(2), (rows * width,)), c.get("reduction", "none"),
-    )  # fmt: skip
+    data, updates = b.reshape(c.x(0), (c.type(0).size,)), b.reshape(c.x(2), (rows * width,))
+    made = flat_scatter(c, data, b.reshape(flat, (rows * width,)), updates, reduction)
     return made if isinstance(made, Declined) else b.reshape(made, shape)
 
 

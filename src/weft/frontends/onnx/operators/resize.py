@@ -230,8 +230,19 @@ def _affine_grid(c: Call) -> Result:
     return b.reshape(made, (batch, *spatial, len(spatial)))
 
 
+_SAMPLED = {"bilinear": "linear", "bicubic": "cubic"}
+"""What modes were called before opset 20."""
+
+
+def _grid_sample(c: Call) -> Result:
+    mode, padding = str(c.get("mode", "linear")), str(c.get("padding_mode", "zeros"))
+    aligned = bool(c.get("align_corners", 0))
+    return c.rule("grid_sample", c.x(0), c.x(1), mode=_SAMPLED.get(mode, mode), padding=padding, align_corners=aligned)
+
+
 HANDLERS: dict[tuple[str, str], Handler] = {
     ("", "Resize"): _resize,
     ("", "Upsample"): _resize,
     ("", "AffineGrid"): _affine_grid,
+    ("", "GridSample"): _grid_sample,
 }
