@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -80,23 +81,55 @@ def test_conv_data_gradient(case: tuple[Any, ...], transposed: bool) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("spatial", [(5, 3), (7,), (2, 3, 2)])
-def test_conv_weight_and_bias_gradient(spatial: tuple[int, ...]) -> None:
-    x = random(2, 3, *spatial, dtype=torch.float64)
-    w, dy = (random(*s, seed=1, dtype=torch.float64) for s in ((4, 3, *(1,) * len(spatial)), (2, 4, *spatial)))
-    forward: Any = [F.conv1d, F.conv2d, F.conv3d][len(spatial) - 1]
-    _check(
-        "conv_weight_gradient",
-        lambda kind: [dy.to(kind), x.to(kind)],
-        lambda kind: lambda v: forward(x.to(kind), v),
-        w,
-        dy,
-    )
-    bias = random(4, dtype=torch.float64)
+WEIGHTS = [
+    # channels, spatial, kernel, stride, pad, dilation, groups
+    *((8, *c) for c in CONVOLUTIONS), *((4, *c) for c in CONVOLUTIONS),
+    (8, (6, 5), (1, 1), (1, 1), (0, 0), (1, 1), 1), (8, (7,), (1,), (1,), (0,), (1,), 2),
+    (8, (7, 6), (1, 1), (2, 3), (0, 0), (1, 1), 1), (8, (6, 5), (1, 1), (1, 1), (1, 2), (1, 1), 1),
+    (8, (9, 8), (3, 3), (2, 2), (1, 1), (2, 1), 1), (8, (9, 9), (3, 2), (3, 2), (2, 0), (2, 3), 1),
+    (16, (5, 6), (3, 3), (1, 1), (1, 1), (1, 1), 2), (4, (9, 8), (3, 3), (2, 1), (1, 0), (1, 2), 4),
+    (8, (4, 4), (3, 3), (2, 2), (1, 1), (1, 1), 8), (8, (7, 7), (2, 2), (4, 3), (0, 0), (1, 1), 1),
+]  # fmt: skip
+"""Channels of 8 and more in a group: ranges of rows; fewer: windows side by side; one: sums."""
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_conv_weight_and_bias_gradient(case: tuple[Any, ...], transposed: bool) -> None:
+    channels, spatial, kernel, stride, pad, dilation, groups = case
+    x = random(2, channels, *spatial, dtype=torch.float64)
+    w, bias = (random(*s, seed=1, dtype=torch.float64) for s in ((channels, channels // groups, *kernel), (channels,)))
+    forward: Any = [F.conv1d, F.conv2d, F.conv3d][len(kernel) - 1]
+    if transposed:
+        forward = [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d][len(kernel) - 1]
+    how: dict[str, Any] = {"stride": stride, "padding": pad, "dilation": dilation, "groups": groups}
+    given: dict[str, Any] = {"kernel": kernel, "strides": stride, "pads": pad, "dilations": dilation, "groups": groups}
+    shape = forward(x, w, **how).shape
+    dy = random(*shape, seed=2, dtype=torch.float64)
+    (exact,) = run("conv_weight_gradient", dy, x, **given, transposed=transposed)
+    wanted = _differences(lambda v: forward(x, v, **how), w, dy)
+    torch.testing.assert_close(exact, wanted, rtol=1e-6, atol=1e-7)
+    terms = (x if transposed else dy).numel() // channels
+    for kind in KINDS:
+        # which of two sums is nearer is chance: the norms of eight draws' errors
+        squares = torch.zeros(3, dtype=torch.float64)
+        for seed in range(8):
+            dy, x = (random(*s, seed=3 + seed + k, dtype=kind) for k, s in ((0, shape), (9, x.shape)))
+            mine, truth = (
+                run("conv_weight_gradient", dy.to(to), x.to(to), **given, transposed=transposed)[0].double()
+                for to in (kind, torch.float64)
+            )
+            eager = _gradient(partial(forward, x, **how), w.to(kind), dy).double()
+            squares += torch.stack([(t * t).sum() for t in (mine - truth, eager - truth, truth)])
+        errors = squares.sqrt()
+        # f32: 1.2 times what is to be expected of the terms added one by one, which eager's are not
+        plain = 1.2 * torch.finfo(torch.float32).eps / 2 * (terms / 6) ** 0.5 if kind is torch.float32 else 0.0
+        assert errors[0] <= max(1.2 * errors[1], max(torch.finfo(kind).eps, plain) * errors[2]), (kind, errors)
+    dy, x = (random(*s, seed=k, dtype=torch.float64) for k, s in enumerate((shape, x.shape)))
     _check(
         "conv_bias_gradient",
         lambda kind: [dy.to(kind)],
-        lambda kind: lambda v: forward(x.to(kind), w.to(kind), v),
+        lambda kind: lambda v: forward(x.to(kind), w.to(kind), v, **how),
         bias,
         dy,
     )
@@ -177,6 +210,13 @@ def test_what_gradients_decline() -> None:
     conv: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0), "dilations": (1, 1)}
     assert "of size (9, 9)" in declined("conv_data_gradient", x, random(2, 3, 3, 3), sizes=(9, 9), **conv)
     assert "of i64" in declined("conv_bias_gradient", i)
-    assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, random(1, 2, 4, 5))
+    one: dict[str, Any] = {**conv, "kernel": (1, 1)}
+    assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, random(1, 2, 4, 5), **one)
+    assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, random(2, 2, 4, 4), **one)
+    assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, random(1, 2, 4, 4).half(), **one)
+    assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, x, **one, groups=3)
+    assert "of i64" in declined("conv_weight_gradient", i, i, **one)
+    wide: dict[str, Any] = {**conv, "kernel": (10, 5)}
+    assert "more than 49 taps" in declined("conv_weight_gradient", x, random(1, 2, 13, 8), **wide)
     assert "more than one element" in declined("scatter_one", x, i, x, axis=1)
     assert "axis 7" in declined("scatter_one", x, i, x, axis=7)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from weft.frontends.torch.call import ABSENT, Call, Handler, NotTakenError
 from weft.ir.graph import NodeId
 
-_FRAMEWORKS = "gradient of a weight with windows, for which there is no template"
+_FRAMEWORKS = "gradient of a weight with many taps"
 
 
 def convolution_backward(c: Call) -> tuple[NodeId, ...]:
-    """Gradients of input, weight and bias; the framework computes that of a weight with windows of several pixels."""
+    """Gradients of input, weight and bias; the framework computes what no rule takes."""
     dy, x, w = c.ref("grad_output"), c.ref("input"), c.ref("weight")
     k = c.rank(w) - 2
     strides, pads, dilations = (c.ints(n, k) for n in ("stride", "padding", "dilation"))
@@ -20,22 +20,21 @@ def convolution_backward(c: Call) -> tuple[NodeId, ...]:
     if c.rank(x) != k + 2 or min(c.type(n).size for n in (dy, x, w)) == 0:
         c.decline("no batch, or nothing in it")
     left: set[int] = set()
+    shared: dict[str, int | tuple[int, ...]] = {
+        "strides": strides,
+        "pads": pads,
+        "dilations": dilations,
+        "groups": groups,
+    }
     if 0 in c.used:
-        shared: dict[str, int | tuple[int, ...]] = {
-            "strides": strides,
-            "pads": pads,
-            "dilations": dilations,
-            "groups": groups,
-        }
         try:
             found[0] = c.one("conv_data_gradient", dy, w, sizes=c.shape(x)[2:], transposed=transposed, **shared)
         except NotTakenError:
             left.add(0)
     if 1 in c.used:
-        plain = set(c.shape(w)[2:]) == set(strides) == {1} and set(pads) == {0} and groups == 1 and not transposed
-        if plain:
-            found[1] = c.one("conv_weight_gradient", dy, x)
-        else:
+        try:
+            found[1] = c.one("conv_weight_gradient", dy, x, kernel=c.shape(w)[2:], transposed=transposed, **shared)
+        except NotTakenError:
             left.add(1)
     if 2 in c.used:
         found[2] = c.one("conv_bias_gradient", dy)
