@@ -200,6 +200,75 @@ def test_scatter_one(kind: torch.dtype) -> None:
     same(run("scatter_one", x, at.int(), src, axis=-2, add=True)[0], x.scatter_add(1, at, src))
 
 
+def _converted(dy: torch.Tensor, at: torch.Tensor, kind: torch.dtype) -> list[torch.Tensor]:
+    return [dy.to(kind), at]
+
+
+def _same_in_all(function: Function) -> Callable[[torch.dtype], Function]:
+    return lambda kind: function
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "count"), [((5, 3), 0, 7), ((2, 4, 3), 1, 9), ((2, 3, 4), 2, 5), ((6,), 0, 2)]
+)
+def test_scatter_sum(shape: tuple[int, ...], axis: int, count: int) -> None:
+    src, size = (*shape[:axis], count, *shape[axis + 1 :]), shape[axis]
+    x, dy = random(*shape, dtype=torch.float64), random(*src, seed=1, dtype=torch.float64)
+    g = torch.Generator().manual_seed(2)
+    for at in (torch.randint(size, (count,), generator=g), torch.randint(size, src, generator=g)):
+        each = at.dim() == len(shape) and at.shape == dy.shape
+        function: Function = partial(torch.gather if each else torch.index_select, dim=axis, index=at)
+        _check("scatter_sum", partial(_converted, dy, at), _same_in_all(function), x, dy, size=size, axis=axis)
+    outside = torch.full((count,), -1)
+    same(run("scatter_sum", dy, outside, size=size, axis=axis)[0], torch.zeros(shape, dtype=torch.float64))
+
+
+def test_scatter_sum_of_integers_and_nan() -> None:
+    src, at = torch.arange(6).reshape(3, 2), torch.tensor([1, 1, 0])
+    same(run("scatter_sum", src, at.int(), size=3)[0], torch.tensor([[4, 5], [2, 4], [0, 0]]))
+    found = run("scatter_sum", torch.tensor([float("nan"), 1.0, float("inf")]), at, size=3)[0]
+    same(found, torch.tensor([float("inf"), float("nan"), 0.0]))
+
+
+RESIZED = [
+    # spatial, size, scale
+    ((3,), None, (2.0,)), ((4, 5), None, (2.0, 2.0)), ((4, 5), (9, 7), None), ((6, 5), (3, 4), None),
+    ((4, 3), None, (1.5, 2.5)), ((2, 3, 2), (4, 6, 2), None), ((4, 5), (4, 1), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spatial", "size", "scale"), RESIZED)
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "aligned", "cubic"])
+def test_resize_gradients(spatial: tuple[int, ...], size: Any, scale: Any, mode: str) -> None:
+    rank, aligned = len(spatial), mode == "aligned"
+    if mode == "cubic" and rank != 2:
+        return
+    name = {"linear": ["linear", "bilinear", "trilinear"][rank - 1], "cubic": "bicubic"}.get(mode, mode)
+    how: dict[str, Any] = {"size": size, "scale_factor": scale, "mode": name}
+    if aligned:
+        how.update(mode=["linear", "bilinear", "trilinear"][rank - 1], align_corners=True)
+    x = random(2, 2, *spatial, dtype=torch.float64)
+    function: Function = lambda v: F.interpolate(v, **how)  # noqa: E731
+    dy = random(*function(x).shape, seed=1, dtype=torch.float64)
+    params: dict[str, Any] = {"sizes": x.shape, "scales_text": ""}
+    if scale is not None:
+        params["scales_text"] = ",".join(map(repr, (1.0, 1.0, *scale)))
+    if mode.startswith("nearest"):
+        params["exact"] = mode == "nearest-exact"
+    else:
+        params["coordinate_mode"] = "align_corners" if aligned else "half_pixel"
+    rule = f"resize_{ {'aligned': 'linear', 'nearest-exact': 'nearest'}.get(mode, mode) }_gradient"
+    (found,) = run(rule, dy, **params)
+    torch.testing.assert_close(found, _differences(function, x, dy), rtol=1e-6, atol=1e-7)
+    for kind in KINDS:
+        # ATen's weights of aligned corners and cubes are those of f32: it is held to a few of their digits
+        (mine,) = run(rule, dy.to(kind), **params)
+        (wanted,) = run(rule, dy.to(kind).double(), **params)
+        own = _gradient(function, x.to(kind), dy.to(kind))
+        errors = [float((t.double() - wanted).abs().max()) for t in (mine, own)]
+        assert errors[0] <= max(1.2 * errors[1], float(wanted.abs().max()) * torch.finfo(kind).eps), (kind, errors)
+
+
 def test_what_gradients_decline() -> None:
     x, i = random(1, 2, 4, 4), torch.zeros(1, 2, 4, 4, dtype=torch.int64)
     pool: dict[str, Any] = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0)}
@@ -220,3 +289,13 @@ def test_what_gradients_decline() -> None:
     assert "more than 49 taps" in declined("conv_weight_gradient", x, random(1, 2, 13, 8), **wide)
     assert "more than one element" in declined("scatter_one", x, i, x, axis=1)
     assert "axis 7" in declined("scatter_one", x, i, x, axis=7)
+    many = torch.zeros(65, dtype=torch.int64)
+    assert "of 65 into 66 places" in declined("scatter_sum", random(65, 2), many, size=66)
+    assert "scatter_sum of" in declined("scatter_sum", random(65, 2), many[1:], size=3)
+    assert "scatter_sum of" in declined("scatter_sum", random(65, 2), random(65), size=3)
+    assert "of 65x2xbool" in declined("scatter_sum", random(65, 2) > 0, many, size=3)
+    assert "axis 2" in declined("scatter_sum", random(65, 2), many, size=3, axis=2)
+    for rule in ("resize_nearest_gradient", "resize_linear_gradient", "resize_cubic_gradient"):
+        assert "of rank 3" in declined(rule, x, sizes=(1, 2, 4))
+        assert "of i64" in declined(rule, i, sizes=(1, 2, 2, 2))
+    assert "coordinates 'odd'" in declined("resize_linear_gradient", x, sizes=(1, 2, 2, 2), coordinate_mode="odd")

@@ -70,8 +70,49 @@ def test_losses_and_reading_by_index() -> None:
     _check(F.cross_entropy, x, t)
     _check(lambda x, t: F.nll_loss(F.log_softmax(x, 1), t, reduction="sum"), x, t)
     _check(lambda x, t: x.gather(1, t[:, None]), x, t)
-    _check(lambda x, t: x.gather(1, torch.stack([t, t], 1)), x, t, left=("aten.scatter_add.default",))
-    _check(F.embedding, t, _random(7, 3), left=("aten.index_put.default",))
+    _check(lambda x, t: x.gather(1, torch.stack([t, t], 1)), x, t)
+    _check(lambda x, t: x.gather(0, t[:4, None].clamp(max=4).expand(4, 3)), x, t)
+    _check(lambda x, t: x[t.clamp(max=4)], x, t)
+    _check(lambda x, t: x[:, t - 1], x, t)
+    _check(lambda x, t: x[t.clamp(max=4), t], x, t)
+    _check(lambda x, t: x.reshape(5, 7, 1)[t[:2, None].clamp(max=4), :, t[2:] * 0], x, t)
+    _check(lambda x, t: x.index_select(1, t), x, t)
+    wide, many = _random(70, 2), torch.arange(65)
+    _check(lambda x, t: x.index_select(0, t), wide, many, left=("aten.index_put.default",))
+    _check(lambda x, t: x.gather(0, t[:, None]), wide, many, left=("aten.scatter_add.default",))
+
+
+def test_embedding() -> None:
+    t, w = torch.tensor([[0, 6, 3], [3, 1, 3]]), _random(7, 3)
+    _check(F.embedding, t, w)
+    for pad in (3, -4):
+        _check(lambda t, w, pad=pad: F.embedding(t, w, padding_idx=pad), t, w)
+    framework = ("aten.embedding_dense_backward.default",)
+    _check(lambda t, w: F.embedding(t, w, scale_grad_by_freq=True), t, w, left=framework)
+    _check(lambda t, w: F.embedding(t, w, padding_idx=3), torch.arange(65) % 9, _random(70, 2), left=framework)
+
+
+def test_slices() -> None:
+    x = _random(4, 9, 3)
+    _check(lambda x: x[1:, ::2], x)
+    _check(lambda x: x[:, 1:8:3, 2], x)
+    _check(lambda x: x[::5], x)
+    _check(lambda x: x[1].unbind(0)[4], x)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_upsampling(mode: str) -> None:
+    x = _random(2, 3, 4, 5)
+    for how in ({"scale_factor": 2}, {"size": (7, 8)}, {"scale_factor": (1.5, 2.0)}):
+        _check(lambda x, how=how: F.interpolate(x, mode=mode, **how), x)
+    if mode == "bilinear":
+        _check(lambda x: F.interpolate(x, size=(7, 9), mode=mode, align_corners=True), x)
+        _check(lambda x: F.interpolate(x, size=(3, 2), mode=mode, antialias=True), x)
+        _check(lambda x: F.interpolate(x[:, :, 0], size=9, mode="linear"), x)
+        _check(lambda x: F.interpolate(x[None], scale_factor=2, mode="trilinear"), x)
+    if mode == "nearest":
+        _check(lambda x: F.interpolate(x[:, :, 0], size=9), x)
+        _check(lambda x: F.interpolate(x[None], scale_factor=2), x)
 
 
 @pytest.mark.parametrize("name", ["gelu", "silu", "sigmoid", "tanh", "relu", "elu", "hardswish", "mish", "softplus"])

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from weft.frontends.torch.call import ABSENT, Call, Handler, NotTakenError
-from weft.ir.graph import NodeId
+from weft.frontends.torch.indexing import flat_index
+from weft.ir.attrs import PadAttrs
+from weft.ir.graph import NodeId, OriginParam
+from weft.ir.prims import Prim
+from weft.ir.types import DType
 
+SCATTERS = "writes at data-dependent positions"
 _FRAMEWORKS = "gradient of a weight with many taps"
 
 
@@ -81,12 +87,84 @@ def adaptive_avg_pool2d_backward(c: Call) -> NodeId:
     return c.one("adaptive_avg_pool_gradient", c.ref("grad_output"), sizes=c.shape(c.ref("self"))[-2:])
 
 
+def embedding_dense_backward(c: Call) -> NodeId:
+    """Sums of the rows of each index, of small tables; the framework sorts the indices of others."""
+    if c.flag("scale_grad_by_freq"):
+        c.decline("scaled by how often an index occurs")
+    b, index, size, pad = c.b, c.ref("indices"), c.integer("num_weights"), c.integer("padding_idx")
+    count = c.type(index).size
+    rows = b.reshape(c.ref("grad_output"), (count, c.out.shape[1]))
+    index = b.cast(b.reshape(index, (count,)), DType.I64)
+    if 0 <= pad < size:
+        nowhere = b.apply(Prim.EQ, index, b.scalar(pad, DType.I64))
+        index = b.apply(Prim.SELECT, nowhere, b.scalar(-1, DType.I64), index)
+    return b.cast(c.one("scatter_sum", rows, index, size=size), c.out.dtype)
+
+
+def index_put(c: Call) -> NodeId:
+    """x with values added at integer indices, of few places or few indices; what is overwritten goes opaque."""
+    b, x, given = c.b, c.ref("self"), c.optional_refs("indices")
+    where = [k for k, i in enumerate(given) if i != ABSENT]
+    if not c.flag("accumulate") or any(c.type(given[k]).dtype not in (DType.I64, DType.I32) for k in where):
+        c.decline(SCATTERS)
+    shape, rank = c.shape(x), c.rank(x)
+    rest = [k for k in range(rank) if k not in where]
+    first = where[0] if where == list(range(where[0], where[-1] + 1)) else 0
+    sizes = [shape[k] for k in where]
+    flat = flat_index(c, [given[k] for k in where], sizes)
+    common, kept = c.shape(flat), [shape[k] for k in rest]
+    values = b.broadcast(c.ref("values"), (*kept[:first], *common, *kept[first:]))
+    values = b.reshape(values, (*kept[:first], math.prod(common), *kept[first:]))
+    total = c.one("scatter_sum", values, b.reshape(flat, (math.prod(common),)), size=math.prod(sizes), axis=first)
+    total = b.reshape(total, (*kept[:first], *sizes, *kept[first:]))
+    order = [*rest[:first], *where, *rest[first:]]
+    return _added(c, x, b.transpose(total, [order.index(k) for k in range(rank)]))
+
+
+def _added(c: Call, x: NodeId, total: NodeId) -> NodeId:
+    """x + total, which is total where x is zeros."""
+    at = x
+    while c.b.node(at).prim in (Prim.BROADCAST, Prim.RESHAPE, Prim.CAST):
+        (at,) = c.b.node(at).inputs
+    value = c.b.constant_value(at)
+    total = c.b.cast(total, c.out.dtype)
+    return total if value is not None and not value.any() else c.b.apply(Prim.ADD, x, total)
+
+
+def resize_backward(kind: str, k: int, antialias: bool = False) -> Handler:
+    """The gradient of a resize of the last k dimensions; `kind`: nearest, exact (nearest, too), linear or cubic."""
+
+    def handler(c: Call) -> NodeId:
+        dy, sizes = c.ref("grad_output"), c.ints("input_size")
+        names = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}[k]
+        ratios = [m / n for m, n in zip(c.shape(dy)[-k:], sizes[-k:], strict=True)]
+        scales = [c.real(n) if c.has(n) else r for n, r in zip(names, ratios, strict=True)]
+        text = ",".join(repr(float(s)) for s in (1.0, 1.0, *scales))
+        if kind in ("nearest", "exact"):
+            return c.one("resize_nearest_gradient", dy, sizes=sizes, scales_text=text, exact=kind == "exact")
+        mode = "align_corners" if c.flag("align_corners") else "half_pixel"
+        cubic = {"cubic_coeff": -0.5 if antialias else -0.75} if kind == "cubic" else {}
+        how: dict[str, OriginParam] = {"coordinate_mode": mode, "antialias": antialias, **cubic}
+        return c.one(f"resize_{kind}_gradient", dy, sizes=sizes, scales_text=text, **how)
+
+    return handler
+
+
 def scatter(add: bool) -> Handler:
-    """scatter and scatter_add of one element in each row; more than one are written in an order, and go opaque."""
+    """scatter and scatter_add of one element in each row, and sums of few; others are written in an order: opaque."""
 
     def handler(c: Call) -> NodeId:
         x, index = c.ref("self"), c.ref("index")
         axis = c.axis(c.integer("dim"), c.rank(x))
+        if add and c.rank(x) == c.rank(index) and c.shape(index)[axis] != 1 and c.type(index).size:
+            shape = c.shape(index)
+            src = c.b.slice(c.ref("src"), (0,) * len(shape), shape, (1,) * len(shape))
+            total = c.one("scatter_sum", src, index, size=c.shape(x)[axis], axis=axis)
+            behind = [n - m for n, m in zip(c.shape(x), c.shape(total), strict=True)]
+            if any(behind):
+                attrs = PadAttrs((0,) * len(behind), tuple(behind), "constant", 0.0)
+                total = c.b.add(Prim.PAD, total, attrs=attrs)
+            return _added(c, x, total)
         if "value" in c.arguments:
             src = c.b.broadcast(c.as_node(c.arguments["value"], c.out.dtype), c.shape(index))
         else:
@@ -101,8 +179,18 @@ TABLE: Mapping[str, Handler] = {
     "aten.max_pool2d_with_indices_backward.default": max_pool2d_backward,
     "aten.avg_pool2d_backward.default": avg_pool2d_backward,
     "aten._adaptive_avg_pool2d_backward.default": adaptive_avg_pool2d_backward,
+    "aten.embedding_dense_backward.default": embedding_dense_backward,
+    "aten.index_put.default": index_put,
+    **{f"aten.upsample_{name}_backward.default": resize_backward(kind, k) for name, kind, k in (
+        ("nearest1d", "nearest", 1), ("nearest2d", "nearest", 2), ("nearest3d", "nearest", 3),
+        ("linear1d", "linear", 1), ("bilinear2d", "linear", 2), ("trilinear3d", "linear", 3),
+        ("bicubic2d", "cubic", 2),
+    )},
+    **{f"aten._upsample_nearest_exact{k}d_backward.default": resize_backward("exact", k) for k in (1, 2, 3)},
+    "aten._upsample_bilinear2d_aa_backward.default": resize_backward("linear", 2, True),
+    "aten._upsample_bicubic2d_aa_backward.default": resize_backward("cubic", 2, True),
     "aten.scatter.src": scatter(False),
     "aten.scatter.value": scatter(False),
     "aten.scatter_add.default": scatter(True),
-}
+}  # fmt: skip
 """Handlers by overload."""

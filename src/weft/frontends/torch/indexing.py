@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from weft.frontends.torch.call import ABSENT, Call, Handler
 from weft.frontends.torch.shaping import take_slice
@@ -60,18 +60,25 @@ def index_tensor(c: Call) -> NodeId:
     rest = [k for k in range(rank) if k not in where]
     x = b.transpose(x, [*rest[:first], *where, *rest[first:]])
     sizes = [shape[k] for k in where]
-    common: tuple[int, ...] = ()
-    for k in where:
-        common = broadcast_shapes(common, c.shape(given[k]))
-    flat = b.broadcast(b.scalar(0, DType.I64), common)
-    for k, size in zip(where, sizes, strict=True):
-        index = b.broadcast(b.cast(given[k], DType.I64), common)
-        wrapped = b.apply(Prim.ADD, index, b.scalar(size, DType.I64))
-        index = b.apply(Prim.SELECT, b.apply(Prim.LT, index, b.scalar(0, DType.I64)), wrapped, index)
-        flat = b.apply(Prim.ADD, b.apply(Prim.MUL, flat, b.scalar(size, DType.I64)), index)
+    flat = flat_index(c, [given[k] for k in where], sizes)
     kept = [shape[k] for k in rest]
     joined = b.reshape(x, (*kept[:first], math.prod(sizes), *kept[first:]))
     return b.add(Prim.GATHER, joined, flat, attrs=a.GatherAttrs(first))
+
+
+def flat_index(c: Call, given: Sequence[NodeId], sizes: Sequence[int]) -> NodeId:
+    """Positions in dimensions that were made one, of an index in each; negative ones count from the end."""
+    b = c.b
+    common: tuple[int, ...] = ()
+    for index in given:
+        common = broadcast_shapes(common, c.shape(index))
+    flat = b.broadcast(b.scalar(0, DType.I64), common)
+    for own, size in zip(given, sizes, strict=True):
+        index = b.broadcast(b.cast(own, DType.I64), common)
+        wrapped = b.apply(Prim.ADD, index, b.scalar(size, DType.I64))
+        index = b.apply(Prim.SELECT, b.apply(Prim.LT, index, b.scalar(0, DType.I64)), wrapped, index)
+        flat = b.apply(Prim.ADD, b.apply(Prim.MUL, flat, b.scalar(size, DType.I64)), index)
+    return flat
 
 
 TABLE: Mapping[str, Handler] = {

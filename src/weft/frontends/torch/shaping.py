@@ -327,9 +327,13 @@ def slice_scatter(c: Call) -> NodeId:
     axis = c.axis(c.integer("dim"), c.rank(x))
     n = c.shape(x)[axis]
     start, size, step = slice_bounds(c, n)
-    if step != 1:
-        c.decline(f"step {step}")
-    return _replace(c, x, src, axis, start, size)
+    if step == 1 or size <= 1:
+        return _replace(c, x, src, axis, start, size)
+    at = np.arange(n) - start
+    inside = (at >= 0) & (at % step == 0) & (at // step < size)
+    spread = c.one("gather", src, c.b.constant(np.clip(at // step, 0, size - 1).astype(np.int64)), axis=axis)
+    mask = c.b.constant(inside.reshape(-1, *(1,) * (c.rank(x) - axis - 1)))
+    return c.b.apply(Prim.SELECT, mask, c.b.cast(spread, c.out.dtype), x)
 
 
 def select_scatter(c: Call) -> NodeId:
