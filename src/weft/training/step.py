@@ -94,7 +94,7 @@ class Chosen(NamedTuple):
     autocast: torch.dtype | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Plan:
     """One compiled step."""
 
@@ -104,6 +104,16 @@ class _Plan:
     form: Form
     trained: tuple[torch.Tensor, ...]
     fixed: tuple[torch.Tensor, ...]
+    place: _Place | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A plan that reads and writes the model's own tensors: on a GPU one graph a step."""
+
+    make: Callable[[Mapping[int, torch.Tensor], Sequence[tuple[int, torch.Tensor]]], Callable[..., Any]]
+    addresses: tuple[int, ...]
+    """Of what it reads and writes in place."""
 
 
 @dataclass
@@ -154,7 +164,7 @@ class Step:
 
     @property
     def compilation(self) -> Compilation:
-        """What the example inputs' plan came to."""
+        """What the example inputs' plan came to; on a GPU, once it was called, `run` reads and writes in place."""
         assert self._first is not None, "compile_step makes it"
         return self._first.compilation
 
@@ -183,33 +193,52 @@ class Step:
             arguments = self._arguments(plan, inputs)
             program = plan.program
             with torch.no_grad():
+                targets, sources = self._writes(plan, arguments)
+                self._placed(plan, arguments, targets, sources)
                 found = list(plan.compilation.run(*(arguments[k] for k in program.arguments)))
-                targets, values = self._writes(plan, arguments, found)
-                if targets:
+                if targets and plan.place is None:
                     # one call: neither an interrupt nor an error of Python's comes between two of the copies
-                    torch._foreach_copy_(targets, values)
+                    torch._foreach_copy_(targets, [found[k] for k in sources])
             if self._state is not None:
                 self._state.seen = _seen(self._state.tensors, self._state.counted)
             self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
             first = program.results[0]
             return found[first.value] if first.value >= 0 else arguments[first.argument].clone()
 
-    def _writes(
-        self, plan: _Plan, arguments: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What is written, and the values; a number of steps stands for all that are equal to it."""
+    def _placed(
+        self, plan: _Plan, arguments: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], sources: Sequence[int]
+    ) -> None:
+        """Let the plan have the model's tensors for memory, if what runs it can; anew where they moved."""
+        make = plan.place.make if plan.place is not None else getattr(plan.compilation.run, "in_place", None)
+        if make is None:
+            return
+        count = len(plan.trained) + len(plan.fixed)
+        own = {*range(count), *plan.traced.written}
+        bound = {n: arguments[k] for n, k in enumerate(plan.program.arguments) if k in own}
+        addresses = tuple(x.data_ptr() for x in (*bound.values(), *targets))
+        if plan.place is not None and plan.place.addresses == addresses:
+            return
+        (key,) = (k for k, p in self._plans.items() if p is plan)
+        del self._plans[key]  # should there be no room for another, the next call compiles it again
+        plan.compilation, plan.place = replace(plan.compilation, plan=None, eager=None), None  # its memory goes first
+        run = make(bound, list(zip(sources, targets, strict=True)))
+        plan.compilation, plan.place = replace(plan.compilation, eager=run), _Place(make, addresses)
+        self._plans[key] = plan
+
+    def _writes(self, plan: _Plan, arguments: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+        """What is written, and which result it gets; a number of steps stands for all that are equal to it."""
         state = self._state
         alike = {id(same[0]): same for same in state.counted} if state is not None else {}
         targets: list[torch.Tensor] = []
-        values: list[torch.Tensor] = []
+        sources: list[int] = []
         for position, result in zip(plan.traced.written, plan.program.results[1:], strict=True):
             if result.value < 0:
                 continue  # handed back as it is
             own = arguments[position]
             for target in alike.get(id(own), [own]):
                 targets.append(target.detach())
-                values.append(found[result.value])
-        return targets, values
+                sources.append(result.value)
+        return targets, sources
 
     # what a step reads
 
