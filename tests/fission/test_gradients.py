@@ -89,8 +89,9 @@ WEIGHTS = [
     (8, (9, 8), (3, 3), (2, 2), (1, 1), (2, 1), 1), (8, (9, 9), (3, 2), (3, 2), (2, 0), (2, 3), 1),
     (16, (5, 6), (3, 3), (1, 1), (1, 1), (1, 1), 2), (4, (9, 8), (3, 3), (2, 1), (1, 0), (1, 2), 4),
     (8, (4, 4), (3, 3), (2, 2), (1, 1), (1, 1), 8), (8, (7, 7), (2, 2), (4, 3), (0, 0), (1, 1), 1),
+    (2, (16, 9), (8, 7), (8, 7), (0, 0), (1, 1), 1),
 ]  # fmt: skip
-"""Channels of 8 and more in a group: ranges of rows; fewer: windows side by side; one: sums."""
+"""Channels of 8 and more in a group: ranges of rows; fewer, or windows apart: side by side; one: sums."""
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -286,7 +287,8 @@ def test_what_gradients_decline() -> None:
     assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, x, **one, groups=3)
     assert "of i64" in declined("conv_weight_gradient", i, i, **one)
     wide: dict[str, Any] = {**conv, "kernel": (10, 5)}
-    assert "more than 49 taps" in declined("conv_weight_gradient", x, random(1, 2, 13, 8), **wide)
+    assert "more than 49 taps" in declined("conv_weight_gradient", x, random(1, 8, 13, 8), **wide)
+    assert "more than 49 taps" in declined("conv_weight_gradient", x, random(1, 2, 13, 8), **wide, groups=2)
     assert "more than one element" in declined("scatter_one", x, i, x, axis=1)
     assert "axis 7" in declined("scatter_one", x, i, x, axis=7)
     many = torch.zeros(65, dtype=torch.int64)

@@ -75,10 +75,11 @@ def conv_weight_gradient(
 
     Both are laid on one grid of positions with zeros behind the rows of dy, so that each tap is a range of the rows of
     one matrix; with strides there is a matrix for each phase. One channel a group → reduce_sum(dy · x at the tap).
-    Fewer than eight → one matmul with the windows of x as columns.
+    Fewer than eight, or windows that do not overlap → one matmul with the windows of x as columns.
 
     Shapes: dy (N, O, *T), x (N, C, *S), `kernel` *K give (O, C/groups, *K); transposed (C, O/groups, *K).
-    Conditions: floats of one type; pads ≥ 0; at most 49 taps. A value that is not finite may make NaN of other taps.
+    Conditions: floats of one type; pads ≥ 0; at most 49 taps, as columns 2²⁸ numbers. A value that is not finite may
+    make NaN of other taps.
     Source: `aten.convolution_backward`, its second result.
     """
     if problem := not_float(b, "conv_weight_gradient", dy, x):
@@ -93,10 +94,11 @@ def conv_weight_gradient(
     taps = [_Taps(*t) for t in zip(kernel, strides, pads, dilations, given[2:], of[2:], strict=True)]
     if given[1] % groups or of[1] % groups or min(pads) < 0 or not all(t.fits for t in taps):
         return Declined(text)
-    if math.prod(kernel) > MOST_TAPS:
-        return Declined(f"{text}: more than {MOST_TAPS} taps")
     columns = of[1] // groups
-    few = math.prod(kernel) > 1 and columns < FEW_CHANNELS
+    apart = all(t.stride > t.dilation * (t.kernel - 1) for t in taps)
+    few = math.prod(kernel) > 1 and (columns < FEW_CHANNELS or apart)
+    if math.prod(kernel) > MOST_TAPS and (not few or given[1] == of[1] == groups):
+        return Declined(f"{text}: more than {MOST_TAPS} taps")
     if given[1] == of[1] == groups:
         found = _by_sums(b, small, large, taps)
     elif few and math.prod((of[0] * of[1], *given[2:], *kernel)) > MOST_COLUMNS:

@@ -40,15 +40,20 @@ _MAX = ("aten.max_pool2d_with_indices.default",)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "how", "left"),
+    ("kernel", "how"),
     [
-        (1, {}, ()), (1, {"stride": 2}, ()), (3, {"padding": 1, "stride": 2}, ()),
-        (3, {"padding": 1, "groups": 4}, ()), (8, {"padding": 4}, _WEIGHT),
+        (1, {}), (1, {"stride": 2}), (3, {"padding": 1, "stride": 2}), (3, {"padding": 1, "groups": 4}),
+        (8, {"padding": 4}),
     ],
 )  # fmt: skip
-def test_convolution(kernel: int, how: dict[str, int], left: tuple[str, ...]) -> None:
+def test_convolution(kernel: int, how: dict[str, int]) -> None:
     w = _random(8, 4 // how.get("groups", 1), kernel, kernel, seed=1)
-    _check(lambda x, w, v: F.conv2d(x, w, v, **how), _random(2, 4, 7, 6), w, _random(8, seed=2), left=left)
+    _check(lambda x, w, v: F.conv2d(x, w, v, **how), _random(2, 4, 7, 6), w, _random(8, seed=2))
+
+
+def test_a_convolution_of_many_taps() -> None:
+    x, w = _random(1, 8, 9, 7), _random(2, 8, 8, 7, seed=1)
+    _check(F.conv2d, x, w, left=_WEIGHT)
 
 
 def test_transposed_convolution() -> None:
@@ -90,6 +95,17 @@ def test_embedding() -> None:
     framework = ("aten.embedding_dense_backward.default",)
     _check(lambda t, w: F.embedding(t, w, scale_grad_by_freq=True), t, w, left=framework)
     _check(lambda t, w: F.embedding(t, w, padding_idx=3), torch.arange(65) % 9, _random(70, 2), left=framework)
+
+
+def test_writing_over_the_whole_memory() -> None:
+    given = torch.zeros(6), _random(2, 3)
+    for how, left in (((2, 3), (3, 1)), ()), (((2, 3), (1, 2)), ("aten.as_strided_scatter.default",)):
+        gm = make_fx(lambda x, s: torch.as_strided_scatter(x, s, *how), tracing_mode="fake")(*given)  # noqa: B023
+        program = import_fx_program(gm, given)
+        assert tuple(u.op for u in program.imported.opaque) == left
+        if not left:
+            found = evaluate(program.imported.graph, [given[k] for k in program.arguments])
+            torch.testing.assert_close(found[0], torch.as_strided_scatter(*given, *how))
 
 
 def test_slices() -> None:

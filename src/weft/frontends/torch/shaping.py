@@ -374,13 +374,23 @@ def pixel_unshuffle(c: Call) -> NodeId:
 
 def as_strided(c: Call) -> NodeId:
     """A view of memory; a value only where it covers a dense tensor exactly."""
+    return c.b.reshape(_whole(c, "reads memory by strides"), c.ints("size"))
+
+
+def as_strided_scatter(c: Call) -> NodeId:
+    """What is written over all of x, if that is dense."""
+    x = _whole(c, "writes memory by strides")
+    return c.b.cast(c.b.reshape(c.ref("src"), c.shape(x)), c.out.dtype)
+
+
+def _whole(c: Call, reason: str) -> NodeId:
     x = c.ref("self")
     size, stride = c.ints("size"), c.ints("stride")
     dense = [math.prod(size[k + 1 :]) for k in range(len(size))]
     same = all(n == 1 or s == d for n, s, d in zip(size, stride, dense, strict=True))
     if c.flag("dense_input") and same and math.prod(size) == c.type(x).size and not c.arguments.get("storage_offset"):
-        return c.b.reshape(x, size)
-    return c.decline("reads memory by strides")
+        return x
+    return c.decline(reason)
 
 
 TABLE: Mapping[str, Handler] = {
@@ -442,5 +452,6 @@ TABLE: Mapping[str, Handler] = {
     "aten.pixel_shuffle.default": pixel_shuffle,
     "aten.pixel_unshuffle.default": pixel_unshuffle,
     "aten.as_strided.default": as_strided,
+    "aten.as_strided_scatter.default": as_strided_scatter,
 }  # fmt: skip
 """Handlers by overload."""
