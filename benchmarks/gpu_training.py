@@ -18,8 +18,8 @@ Everybody begins with the same weights and says the losses of the first five bat
 autocast. `right`: each loss is no further from that one than twice eager's in bf16, and one last digit of a bf16.
 
 Entries of a case are kept as they come: what has one is passed over, unless `--again` names it, so that the command can
-be given again until nothing is left. `--device cpu --small` runs small forms of all networks on the processor, beside
-eager, to see that everything works. With `--out -` rows go into the suite's record.
+be given again until nothing is left. `--device cpu --small` runs small forms of three networks, or those of `--only`,
+on the processor beside eager, to see that everything works. With `--out -` rows go into the suite's record.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ SUITE = "training"
 WHO = ("weft", "eager", "inductor", "autotune")
 PRELOADED = ("scipy.optimize", "torch._dynamo", "weft.api", "weft.training", "benchmarks.cases.training")
 """Imported once, by the process that all others are forked from; that one computes nothing and knows no GPU."""
+SHOWN = ("resnet50", "gpt2", "dlrm")
+"""Of small forms, if no others are named."""
 CHECKED, WARM, ROUNDS, ROUND_S = 5, 3, 15, 0.05
 """Batches whose losses are compared, steps before anything is recorded, samples, and how long each is at least."""
 ULP = 2.0**-8
@@ -391,7 +393,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     who = [x for x in given.who.split(",") if x] or list(WHO if given.device == "cuda" else WHO[:2])
     if unknown := set(who) - set(WHO):
         parser.error(f"--who: {', '.join(sorted(unknown))} is none of {', '.join(WHO)}")
-    cases = [c for c in CASES if any(word in c for word in given.only.split(","))]
+    only = given.only or (",".join(SHOWN) if given.small else "")
+    cases = [c for c in CASES if any(word in c for word in only.split(","))]
     if given.small:  # of one network all have one small form
         cases = list({c.partition("/")[0]: c for c in reversed(cases)}.values())[::-1]
     if not cases:

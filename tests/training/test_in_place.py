@@ -24,10 +24,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Steps are compiled as on a CPU, and what was made runs as on a GPU."""
     made, fake = Step._made, install(monkeypatch)
 
-    def moved(self: Step, given: Any) -> Any:
+    def moved(self: Step, given: Any, *, last: bool) -> Any:
         with monkeypatch.context() as m:
             m.setattr(torch.cuda, "is_available", lambda: False)
-            plan = made(self, given)
+            plan = made(self, given, last=last)
         linked = replace(plan.compilation.executable.linked, facts=dict(GPU))
         run = CudaExecutable(linked, device=torch.device("cpu"))
         plan.compilation = replace(plan.compilation, plan=run, eager=None)
@@ -121,6 +121,21 @@ def test_a_skipped_step_waits_for_nothing(cuda: FakeCuda) -> None:
 
 def _forbidden(*_: object) -> Any:
     raise AssertionError("the host waits for the device")
+
+
+def test_several_batches_in_place(cuda: FakeCuda) -> None:
+    model = _net()
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.Adam(m.parameters(), 1e-2) for m in (model, twin)]
+    step = _made(model, optimizers[0], batches=2)
+    for k in range(6):
+        step(*_batch(k))
+        (nn.functional.cross_entropy(twin(_batch(k)[0]), _batch(k)[1]) / 2).backward()
+        if k % 2:
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+    _close(model, twin)
+    assert step.plans == 2
 
 
 def test_without_room_for_the_graph_nothing_is_written_and_the_next_call_compiles_again(
