@@ -163,7 +163,8 @@ def compiled(
             what = "+".join(step.primitives)[:90]
             print(f"   {step.cost_us:9.2f} us {step.schedule} {what} {step.outputs}", file=sys.stderr)
     row: Row = {
-        "threads": torch.get_num_threads(), "plan": r.chosen, "kernels": len(r.steps), "operators": r.operators, "budget_s": given.budget,
+        "threads": torch.get_num_threads(), "plan": r.chosen, "kernels": len(r.steps), "operators": r.operators,
+        "budget_s": given.budget,
         "tuning_s": round(tuning_s, 1), "warm_s": round(warm_s, 2),
         "plans": [[p.name, round(p.median_us, 1), round(p.predicted_us, 1), p.verified, p.note] for p in r.plans],
     }  # fmt: skip

@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 def test_the_page_runs() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     scope: dict[str, object] = {}
     exec(compile("\n".join(blocks), PAGE.name, "exec"), scope)  # noqa: S102 - our own documentation
     assert scope["guarded"].skipped.item() == 1  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -80,23 +81,56 @@ def test_conv_data_gradient(case: tuple[Any, ...], transposed: bool) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("spatial", [(5, 3), (7,), (2, 3, 2)])
-def test_conv_weight_and_bias_gradient(spatial: tuple[int, ...]) -> None:
-    x = random(2, 3, *spatial, dtype=torch.float64)
-    w, dy = (random(*s, seed=1, dtype=torch.float64) for s in ((4, 3, *(1,) * len(spatial)), (2, 4, *spatial)))
-    forward: Any = [F.conv1d, F.conv2d, F.conv3d][len(spatial) - 1]
-    _check(
-        "conv_weight_gradient",
-        lambda kind: [dy.to(kind), x.to(kind)],
-        lambda kind: lambda v: forward(x.to(kind), v),
-        w,
-        dy,
-    )
-    bias = random(4, dtype=torch.float64)
+WEIGHTS = [
+    # channels, spatial, kernel, stride, pad, dilation, groups
+    *((8, *c) for c in CONVOLUTIONS), *((4, *c) for c in CONVOLUTIONS),
+    (8, (6, 5), (1, 1), (1, 1), (0, 0), (1, 1), 1), (8, (7,), (1,), (1,), (0,), (1,), 2),
+    (8, (7, 6), (1, 1), (2, 3), (0, 0), (1, 1), 1), (8, (6, 5), (1, 1), (1, 1), (1, 2), (1, 1), 1),
+    (8, (9, 8), (3, 3), (2, 2), (1, 1), (2, 1), 1), (8, (9, 9), (3, 2), (3, 2), (2, 0), (2, 3), 1),
+    (16, (5, 6), (3, 3), (1, 1), (1, 1), (1, 1), 2), (4, (9, 8), (3, 3), (2, 1), (1, 0), (1, 2), 4),
+    (8, (4, 4), (3, 3), (2, 2), (1, 1), (1, 1), 8), (8, (7, 7), (2, 2), (4, 3), (0, 0), (1, 1), 1),
+    (2, (16, 9), (8, 7), (8, 7), (0, 0), (1, 1), 1),
+]  # fmt: skip
+"""Channels of 8 and more in a group: ranges of rows; fewer, or windows apart: side by side; one: sums."""
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_conv_weight_and_bias_gradient(case: tuple[Any, ...], transposed: bool) -> None:
+    channels, spatial, kernel, stride, pad, dilation, groups = case
+    x = random(2, channels, *spatial, dtype=torch.float64)
+    w, bias = (random(*s, seed=1, dtype=torch.float64) for s in ((channels, channels // groups, *kernel), (channels,)))
+    forward: Any = [F.conv1d, F.conv2d, F.conv3d][len(kernel) - 1]
+    if transposed:
+        forward = [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d][len(kernel) - 1]
+    how: dict[str, Any] = {"stride": stride, "padding": pad, "dilation": dilation, "groups": groups}
+    given: dict[str, Any] = {"kernel": kernel, "strides": stride, "pads": pad, "dilations": dilation, "groups": groups}
+    shape = forward(x, w, **how).shape
+    dy = random(*shape, seed=2, dtype=torch.float64)
+    (exact,) = run("conv_weight_gradient", dy, x, **given, transposed=transposed)
+    wanted = _differences(lambda v: forward(x, v, **how), w, dy)
+    torch.testing.assert_close(exact, wanted, rtol=1e-6, atol=1e-7)
+    terms = (x if transposed else dy).numel() // channels
+    for kind in KINDS:
+        # which of two sums is nearer is chance: the norms of eight draws' errors
+        squares = torch.zeros(3, dtype=torch.float64)
+        for seed in range(8):
+            dy, x = (random(*s, seed=3 + seed + k, dtype=kind) for k, s in ((0, shape), (9, x.shape)))
+            mine, truth = (
+                run("conv_weight_gradient", dy.to(to), x.to(to), **given, transposed=transposed)[0].double()
+                for to in (kind, torch.float64)
+            )
+            eager = _gradient(partial(forward, x, **how), w.to(kind), dy).double()
+            squares += torch.stack([(t * t).sum() for t in (mine - truth, eager - truth, truth)])
+        errors = squares.sqrt()
+        # f32: 1.2 times what is to be expected of the terms added one by one, which eager's are not
+        plain = 1.2 * torch.finfo(torch.float32).eps / 2 * (terms / 6) ** 0.5 if kind is torch.float32 else 0.0
+        assert errors[0] <= max(1.2 * errors[1], max(torch.finfo(kind).eps, plain) * errors[2]), (kind, errors)
+    dy, x = (random(*s, seed=k, dtype=torch.float64) for k, s in enumerate((shape, x.shape)))
     _check(
         "conv_bias_gradient",
         lambda kind: [dy.to(kind)],
-        lambda kind: lambda v: forward(x.to(kind), w.to(kind), v),
+        lambda kind: lambda v: forward(x.to(kind), w.to(kind), v, **how),
         bias,
         dy,
     )
@@ -167,6 +201,75 @@ def test_scatter_one(kind: torch.dtype) -> None:
     same(run("scatter_one", x, at.int(), src, axis=-2, add=True)[0], x.scatter_add(1, at, src))
 
 
+def _converted(dy: torch.Tensor, at: torch.Tensor, kind: torch.dtype) -> list[torch.Tensor]:
+    return [dy.to(kind), at]
+
+
+def _same_in_all(function: Function) -> Callable[[torch.dtype], Function]:
+    return lambda kind: function
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "count"), [((5, 3), 0, 7), ((2, 4, 3), 1, 9), ((2, 3, 4), 2, 5), ((6,), 0, 2)]
+)
+def test_scatter_sum(shape: tuple[int, ...], axis: int, count: int) -> None:
+    src, size = (*shape[:axis], count, *shape[axis + 1 :]), shape[axis]
+    x, dy = random(*shape, dtype=torch.float64), random(*src, seed=1, dtype=torch.float64)
+    g = torch.Generator().manual_seed(2)
+    for at in (torch.randint(size, (count,), generator=g), torch.randint(size, src, generator=g)):
+        each = at.dim() == len(shape) and at.shape == dy.shape
+        function: Function = partial(torch.gather if each else torch.index_select, dim=axis, index=at)
+        _check("scatter_sum", partial(_converted, dy, at), _same_in_all(function), x, dy, size=size, axis=axis)
+    outside = torch.full((count,), -1)
+    same(run("scatter_sum", dy, outside, size=size, axis=axis)[0], torch.zeros(shape, dtype=torch.float64))
+
+
+def test_scatter_sum_of_integers_and_nan() -> None:
+    src, at = torch.arange(6).reshape(3, 2), torch.tensor([1, 1, 0])
+    same(run("scatter_sum", src, at.int(), size=3)[0], torch.tensor([[4, 5], [2, 4], [0, 0]]))
+    found = run("scatter_sum", torch.tensor([float("nan"), 1.0, float("inf")]), at, size=3)[0]
+    same(found, torch.tensor([float("inf"), float("nan"), 0.0]))
+
+
+RESIZED = [
+    # spatial, size, scale
+    ((3,), None, (2.0,)), ((4, 5), None, (2.0, 2.0)), ((4, 5), (9, 7), None), ((6, 5), (3, 4), None),
+    ((4, 3), None, (1.5, 2.5)), ((2, 3, 2), (4, 6, 2), None), ((4, 5), (4, 1), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spatial", "size", "scale"), RESIZED)
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "aligned", "cubic"])
+def test_resize_gradients(spatial: tuple[int, ...], size: Any, scale: Any, mode: str) -> None:
+    rank, aligned = len(spatial), mode == "aligned"
+    if mode == "cubic" and rank != 2:
+        return
+    name = {"linear": ["linear", "bilinear", "trilinear"][rank - 1], "cubic": "bicubic"}.get(mode, mode)
+    how: dict[str, Any] = {"size": size, "scale_factor": scale, "mode": name}
+    if aligned:
+        how.update(mode=["linear", "bilinear", "trilinear"][rank - 1], align_corners=True)
+    x = random(2, 2, *spatial, dtype=torch.float64)
+    function: Function = lambda v: F.interpolate(v, **how)  # noqa: E731
+    dy = random(*function(x).shape, seed=1, dtype=torch.float64)
+    params: dict[str, Any] = {"sizes": x.shape, "scales_text": ""}
+    if scale is not None:
+        params["scales_text"] = ",".join(map(repr, (1.0, 1.0, *scale)))
+    if mode.startswith("nearest"):
+        params["exact"] = mode == "nearest-exact"
+    else:
+        params["coordinate_mode"] = "align_corners" if aligned else "half_pixel"
+    rule = f"resize_{ {'aligned': 'linear', 'nearest-exact': 'nearest'}.get(mode, mode) }_gradient"
+    (found,) = run(rule, dy, **params)
+    torch.testing.assert_close(found, _differences(function, x, dy), rtol=1e-6, atol=1e-7)
+    for kind in KINDS:
+        # ATen's weights of aligned corners and cubes are those of f32: it is held to a few of their digits
+        (mine,) = run(rule, dy.to(kind), **params)
+        (wanted,) = run(rule, dy.to(kind).double(), **params)
+        own = _gradient(function, x.to(kind), dy.to(kind))
+        errors = [float((t.double() - wanted).abs().max()) for t in (mine, own)]
+        assert errors[0] <= max(1.2 * errors[1], float(wanted.abs().max()) * torch.finfo(kind).eps), (kind, errors)
+
+
 def test_what_gradients_decline() -> None:
     x, i = random(1, 2, 4, 4), torch.zeros(1, 2, 4, 4, dtype=torch.int64)
     pool: dict[str, Any] = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0)}
@@ -177,6 +280,24 @@ def test_what_gradients_decline() -> None:
     conv: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0), "dilations": (1, 1)}
     assert "of size (9, 9)" in declined("conv_data_gradient", x, random(2, 3, 3, 3), sizes=(9, 9), **conv)
     assert "of i64" in declined("conv_bias_gradient", i)
-    assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, random(1, 2, 4, 5))
+    one: dict[str, Any] = {**conv, "kernel": (1, 1)}
+    assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, random(1, 2, 4, 5), **one)
+    assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, random(2, 2, 4, 4), **one)
+    assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, random(1, 2, 4, 4).half(), **one)
+    assert "conv_weight_gradient of" in declined("conv_weight_gradient", x, x, **one, groups=3)
+    assert "of i64" in declined("conv_weight_gradient", i, i, **one)
+    wide: dict[str, Any] = {**conv, "kernel": (10, 5)}
+    assert "more than 49 taps" in declined("conv_weight_gradient", x, random(1, 8, 13, 8), **wide)
+    assert "more than 49 taps" in declined("conv_weight_gradient", x, random(1, 2, 13, 8), **wide, groups=2)
     assert "more than one element" in declined("scatter_one", x, i, x, axis=1)
     assert "axis 7" in declined("scatter_one", x, i, x, axis=7)
+    many = torch.zeros(65, dtype=torch.int64)
+    assert "of 65 into 66 places" in declined("scatter_sum", random(65, 2), many, size=66)
+    assert "scatter_sum of" in declined("scatter_sum", random(65, 2), many[1:], size=3)
+    assert "scatter_sum of" in declined("scatter_sum", random(65, 2), random(65), size=3)
+    assert "of 65x2xbool" in declined("scatter_sum", random(65, 2) > 0, many, size=3)
+    assert "axis 2" in declined("scatter_sum", random(65, 2), many, size=3, axis=2)
+    for rule in ("resize_nearest_gradient", "resize_linear_gradient", "resize_cubic_gradient"):
+        assert "of rank 3" in declined(rule, x, sizes=(1, 2, 4))
+        assert "of i64" in declined(rule, i, sizes=(1, 2, 2, 2))
+    assert "coordinates 'odd'" in declined("resize_linear_gradient", x, sizes=(1, 2, 2, 2), coordinate_mode="odd")

@@ -147,6 +147,22 @@ def test_a_contraction_takes_epilogue_and_index_only_prologue() -> None:
     assert found.rejected["neither prologue nor epilogue of its contraction"] > 0
 
 
+@pytest.mark.parametrize(
+    ("starts", "sizes", "steps", "taken"),
+    [
+        ((1, 0), (15, 8), (1, 1), True), ((4, 0), (12, 8), (1, 1), True), ((5, 0), (11, 8), (1, 1), False),
+        ((0, 0), (8, 8), (2, 1), False), ((15, 0), (16, 8), (-1, 1), False),
+    ],
+)  # fmt: skip
+def test_a_product_reads_most_of_a_tensor_where_it_lies(
+    starts: tuple[int, int], sizes: tuple[int, int], steps: tuple[int, int], taken: bool
+) -> None:
+    net = Net()
+    x = net.b.apply(Prim.EXP, net.input(16, 8))
+    graph = net.build(net.b.add(Prim.MATMUL, net.b.slice(x, starts, sizes, steps), net.weight(8, 8)))
+    assert has(graph, enumerate_candidates(graph, COMPLETE), Prim.SLICE, Prim.MATMUL) == taken
+
+
 def test_two_contractions_never_share_a_kernel() -> None:
     graph = transformer(1)
     for c in enumerate_candidates(graph).candidates:

@@ -148,11 +148,14 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: fake.kept_for.append(stream.name))
     launcher = execute.BoundCall.launcher
 
-    def recorded(real: Callable[[], None]) -> Callable[[], None]:
+    def recorded(real: Callable[[], None], *, last: bool = False) -> Callable[[], None]:
+        """`last`: writes what outlives the plan, and does so only when the graph is replayed, as on a device."""
+
         def launch() -> None:
             if fake.recording is not None:
                 fake.recording.add(real, fake.current)
-            real()
+            if fake.recording is None or not last:
+                real()
 
         return launch
 
@@ -170,5 +173,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     copies = cuda_executable.CudaExecutable._copied_outputs
     monkeypatch.setattr(
         cuda_executable.CudaExecutable, "_copied_outputs", lambda self: [recorded(c) for c in copies(self)]
+    )
+    into = cuda_executable.CudaExecutable._copies_into
+    monkeypatch.setattr(
+        cuda_executable.CudaExecutable, "_copies_into", lambda self, w: [recorded(c, last=True) for c in into(self, w)]
     )
     return fake

@@ -107,6 +107,91 @@ def test_tf32_is_what_the_plan_was_tuned_with(
         products_of_torch.allow_tf32 = saved
 
 
+def lying(x: torch.Tensor, at: int = 0) -> torch.Tensor:
+    """A copy that begins so many bytes behind an address where a plan may read it in place."""
+    room = torch.empty(x.numel() * x.element_size() + 512, dtype=torch.uint8)
+    start = -room.data_ptr() % 256 + at
+    return room[start : start + x.numel() * x.element_size()].view(x.dtype).view(x.shape).copy_(x)
+
+
+def stepping() -> Graph:
+    """A state that is renewed: what it gives now, and its next value."""
+    b = GraphBuilder()
+    x, w = b.input(TensorType(DType.F32, (8, 8))), b.input(TensorType(DType.F32, (8, 8)))
+    y = b.add(Prim.MATMUL, x, w)
+    return b.build([b.apply(Prim.TANH, y), b.apply(Prim.SUB, w, y)])
+
+
+@pytest.mark.parametrize("at", [0, 4])
+@pytest.mark.parametrize("capturing", [False, True])
+@pytest.mark.parametrize("branches", [1, 2])
+def test_a_plan_in_place_writes_behind_its_last_step(cuda: FakeCuda, branches: int, capturing: bool, at: int) -> None:
+    graph = stepping()
+    plan = replace(library_plan(graph), branches=branches)
+    make = CudaExecutable(Linked(graph, plan, {}, None, None, 0, dict(FACTS)), device=torch.device("cpu")).in_place
+    assert make is not None
+    w, copy = lying(torch.randn(8, 8), at), torch.zeros(8, 8)
+    state = w.clone()
+    run = make({1: w}, [(1, w), (1, copy)])
+    assert torch.equal(w, state) and not copy.any(), "nothing is written before a call"
+    assert isinstance(run, CudaExecutable) and (run.static_inputs[1].data_ptr() == w.data_ptr()) == (at == 0)
+    cuda.capturing = capturing
+    for _ in range(3):
+        x = torch.randn(8, 8) / 8
+        got = run(x, w)[0]
+        torch.testing.assert_close(got, torch.tanh(x @ state))
+        state = state - x @ state
+        torch.testing.assert_close(w, state)
+        assert torch.equal(copy, w)
+    assert cuda.graphs[-1].replays == (0 if capturing else 3)
+
+
+def test_a_plan_in_place_reads_no_other_tensor(cuda: FakeCuda) -> None:
+    graph = stepping()
+    linked = Linked(graph, library_plan(graph), {}, None, None, 0, dict(FACTS))
+    w = lying(torch.randn(8, 8))
+    run = CudaExecutable(linked, device=torch.device("cpu"), bound={1: w}, written=[(1, w)])
+    state = w.clone()
+    with pytest.raises(InputError, match="elsewhere"):
+        run(torch.randn(8, 8), w.clone())
+    assert torch.equal(w, state)
+    with pytest.raises(InputError, match="expected 8x8xf32"):
+        CudaExecutable(linked, device=torch.device("cpu"), bound={1: torch.zeros(3)})
+    checked = replace(linked.plan, checks=cast("Any", ("one",)))
+    assert CudaExecutable(linked, device=torch.device("cpu")).in_place is not None
+    waits = CudaExecutable(linked, device=torch.device("cpu"))
+    waits.plan = checked
+    assert waits.in_place is None, "an index is looked at before anything is written"
+
+
+def test_what_an_output_is_a_view_of_is_not_read_in_place(cuda: FakeCuda) -> None:
+    b = GraphBuilder()
+    x, w = b.input(TensorType(DType.F32, (4, 8))), b.input(TensorType(DType.F32, (8, 8)))
+    graph = b.build([b.add(Prim.MATMUL, x, w), b.reshape(w, (64,))])
+    weight, first = lying(torch.randn(8, 8)), torch.empty(64)
+    linked = Linked(graph, library_plan(graph), {}, None, None, 0, dict(FACTS))
+    run = CudaExecutable(linked, device=torch.device("cpu"), bound={1: weight}, written=[(1, first)])
+    assert run.static_inputs[1].data_ptr() != weight.data_ptr()
+    run(torch.randn(4, 8), weight)
+    assert torch.equal(first, weight.reshape(64))
+
+
+def test_the_frameworks_own_execution_in_place(cuda: FakeCuda) -> None:
+    def model(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.tanh(x @ w), w - x @ w]
+
+    w = torch.randn(8, 8)
+    state = w.clone()
+    run = capturing.Captured(model, [torch.randn(8, 8), w]).in_place({1: w}, [(1, w)])
+    w.copy_(state)  # what is recorded is computed here, too
+    cuda.capturing = True
+    x = torch.randn(8, 8)
+    torch.testing.assert_close(run(x, w)[0], torch.tanh(x @ state))
+    torch.testing.assert_close(w, state - x @ state)
+    with pytest.raises(InputError, match="elsewhere"):
+        run(x, w.clone())
+
+
 def test_tf32_survives_saving(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr(cuda_artifact, "CudaExecutable", lambda link: CudaExecutable(link, device=torch.device("cpu")))

@@ -61,6 +61,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **_named(conv_gradient.conv_data_gradient, conv_gradient.conv_weight_gradient),
         **_named(conv_gradient.conv_bias_gradient, pool_gradient.max_pool_gradient),
         **_named(pool_gradient.avg_pool_gradient, pool_gradient.adaptive_avg_pool_gradient, scatter.scatter_one),
+        **_named(scatter.scatter_sum, resize.resize_nearest_gradient, resize.resize_linear_gradient),
+        **_named(resize.resize_cubic_gradient),
         # activations
         **_named(relu.relu, relu.leaky_relu, relu.prelu, relu.thresholded_relu, relu.threshold),
         **_named(clip.clip, clip.relu6, clip.hard_tanh),

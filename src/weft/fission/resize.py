@@ -109,6 +109,86 @@ def resize_cubic(b: GraphBuilder, x: NodeId, **how: Any) -> NodeId | Declined:
     return _weighted(b, x, "cubic", **how)
 
 
+def resize_nearest_gradient(
+    b: GraphBuilder, dy: NodeId, *, sizes: Sequence[int], scales_text: str = "", exact: bool = False
+) -> NodeId | Declined:
+    """resize_nearest_gradient(dy) → reduce_sum of the copies of an element, per axis; uneven ones by a table.
+
+    Shapes: dy as the result of the resize; `sizes` is the shape of x. `scales_text` as in resize_nearest.
+    Conditions: floats, non-empty axes; f32 inside for 16 bits. `exact`: positions from the centres of the pixels.
+    Source: `aten.upsample_nearest2d_backward`.
+    """
+    if problem := not_float(b, "resize_nearest_gradient", dy):
+        return problem
+    axes = _axes(tuple(sizes), shape_of(b, dy), scales_text, "", "asymmetric")
+    if isinstance(axes, Declined):
+        return axes
+    y = widen(b, dy)
+    for k, axis in enumerate(axes):
+        places = resize_table.coordinates(axis, "torch_nearest_exact" if exact else "torch_nearest")
+        assert not isinstance(places, Declined), "a mode of the table's own"
+        index = np.minimum(np.floor(places), axis.size - 1).astype(np.int64)
+        shape = shape_of(b, y)
+        if axis.out == axis.size and np.array_equal(index, np.arange(axis.out)):
+            continue  # every element stays where it is
+        if axis.out % axis.size == 0 and np.array_equal(index, np.arange(axis.out) // (axis.out // axis.size)):
+            split = b.reshape(y, (*shape[:k], axis.size, axis.out // axis.size, *shape[k + 1 :]))
+            y = b.reshape(b.reduce(Prim.REDUCE_SUM, split, (k + 1,)), (*shape[:k], axis.size, *shape[k + 1 :]))
+        else:
+            y = _along(b, y, k, *resize_table.transposed(index[:, None], np.ones((axis.out, 1)), axis.size))
+    return narrow(b, y, dy)
+
+
+def _weighted_gradient(
+    b: GraphBuilder,
+    dy: NodeId,
+    kind: str,
+    *,
+    sizes: Sequence[int],
+    scales_text: str = "",
+    coordinate_mode: str = "half_pixel",
+    cubic_coeff: float = -0.75,
+    antialias: bool = False,
+) -> NodeId | Declined:
+    if problem := not_float(b, f"resize_{kind}_gradient", dy):
+        return problem
+    axes = _axes(tuple(sizes), shape_of(b, dy), scales_text, "", coordinate_mode)
+    if isinstance(axes, Declined):
+        return axes
+    places = _coordinates(axes, coordinate_mode)
+    if isinstance(places, Declined):
+        return places
+    y = widen(b, dy)
+    for k, (axis, at) in enumerate(zip(axes, places, strict=True)):
+        if axis.out == axis.size and (at == np.arange(axis.size)).all():
+            continue  # every element stays where it is
+        taps = resize_table.taps(at, axis, kind, cubic=cubic_coeff, antialias=antialias, exclude_outside=antialias)
+        y = _along(b, y, k, *resize_table.transposed(*taps, axis.size))
+    return narrow(b, y, dy)
+
+
+@keywords_of(_weighted_gradient, without=("cubic_coeff",))
+def resize_linear_gradient(b: GraphBuilder, dy: NodeId, **how: Any) -> NodeId | Declined:
+    """resize_linear_gradient(dy) → Σ gather(dy, those that read the element)·w per resized axis.
+
+    Shapes: dy as the result of the resize; `sizes` is the shape of x.
+    Conditions: floats, non-empty axes; f32 inside for 16 bits.
+    Source: `aten.upsample_bilinear2d_backward`.
+    """
+    return _weighted_gradient(b, dy, "linear", **how)
+
+
+@keywords_of(_weighted_gradient)
+def resize_cubic_gradient(b: GraphBuilder, dy: NodeId, **how: Any) -> NodeId | Declined:
+    """resize_cubic_gradient(dy) → Σ gather(dy, those that read the element)·w per resized axis.
+
+    Shapes: dy as the result of the resize; `sizes` is the shape of x.
+    Conditions: floats, non-empty axes; f32 inside for 16 bits.
+    Source: `aten.upsample_bicubic2d_backward`.
+    """
+    return _weighted_gradient(b, dy, "cubic", **how)
+
+
 def _coordinates(axes: Sequence[Axis], mode: str) -> list[npt.NDArray[np.float64]] | Declined:
     """Per axis, where each result lies in the operand."""
     found = []

@@ -98,6 +98,18 @@ def taps(
     return np.clip(at, 0, axis.size - 1).astype(np.int64), weight
 
 
+def transposed(
+    index: npt.NDArray[np.int64], weight: npt.NDArray[np.float64], size: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """For each of `size` elements the outputs that read it, and their weights; both (size, most readers), then 0."""
+    matrix = np.zeros((size, len(index)))
+    np.add.at(matrix, (index, np.arange(len(index))[:, None]), weight)
+    most = max(int((matrix != 0).sum(1).max()), 1)
+    order = np.argsort(matrix == 0, axis=1, kind="stable")[:, :most]
+    found = np.take_along_axis(matrix, order, 1)
+    return np.where(found == 0, order[:, :1], order).astype(np.int64), found
+
+
 def _cubic(d: npt.NDArray[np.float64], a: float) -> npt.NDArray[np.float64]:
     """Keys' kernel; R. G. Keys, Cubic convolution interpolation for digital image processing, 1981, equation 15."""
     near = ((a + 2) * d - (a + 3)) * d * d + 1

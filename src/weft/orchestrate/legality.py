@@ -54,7 +54,9 @@ class EnumerationLimits:
         return EnumerationLimits(per_sink=0, max_candidates=0, every_cut=True)
 
 
-_INDEX_ONLY = {Prim.CONV: frozenset({Prim.PAD, Prim.GATHER}), Prim.MATMUL: frozenset({Prim.TRANSPOSE})}
+_INDEX_ONLY = {Prim.CONV: frozenset({Prim.PAD, Prim.GATHER}), Prim.MATMUL: frozenset({Prim.TRANSPOSE, Prim.SLICE})}
+MOST_OF = 0.75
+"""Share of a tensor from which on a product reads a slice of it where it lies: a copy would be nearly all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,4 +195,6 @@ def _index_only(graph: Graph, stored: Stored, node: NodeId) -> bool:
         table = n.inputs[1]
         known = graph.nodes[table].prim in (Prim.CONSTANT, Prim.IOTA)
         return known or (graph.nodes[table].prim in (Prim.RESHAPE, Prim.BROADCAST) and not stored.reads[table])
+    if isinstance(n.attrs, a.SliceAttrs):
+        return set(n.attrs.steps) == {1} and n.type.size >= MOST_OF * graph.type_of(n.inputs[0]).size
     return True

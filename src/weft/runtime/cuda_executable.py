@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, cast, final
 
 import torch
@@ -56,6 +57,11 @@ ALIGNMENT = 256
 Run = Callable[[], None]
 Rebind = Callable[[BoundCuda, Addresses, bool], Prepared]
 """Another way to launch a step, from its kernel, its addresses and whether it may begin before its predecessor ends."""
+NOTHING_BOUND: Mapping[int, torch.Tensor] = MappingProxyType({})
+InPlace = Callable[
+    [Mapping[int, torch.Tensor], Sequence[tuple[int, torch.Tensor]]], Callable[..., Sequence[torch.Tensor]]
+]
+"""From inputs by position and (output, tensor that gets it): what a call then runs."""
 _POLICY = threading.RLock()
 """The numeric policy belongs to the process: two threads that set and restore it in turn would leave it changed."""
 
@@ -153,6 +159,8 @@ class CudaExecutable:
         budgeted: Budgeted | None = None,
         stage_kernels: int = 0,
         rebound: Mapping[int, Rebind] | None = None,
+        bound: Mapping[int, torch.Tensor] = NOTHING_BOUND,
+        written: Sequence[tuple[int, torch.Tensor]] = (),
     ) -> None:
         """Allocate, pack weights, run once, and record the graphs.
 
@@ -162,6 +170,9 @@ class CudaExecutable:
         `stage_kernels`: kernels of a graph, more only where one step has more, and all steps one after another; 0: as
         many as there are, in as many streams as the plan has branches.
         `rebound`: by position steps of generated kernels that are launched in another way, with the same results.
+        `bound`: inputs by position that every call is given in these tensors: they are read where they lie, if dense,
+        aligned, and no output is a view of them.
+        `written`: tensors that get an output each, behind the last step and in the same graph; not by the run here.
 
         Raises:
             InvalidGraphError: the plan reads a value before a step wrote it: our bug.
@@ -174,12 +185,15 @@ class CudaExecutable:
         self.device = device or torch.device("cuda", torch.cuda.current_device())
         """Where inputs must be."""
         self._lock = threading.Lock()
+        self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
         self.check_indices = True
         """False where the plan's `checks` are passed over: values that were drawn may lie anywhere."""
         self._lease = lease or Lease(self.device)
         self._stage_kernels = stage_kernels
         self._rebound = rebound or {}
         self._values: Values = survey(self.graph, self.plan)
+        self._bound: dict[int, torch.Tensor] = {}
+        self._bound.update((k, x.detach()) for k, x in bound.items() if self._may_lie(k, x))
         hosted = any(isinstance(s.kernel, LibraryCall) and not is_capturable(s.kernel) for s in self.plan.steps)
         self.order = order_of(self.plan, self._values, 1 if hosted or stage_kernels else self.plan.branches)
         several = hosted or stage_kernels > 0 or self.order.width > 1
@@ -198,14 +212,27 @@ class CudaExecutable:
             self._launches = [self._bind(i, s) for i, s in enumerate(self.plan.steps)]
             self.static_outputs = tuple(self._shaped(n) for n in self.graph.outputs)
             self._ends = self._copied_outputs()
+            self._written = frozenset(k for k, _ in written)
+            self._writes = self._copies_into(written)
             self.stages: tuple[Stage, ...] = tuple(self._record())
             """One after another they are a run."""
             self._segments = [stage.launch for stage in self.stages]
             self._bring()
-        self._input_types = [self.graph.type_of(n) for n in self.graph.inputs]
         owned = [self._arena, *self.static_inputs, self._packed, *self._state, *self._constants.values()]
         owned += self.static_outputs if self._ends else ()
         self._order = StreamOrder(owned)
+
+    @property
+    def in_place(self) -> InPlace | None:
+        """What makes the same plan for tensors that stay where they are, as `bound` and `written` say.
+
+        It knows nothing of this executable, which may be gone by then. None: a call looks at indices before it is done
+        with, or the plan is under a budget of an SM.
+        """
+        if self.plan.checks or self._budgeted is not None:
+            return None
+        linked, device = self.linked, self.device
+        return lambda bound, written: CudaExecutable(linked, device=device, bound=bound, written=written)
 
     def with_graph(self, graph: Graph) -> CudaExecutable:
         """The same plan with the constants of another graph, which has the same nodes: its weights are packed anew."""
@@ -260,8 +287,11 @@ class CudaExecutable:
             key: typed(self._arena, self.graph.type_of(key[0]), key[1], memory.offsets[slot])
             for key, slot in slots.items()
         }
-        for node in self.graph.inputs:
+        for position, node in enumerate(self.graph.inputs):
             t = self.graph.type_of(node)
+            if position in self._bound:
+                self._static[node, Format.ROW] = self._bound[position]
+                continue
             raw = torch.zeros(max(t.nbytes, 1), dtype=torch.uint8, device=self.device)
             self._static[node, Format.ROW] = typed(raw, t, Format.ROW, 0)
         # what is kept takes memory of the framework's, as much as it would of the arena
@@ -387,7 +417,7 @@ class CudaExecutable:
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._in_lanes(lanes)
             self._graphs.append(graph)
-            return [Stage(self.kernels + len(self._ends), graph.replay)]
+            return [Stage(self.kernels + len(self._ends) + len(self._writes), graph.replay)]
 
         def flush() -> None:
             nonlocal held
@@ -411,7 +441,7 @@ class CudaExecutable:
                 stages.append(Stage(1, launch))
             else:
                 add(launch, _kernels_of(step))
-        for copy in self._ends:
+        for copy in (*self._ends, *self._writes):
             add(copy, 1)
         flush()
         return stages
@@ -473,7 +503,7 @@ class CudaExecutable:
         for lane in lanes[1:]:
             main.wait_stream(lane)
         with torch.cuda.stream(main):
-            for copy in self._ends:
+            for copy in (*self._ends, *self._writes):
                 copy()
 
     # -- calling
@@ -489,8 +519,13 @@ class CudaExecutable:
             self._check(position, tensor)
         with self._lock, torch.cuda.device(self.device), torch.no_grad():
             self._order.enter()
-            for static, tensor in zip(self.static_inputs, tensors, strict=True):
-                static.copy_(tensor)
+            self._put(tensors)
+
+    def _put(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Copy inputs in, but for those that are read where they lie; none where none are given."""
+        for position, tensor in enumerate(tensors):
+            if position not in self._bound:
+                self.static_inputs[position].copy_(tensor)
 
     @property
     def recorded_graphs(self) -> tuple[int, ...]:
@@ -510,7 +545,7 @@ class CudaExecutable:
         captured = torch.cuda.is_current_stream_capturing()
         with self._for_capture(captured), self._lock, torch.cuda.device(self.device), torch.no_grad():
             self._order.enter()
-            for segment in (*self._launches, *self._ends) if captured else self._segments:
+            for segment in (*self._launches, *self._ends, *self._writes) if captured else self._segments:
                 segment()
         return checked(self.static_outputs, self.plan.checks, look=False)
 
@@ -522,11 +557,13 @@ class CudaExecutable:
         captured = torch.cuda.is_current_stream_capturing()
         with self._for_capture(captured), self._lock, torch.cuda.device(self.device), torch.no_grad():
             self._order.enter()
-            for static, tensor in zip(self.static_inputs, tensors, strict=True):
-                static.copy_(tensor)
-            for segment in (*self._launches, *self._ends) if captured else self._segments:
+            self._put(tensors)
+            for segment in (*self._launches, *self._ends, *self._writes) if captured else self._segments:
                 segment()
-            found = tuple(x.clone(memory_format=torch.contiguous_format) for x in self.static_outputs)
+            found = tuple(
+                x if k in self._written else x.clone(memory_format=torch.contiguous_format)
+                for k, x in enumerate(self.static_outputs)
+            )
         if not self.plan.checks:
             return found
         # what is recorded has no values to look at yet
@@ -558,8 +595,7 @@ class CudaExecutable:
         """
         with self._policy(), self._lock, torch.cuda.device(self.device), torch.no_grad():
             self._order.enter()
-            for static, tensor in zip(self.static_inputs, tensors, strict=False):
-                static.copy_(tensor)
+            self._put(tensors)
             for number, launch in enumerate(self._launches):
                 before(number)
                 launch()
@@ -576,6 +612,10 @@ class CudaExecutable:
             raise InputError(position=position, problem=f"expected {expected}, got {got}")
         if tensor.device != self.device:
             raise InputError(position=position, problem=f"expected a tensor on {self.device}, got {tensor.device}")
+        if position in self._bound and tensor.data_ptr() != self._bound[position].data_ptr():
+            raise InputError(
+                position=position, problem="it lies elsewhere than the tensor that the plan reads in place"
+            )
 
     def _shaped(self, node: NodeId) -> torch.Tensor:
         n = self.graph.nodes[node]
@@ -590,6 +630,19 @@ class CudaExecutable:
             line = torch.arange(size, dtype=TORCH_DTYPE[n.type.dtype], device=self.device)
             return line.reshape([size if k == n.attrs.axis else 1 for k in range(n.type.rank)]).expand(n.type.shape)
         return self._static[node, Format.ROW]
+
+    def _may_lie(self, position: int, tensor: torch.Tensor) -> bool:
+        """Whether an input may be read where it lies."""
+        self._check(position, tensor)
+        viewed = self.graph.inputs[position] in self._values.finals
+        return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and not viewed
+
+    def _copies_into(self, written: Sequence[tuple[int, torch.Tensor]]) -> list[Run]:
+        """One call that copies outputs into what is not the plan's own."""
+        if not written:
+            return []
+        targets, values = [x.detach() for _, x in written], [self.static_outputs[k] for k, _ in written]
+        return [partial(torch._foreach_copy_, targets, values)]
 
     def _copied_outputs(self) -> list[Run]:
         """What makes the outputs anew that are no views of what steps write: a repeated value is a copy."""

@@ -39,6 +39,7 @@ def compile_step(
     skip_nonfinite: bool = False,
     scaler: torch.amp.GradScaler | None = None,
     autocast: torch.dtype | None = None,
+    batches: int = 1,
 ) -> Step:
     """Compile a training step: `step(*inputs, target)` does what a loop does with a batch, and gives the loss.
 
@@ -63,11 +64,13 @@ def compile_step(
         scaler: the loss is scaled by it and gradients are scaled back; it grows and shrinks as by its own `update`, and
             steps that are not finite are skipped. Its own state is read and written.
         autocast: the model and its loss run under `torch.autocast` with this type, bfloat16 or float16.
+        batches: so many calls make one step: gradients of the loss divided by it are summed over them, and the last
+            one updates the parameters. The sums are kept by the step, in the parameters' types.
 
     Raises:
         StepError: an optimizer without a rule, a parameter that is not the model's, a loss that is none [W020].
         ExampleInputsError: no example inputs, or something else than tensors [W001].
-        OptionError: a type that autocast does not have, a norm below 0 [W001].
+        OptionError: a type that autocast does not have, a norm below 0, fewer than one batch [W001].
         ModelRaisesError: the model or the loss raises on the example inputs, or cannot be traced [W116].
         UnsupportedError: an operator that no graph holds, random numbers other than dropout's among them [W201].
     """
@@ -75,12 +78,14 @@ def compile_step(
         raise OptionError(option="autocast", problem=f"{autocast} is neither torch.bfloat16 nor torch.float16")
     if not 0 <= clip_norm < float("inf"):
         raise OptionError(option="clip_norm", problem=f"{clip_norm!r} is no norm, a finite number of 0 or more")
+    if type(batches) is not int or batches < 1:
+        raise OptionError(option="batches", problem=f"{batches!r} is no number of batches, 1 or more")
     if len(example_inputs) < 2:
         problem = f"{len(example_inputs)} example inputs: at least one input of the model and the target are needed"
         raise ExampleInputsError(option="example_inputs", problem=problem)
     if scaler is not None and not scaler.is_enabled():
         scaler = None
-    chosen = Chosen(float(clip_norm), skip_nonfinite or scaler is not None, autocast)
+    chosen = Chosen(float(clip_norm), skip_nonfinite or scaler is not None, autocast, batches)
     step = Step(Both(model, loss), optimizer, scaler, chosen, options or Options())
     step.prepare(*example_inputs)
     return step
@@ -92,9 +97,10 @@ class Chosen(NamedTuple):
     clip_norm: float
     skips: bool
     autocast: torch.dtype | None
+    batches: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Plan:
     """One compiled step."""
 
@@ -104,6 +110,16 @@ class _Plan:
     form: Form
     trained: tuple[torch.Tensor, ...]
     fixed: tuple[torch.Tensor, ...]
+    place: _Place | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A plan that reads and writes the model's own tensors: on a GPU one graph a step."""
+
+    make: Callable[[Mapping[int, torch.Tensor], Sequence[tuple[int, torch.Tensor]]], Callable[..., Any]]
+    addresses: tuple[int, ...]
+    """Of what it reads and writes in place."""
 
 
 @dataclass
@@ -143,6 +159,8 @@ class Step:
         self._state: _State | None = None
         self._settings: tuple[object, torch.Tensor] | None = None
         self._first: _Plan | None = None
+        self._sums: dict[int, torch.Tensor] = {}
+        self._summed = 0
         self.skipped: torch.Tensor | None = None
         """How many steps were skipped: an int64 scalar on the device; None: none can be."""
 
@@ -154,7 +172,7 @@ class Step:
 
     @property
     def compilation(self) -> Compilation:
-        """What the example inputs' plan came to."""
+        """What the example inputs' plan came to; on a GPU, once it was called, `run` reads and writes in place."""
         assert self._first is not None, "compile_step makes it"
         return self._first.compilation
 
@@ -169,7 +187,19 @@ class Step:
         Raises: as `weft.compile_step`.
         """
         with self._lock:
-            self._plan(inputs)
+            for last in (True, False)[: min(self._chosen.batches, 2)]:
+                self._plan(inputs, last=last)
+
+    @property
+    def summed(self) -> int:
+        """Of how many batches gradients are summed, and wait for the others of their step."""
+        return self._summed
+
+    def forget(self) -> None:
+        """Leave the gradients that are summed so far: the next call is the first of a step's."""
+        with self._lock:
+            self._sums.clear()
+            self._summed = 0
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """One step on a batch, the target last. The loss of the batch before the update, a scalar without a gradient.
@@ -179,37 +209,59 @@ class Step:
             And as `weft.compile_step`, where the batch's shapes need a new plan. Nothing was written then.
         """
         with self._lock:
-            plan = self._plan(inputs)
+            last = self._summed + 1 == self._chosen.batches
+            plan = self._plan(inputs, last=last)
             arguments = self._arguments(plan, inputs)
             program = plan.program
             with torch.no_grad():
+                targets, sources = self._writes(plan, arguments)
+                self._placed(plan, arguments, targets, sources)
                 found = list(plan.compilation.run(*(arguments[k] for k in program.arguments)))
-                targets, values = self._writes(plan, arguments, found)
-                if targets:
+                if targets and plan.place is None:
                     # one call: neither an interrupt nor an error of Python's comes between two of the copies
-                    torch._foreach_copy_(targets, values)
+                    torch._foreach_copy_(targets, [found[k] for k in sources])
             if self._state is not None:
                 self._state.seen = _seen(self._state.tensors, self._state.counted)
-            self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
+            self._summed = 0 if last else self._summed + 1
+            if last:
+                self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
             first = program.results[0]
             return found[first.value] if first.value >= 0 else arguments[first.argument].clone()
 
-    def _writes(
-        self, plan: _Plan, arguments: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What is written, and the values; a number of steps stands for all that are equal to it."""
+    def _placed(
+        self, plan: _Plan, arguments: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], sources: Sequence[int]
+    ) -> None:
+        """Let the plan have the model's tensors for memory, if what runs it can; anew where they moved."""
+        make = plan.place.make if plan.place is not None else getattr(plan.compilation.run, "in_place", None)
+        if make is None:
+            return
+        count = len(plan.trained) + len(plan.fixed)
+        own = {*range(count), *plan.traced.written}
+        bound = {n: arguments[k] for n, k in enumerate(plan.program.arguments) if k in own}
+        addresses = tuple(x.data_ptr() for x in (*bound.values(), *targets))
+        if plan.place is not None and plan.place.addresses == addresses:
+            return
+        (key,) = (k for k, p in self._plans.items() if p is plan)
+        del self._plans[key]  # should there be no room for another, the next call compiles it again
+        plan.compilation, plan.place = replace(plan.compilation, plan=None, eager=None), None  # its memory goes first
+        run = make(bound, list(zip(sources, targets, strict=True)))
+        plan.compilation, plan.place = replace(plan.compilation, eager=run), _Place(make, addresses)
+        self._plans[key] = plan
+
+    def _writes(self, plan: _Plan, arguments: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+        """What is written, and which result it gets; a number of steps stands for all that are equal to it."""
         state = self._state
         alike = {id(same[0]): same for same in state.counted} if state is not None else {}
         targets: list[torch.Tensor] = []
-        values: list[torch.Tensor] = []
+        sources: list[int] = []
         for position, result in zip(plan.traced.written, plan.program.results[1:], strict=True):
             if result.value < 0:
                 continue  # handed back as it is
             own = arguments[position]
             for target in alike.get(id(own), [own]):
                 targets.append(target.detach())
-                values.append(found[result.value])
-        return targets, values
+                sources.append(result.value)
+        return targets, sources
 
     # what a step reads
 
@@ -241,7 +293,7 @@ class Step:
         fixed.update(self._both.named_buffers())
         return Tensors(trained, fixed), tuple(group[n] for n in trained)
 
-    def _plan(self, inputs: Sequence[object]) -> _Plan:
+    def _plan(self, inputs: Sequence[object], *, last: bool) -> _Plan:
         """For these inputs and everything else that decides what a step is, compiled if need be."""
         given = _checked(inputs)
         both = self._both
@@ -249,22 +301,22 @@ class Step:
         rules = rules_of(self._optimizer)
         known = tuple(p.requires_grad for settings in self._optimizer.param_groups for p in settings["params"])
         shapes = tuple((x.shape, x.dtype, x.device) for x in given)
-        key: tuple[object, ...] = (shapes, rules, known, both.training, self._scaling())
+        key: tuple[object, ...] = (shapes, rules, known, both.training, self._scaling(), last)
         plan = self._plans.get(key)
         if plan is not None and self._found_state(plan) == plan.form.counters:
             self._plans[key] = self._plans.pop(key)
             return plan
         if plan is None:
-            while len(self._plans) >= max(self._options.max_plans, 1):
+            while len(self._plans) >= max(self._options.max_plans, 1) * min(self._chosen.batches, 2):
                 self._plans.pop(next(iter(self._plans)))
         with heap_trimmed():
-            plan = self._made(given)
+            plan = self._made(given, last=last)
         self._plans[key] = plan
         if self._first is None:
             self._first = plan
         return plan
 
-    def _made(self, given: Sequence[torch.Tensor]) -> _Plan:
+    def _made(self, given: Sequence[torch.Tensor], *, last: bool) -> _Plan:
         tensors, groups = self._tensors()
         device = next(iter(tensors.trained.values())).device
         for name, x in {**tensors.trained, **tensors.fixed, **{f"input {k}": x for k, x in enumerate(given)}}.items():
@@ -272,7 +324,8 @@ class Step:
                 raise StepError(problem=f"{name} is on {x.device}, the parameters on {device}", remedy="move it there")
         rules = rules_of(self._optimizer)
         chosen = self._chosen
-        form = Form(rules, groups, (), chosen.clip_norm, chosen.skips, self._scaling(), chosen.autocast)
+        how = (chosen.clip_norm, chosen.skips, self._scaling(), chosen.autocast, chosen.batches, last)
+        form = Form(rules, groups, (), *how)
         unused = without_gradient(self._both, tensors, given, form)
         if unused:
             groups = tuple(g for n, g in zip(tensors.trained, groups, strict=True) if n not in unused)
@@ -321,15 +374,24 @@ class Step:
             found.append(self._scale(device)[0])
         if plan.traced.draws:
             found.append(torch.randint(-(1 << 63), (1 << 63) - 1, (), dtype=torch.int64, device=device))
-        found += state.tensors
-        found += [same[0] for same in state.counted]
-        found.append(self._settings_now(device))
-        if self._scaler is not None:
-            found.append(self._scale(device)[1])
-        if plan.form.skips:
-            if self.skipped is None:
-                self.skipped = torch.zeros((), dtype=torch.int64, device=device)
-            found.append(self.skipped)
+        if plan.form.skips and self.skipped is None:
+            self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        if plan.form.last:
+            found += state.tensors
+            found += [same[0] for same in state.counted]
+            found.append(self._settings_now(device))
+            if self._scaler is not None:
+                found.append(self._scale(device)[1])
+            found += [self.skipped] if plan.form.skips and self.skipped is not None else []
+        if plan.form.batches > 1:
+            found += [self._sum_of(x) for x in plan.trained]
+        return found
+
+    def _sum_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Of a parameter's gradients."""
+        found = self._sums.get(id(parameter))
+        if found is None or (found.dtype, found.device) != (parameter.dtype, parameter.device):
+            found = self._sums[id(parameter)] = torch.zeros_like(parameter.detach())
         return found
 
     def _scaling(self) -> Scaling | None:

@@ -61,6 +61,15 @@ class Form:
     skips: bool = False
     scaling: Scaling | None = None
     autocast: torch.dtype | None = None
+    batches: int = 1
+    """Whose gradients, each divided by it, are summed before parameters are updated."""
+    last: bool = True
+    """Whether it is the last of these batches; else gradients are added to sums and nothing is updated."""
+
+    @property
+    def outputs(self) -> int:
+        """Losses that the differentiated module gives: with another that is differentiated, two."""
+        return 2 if self.scaling is not None or self.batches > 1 else 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,8 @@ class Traced:
 
     Arguments: trained parameters, fixed tensors, the inputs and the target, the scale if it has one, the seed if
     anything is drawn, the state of each trained parameter, the numbers of steps, the settings (groups, `SETTINGS`)
-    in float64, the growth of the scale if it has one, the number of skipped steps if it may skip.
+    in float64, the growth of the scale if it has one, the number of skipped steps if it may skip, the sums of gradients
+    if several batches make a step. All but the last of these batches lack what is between seed and sums.
 
     Results: the loss, then new values of `written`.
     """
@@ -130,14 +140,17 @@ class _Joint(torch.nn.Module):
         self.training = both.training
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The loss; with a scale, which is the last argument, the loss times that and the loss."""
+        """The loss; before it what is differentiated, where that is scaled or of several batches."""
         inputs = arguments[:-1] if self._form.scaling else arguments
         state = {}
         for name, own in self._names.items():
             tensor = getattr(self, own)
             state[name] = _own(tensor) if name in self._trained else tensor
         loss = _checked_loss(called(self._both[0], state, inputs, self._form))
-        return (loss * arguments[-1].to(loss.dtype), loss.detach()) if self._form.scaling else (loss,)
+        if self._form.outputs == 1:
+            return (loss,)
+        given = loss / self._form.batches if self._form.batches > 1 else loss
+        return (given * arguments[-1].to(loss.dtype) if self._form.scaling else given, loss.detach())
 
 
 def called(both: Both, state: Named, inputs: Sequence[torch.Tensor], form: Form) -> Any:
@@ -222,12 +235,10 @@ def trace(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor], form: Fo
         problem = "the model writes into its inputs or parameters while it runs"
         raise StepError(problem=problem, remedy="compute new tensors in `forward`")
     seed = with_seed(gm)
-    return _with_updates(gm, signature, tensors, form, scale=bool(scale), seed=seed)
+    return _with_updates(gm, signature, tensors, form, seed)
 
 
-def _with_updates(
-    gm: fx.GraphModule, signature: Any, tensors: Tensors, form: Form, *, scale: bool, seed: fx.Node | None
-) -> Traced:
+def _with_updates(gm: fx.GraphModule, signature: Any, tensors: Tensors, form: Form, seed: fx.Node | None) -> Traced:
     """The joint graph with the optimizer behind its gradients."""
     graph, count = gm.graph, len(tensors.trained)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -235,7 +246,7 @@ def _with_updates(
     outputs: Any = output.args[0]
     by_name = {n.name: n for n in outputs if n is not None}
     buffers = list(signature.buffers_to_mutate.items())
-    loss = outputs[len(buffers) + scale]
+    loss = outputs[len(buffers) + form.outputs - 1]
     gradients = {p: by_name[g] for g, p in signature.backward_signature.gradients_to_parameters.items()}
 
     behind = _traced_update(tensors, form)
@@ -254,7 +265,8 @@ def _with_updates(
     with graph.inserting_before(output):
         renewed: Any = graph.graph_copy(behind.graph, own)
     places = {n: k for k, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
-    targets = [own[n] for n in (*inner[:count], *inner[2 * count :]) if not n.name.startswith("settings")]
+    written = [n for n in (*inner[:count], *inner[2 * count :]) if not n.name.startswith("settings")]
+    targets = [own[n] for n in written if form.last or n.name.startswith("sum")]
     fixed = [count + int(name.removeprefix("fixed_")) for _, name in buffers]
     for node in list(graph.nodes):
         if str(node.target) in WITHOUT_EFFECT:
@@ -268,23 +280,25 @@ def _with_updates(
 def _traced_update(tensors: Tensors, form: Form) -> fx.GraphModule:
     """What happens to the gradients.
 
-    Arguments by name: parameter_k, gradient_k, state_k, counter_k, settings_0, scale_0, growth_0, skipped_0. Results:
-    new values of all of them but gradients and settings.
+    Arguments by name: parameter_k, gradient_k, state_k, counter_k, settings_0, scale_0, growth_0, skipped_0, sum_k.
+    Results: new values of all of them but gradients and settings; of a batch that is not the last, of the sums.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     device = next(iter(tensors.trained.values())).device
     rules = [form.rules[g] for g in form.groups]
+    last = form.last
     with mode:
         parameters: list[torch.Tensor] = [mode.from_tensor(x.detach()) for x in tensors.trained.values()]
         groups: list[list[torch.Tensor]] = [
             parameters,
             [torch.empty_like(x) for x in parameters],
-            [torch.empty_like(x) for x, rule in zip(parameters, rules, strict=True) for _ in rule.slots],
-            [torch.zeros((), device=device) for _ in range(1 + max(form.counters, default=-1))],
-            [torch.zeros(len(form.rules), len(SETTINGS), dtype=torch.float64, device=device)],
-            [torch.zeros((), device=device)] if form.scaling else [],
-            [torch.zeros((), dtype=torch.int32, device=device)] if form.scaling else [],
-            [torch.zeros((), dtype=torch.int64, device=device)] if form.skips else [],
+            [torch.empty_like(x) for x, rule in zip(parameters, rules, strict=True) for _ in rule.slots if last],
+            [torch.zeros((), device=device) for _ in range(1 + max(form.counters, default=-1)) if last],
+            [torch.zeros(len(form.rules), len(SETTINGS), dtype=torch.float64, device=device)] if last else [],
+            [torch.zeros((), device=device)] if form.scaling and last else [],
+            [torch.zeros((), dtype=torch.int32, device=device)] if form.scaling and last else [],
+            [torch.zeros((), dtype=torch.int64, device=device)] if form.skips and last else [],
+            [torch.empty_like(x) for x in parameters] if form.batches > 1 else [],
         ]
     names = [f"{name}_{k}" for name, group in zip(_NAMES, groups, strict=True) for k in range(len(group))]
     sizes = [len(group) for group in groups]
@@ -304,7 +318,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-_NAMES = ("parameter", "gradient", "state", "counter", "settings", "scale", "growth", "skipped")
+_NAMES = ("parameter", "gradient", "state", "counter", "settings", "scale", "growth", "skipped", "sum")
 
 
 def _step(
@@ -318,8 +332,13 @@ def _step(
     scale: Sequence[torch.Tensor],
     growth: Sequence[torch.Tensor],
     skipped: Sequence[torch.Tensor],
+    sums: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
     """See `_traced_update`."""
+    if sums:
+        gradients = [x + g.to(x.dtype) for x, g in zip(sums, gradients, strict=True)]
+    if not form.last:
+        return list(gradients)
     if form.scaling is not None:
         inverse = scale[0].reciprocal()
         gradients = [g * inverse.to(g.dtype) for g in gradients]
@@ -349,7 +368,7 @@ def _step(
         found += _rescaled(form.scaling, fine, scale[0], growth[0])
     if fine is not None:
         found.append(skipped[0] + torch.logical_not(fine).to(torch.int64))
-    return found
+    return [*found, *(torch.zeros_like(x) for x in sums)]
 
 
 def _rescaled(

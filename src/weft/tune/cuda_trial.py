@@ -158,9 +158,8 @@ class _Trial:
                 kernel = kernel_from_json(encoded)
                 subject = self._bench.make(request.problem, kernel, path, gpu)
                 waited = Waited(subject, gpu, before=self._before if isinstance(kernel, CudaSource) else None)
-                result = verify(
-                    request.problem, waited, self._reference, shared, slow_s=slow_s, clock=self._bench.clock
-                )
+                held = self._reference.of_kernel(kernel)
+                result = verify(request.problem, waited, held, shared, slow_s=slow_s, clock=self._bench.clock)
             except _ERRORS as error:
                 shared.clear()
                 self._failed(number, error)

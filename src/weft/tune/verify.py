@@ -43,7 +43,7 @@ from weft.ir.types import Array, DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.measurement import Verdict
-from weft.kernels.source import KernelSource, LibraryCall
+from weft.kernels.source import Kernel, KernelSource, LibraryCall
 from weft.tune import bulk
 from weft.tune.inputs import Domain, InputSet, draw, draw_rows
 from weft.tune.oracle import Evaluation, Mode, decisions, evaluate, narrowed, rms
@@ -430,6 +430,11 @@ class Reference:
     def finite(self) -> Reference:
         """Without the input set that has infinities and NaN in it."""
         return replace(self, cases=tuple(c for c in self.cases if c.kind is not InputSet.ADVERSARIAL))
+
+    def of_kernel(self, kernel: Kernel) -> Reference:
+        """What a kernel is held to: a call that is the model's own and says `finite`, to finite inputs."""
+        told = isinstance(kernel, LibraryCall) and dict(kernel.schedule.params).get("finite") is True
+        return self.finite() if told else self
 
     @property
     def nbytes(self) -> int:

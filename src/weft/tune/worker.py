@@ -264,14 +264,14 @@ def _run(request: TrialRequest, say: Channel, machine: Machine, references: Refe
         say.say(event="verifying", kernel=number)
         slow_s = math.inf if number in request.always else max(SLOW_FLOOR_S, SLOW_FACTOR * fastest)
         try:
-            subject = machine.make(request.problem, kernel_from_json(encoded), path)
+            kernel = kernel_from_json(encoded)
+            subject = machine.make(request.problem, kernel, path)
+            held = reference.of_kernel(kernel)
             with torch.inference_mode():
-                result = verify(
-                    request.problem, subject, reference, arenas, slow_s=slow_s, clock=machine.clock, check=check
-                )
+                result = verify(request.problem, subject, held, arenas, slow_s=slow_s, clock=machine.clock, check=check)
                 finding = result.finding
                 if finding.verdict is Verdict.OK and result.first_call_s < FENCED_S:
-                    finding = at_the_fence(request.problem, subject, reference, result.outputs, check)
+                    finding = at_the_fence(request.problem, subject, held, result.outputs, check)
         except (WeftError, RuntimeError, MemoryError, TypeError, ValueError, IndexError, OSError) as error:
             arenas.clear()
             _verdict(say, number, classify(error))

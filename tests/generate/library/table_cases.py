@@ -36,6 +36,7 @@ IMAGE, ROWS = (2, 8, 5, 6), (4, 10)
 FLOATS = (DType.F64, DType.F32, DType.F16, DType.BF16)
 _TWICE = {"sizes": (2, 8, 10, 12), "scales_text": "1.0,1.0,2.0,2.0"}
 _PLAIN = {"strides": (1, 1), "pads_lo": (1, 1), "pads_hi": (1, 1), "dilations": (1, 1)}
+_GRADIENT = {"strides": (1, 1), "pads": (0, 0), "dilations": (1, 1)}
 RULES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
     "softmax": [([IMAGE], {"axis": 1}), ([ROWS], {"axis": -1})],
     "log_softmax": [([IMAGE], {"axis": 1}), ([ROWS], {"axis": 0})],
@@ -62,6 +63,13 @@ RULES: dict[str, list[tuple[list[Any], dict[str, Any]]]] = {
         ([IMAGE, (4, 8, 3, 3), (4,)], {**_PLAIN, "groups": 1}),
         ([IMAGE, (8, 1, 3, 3)], {**_PLAIN, "groups": 8}),
         ([IMAGE, (4, 8, 2, 3)], {**_PLAIN, "pads_lo": (0, 1), "groups": 1}),
+    ],
+    "conv_weight_gradient": [
+        ([(2, 4, 5, 6), IMAGE], {**_GRADIENT, "kernel": (3, 3), "pads": (1, 1)}),
+        ([(2, 4, 3, 3), IMAGE], {**_GRADIENT, "kernel": (1, 1), "strides": (2, 2)}),
+        ([(2, 4, 5, 5), (2, 3, 5, 5)], {**_GRADIENT, "kernel": (3, 3), "pads": (1, 1)}),
+        ([(2, 8, 5, 6), IMAGE], {**_GRADIENT, "kernel": (3, 3), "pads": (1, 1), "groups": 8}),
+        ([IMAGE, (2, 8, 2, 2)], {**_GRADIENT, "kernel": (2, 3), "strides": (2, 2), "pads": (0, 0), "transposed": True}),
     ],
     "sdpa": [
         ([(1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)], {"causal": False}),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,14 @@ from weft.ir.passes import clean_up
 from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Kind, Problem
+from weft.kernels.measurement import Verdict
 from weft.kernels.source import LibraryCall, Schedule
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract, format_choices
+from weft.tune.verify import LibrarySubject, reference_of, verify
 
 IMAGE, ROWS = (2, 6, 8, 8), (4, 10)
+_GRADIENT = {"strides": (2, 2), "pads": (1, 1), "dilations": (1, 1)}
 CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, object]]] = {
     "softmax": ([ROWS], {"axis": -1}),
     "log_softmax": ([ROWS], {"axis": 0}),
@@ -42,6 +46,7 @@ CASES: dict[str, tuple[list[tuple[int, ...]], dict[str, object]]] = {
     "linear": ([ROWS, (7, 10), (7,)], {}),
     "conv": ([IMAGE, (4, 6, 3, 3), (4,)], {"strides": (1, 1), "pads_lo": (1, 1), "pads_hi": (1, 1), "dilations": (1, 1),
                                             "groups": 1}),
+    "conv_weight_gradient": ([(2, 4, 4, 4), IMAGE], {**_GRADIENT, "kernel": (3, 3)}),
     "sdpa": ([(1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)], {"causal": False}),
     "max_pool": ([IMAGE], {"kernel": (3, 3), "strides": (2, 2), "pads_lo": (1, 1), "pads_hi": (1, 1),
                            "dilations": (1, 1)}),
@@ -87,6 +92,22 @@ def right(problem: Problem, call: LibraryCall) -> None:
     out = torch.empty(want.shape)
     BoundCall(call, {}).launcher([torch.from_numpy(x) for x in arrays], [out])()
     assert_allclose(out.numpy(), want, rtol=2e-4, atol=2e-5)
+
+
+def test_a_call_that_says_finite_is_held_to_finite_inputs() -> None:
+    ((problem, call),) = calls_of("conv_weight_gradient", *CASES["conv_weight_gradient"])
+    assert isinstance(call, LibraryCall)
+    assert call.schedule.param("finite") is True
+    reference = reference_of(problem.graph, seed=0).laid_out(problem)
+    assert {c.kind for c in reference.cases} > {c.kind for c in reference.of_kernel(call).cases}
+    found = [
+        verify(problem, LibrarySubject(problem, call), x, {}, slow_s=1e9, clock=perf_counter_ns).finding.verdict
+        for x in (reference, reference.of_kernel(call))
+    ]
+    assert found == [Verdict.NAN_CLASS, Verdict.OK]
+    ((problem, call),) = calls_of("silu", *CASES["silu"])
+    assert isinstance(call, LibraryCall)
+    assert reference.of_kernel(call) is reference
 
 
 HEADS: list[tuple[int, ...]] = [(1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)]

@@ -47,7 +47,7 @@ def checked(problems: Problems, *, for_gpus: bool = False) -> set[str]:
                 reference = reference or reference_of(problem.graph, seed=0)
                 try:
                     subject = LibrarySubject(problem, call)
-                    laid = reference.laid_out(problem)
+                    laid = reference.laid_out(problem).of_kernel(call)
                     found = verify(problem, subject, laid, {}, slow_s=1e9, clock=perf_counter_ns).finding
                 except Exception as error:
                     found = classify(error)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from weft.frontends.torch.call import ABSENT, Call, Handler
+from weft.frontends.torch.call import ABSENT, Call, Handler, NotTakenError
 from weft.frontends.torch.shaping import take_slice
 from weft.ir import attrs as a
 from weft.ir.graph import NodeId
@@ -122,11 +122,18 @@ def index_put(c: Call) -> NodeId:
     moved = [c.shape(x)[k] for k in order]
     before, behind = moved[:first], moved[first + len(where) :]
     places = math.prod(moved[first : first + len(where)])
-    turned = b.reshape(b.transpose(x, order), (*before, places, *behind))
+    back = [order.index(k) for k in range(len(order))]
     every = b.broadcast(values, (*before, *common, *behind))
     wanted = b.reshape(every, (*before, math.prod(common), *behind))
+    if add:
+        try:
+            total = c.one("scatter_sum", wanted, flat, size=places, axis=first)
+        except NotTakenError:
+            pass  # known indices, or a few among many places
+        else:
+            return added(c, x, b.transpose(b.reshape(total, moved), back))
+    turned = b.reshape(b.transpose(x, order), (*before, places, *behind))
     made = b.reshape(c.one("put", turned, flat, wanted, axis=first, add=add), moved)
-    back = [order.index(k) for k in range(len(order))]
     return b.transpose(made, back)
 
 
@@ -149,6 +156,16 @@ def masked_scatter(c: Call) -> NodeId:
     x, mask = c.ref("self"), c.ref("mask")
     x, mask = c.b.broadcast(x, c.out.shape), c.b.broadcast(mask, c.out.shape)
     return c.one("masked_put", x, mask, c.ref("source"))
+
+
+def added(c: Call, x: NodeId, total: NodeId) -> NodeId:
+    """x + total, which is total where x is zeros."""
+    at = x
+    while c.b.node(at).prim in (Prim.BROADCAST, Prim.RESHAPE, Prim.CAST):
+        (at,) = c.b.node(at).inputs
+    value = c.b.constant_value(at)
+    total = c.b.cast(total, c.out.dtype)
+    return total if value is not None and not value.any() else c.b.apply(Prim.ADD, x, total)
 
 
 TABLE: Mapping[str, Handler] = {

@@ -466,6 +466,8 @@ TABLE: Mapping[str, Handler] = {
     "aten.clone.default": identity,
     "aten.alias.default": identity,
     "aten.detach.default": identity,
+    "aten.detach_copy.default": identity,
+    "aten.alias_copy.default": identity,
     "aten.detach_.default": identity,
     "aten.contiguous.default": identity,
     "aten.lift_fresh_copy.default": identity,

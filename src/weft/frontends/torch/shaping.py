@@ -327,9 +327,13 @@ def slice_scatter(c: Call) -> NodeId:
     axis = c.axis(c.integer("dim"), c.rank(x))
     n = c.shape(x)[axis]
     start, size, step = slice_bounds(c, n)
-    if step != 1:
-        c.decline(f"step {step}")
-    return _replace(c, x, src, axis, start, size)
+    if step == 1 or size <= 1:
+        return _replace(c, x, src, axis, start, size)
+    at = np.arange(n) - start
+    inside = (at >= 0) & (at % step == 0) & (at // step < size)
+    spread = c.one("gather", src, c.b.constant(np.clip(at // step, 0, size - 1).astype(np.int64)), axis=axis)
+    mask = c.b.constant(inside.reshape(-1, *(1,) * (c.rank(x) - axis - 1)))
+    return c.b.apply(Prim.SELECT, mask, c.b.cast(spread, c.out.dtype), x)
 
 
 def select_scatter(c: Call) -> NodeId:
@@ -370,13 +374,23 @@ def pixel_unshuffle(c: Call) -> NodeId:
 
 def as_strided(c: Call) -> NodeId:
     """A view of memory; a value only where it covers a dense tensor exactly."""
+    return c.b.reshape(_whole(c, "reads memory by strides"), c.ints("size"))
+
+
+def as_strided_scatter(c: Call) -> NodeId:
+    """What is written over all of x, if that is dense."""
+    x = _whole(c, "writes memory by strides")
+    return c.b.cast(c.b.reshape(c.ref("src"), c.shape(x)), c.out.dtype)
+
+
+def _whole(c: Call, reason: str) -> NodeId:
     x = c.ref("self")
     size, stride = c.ints("size"), c.ints("stride")
     dense = [math.prod(size[k + 1 :]) for k in range(len(size))]
     same = all(n == 1 or s == d for n, s, d in zip(size, stride, dense, strict=True))
     if c.flag("dense_input") and same and math.prod(size) == c.type(x).size and not c.arguments.get("storage_offset"):
-        return c.b.reshape(x, size)
-    return c.decline("reads memory by strides")
+        return x
+    return c.decline(reason)
 
 
 TABLE: Mapping[str, Handler] = {
@@ -438,5 +452,6 @@ TABLE: Mapping[str, Handler] = {
     "aten.pixel_shuffle.default": pixel_shuffle,
     "aten.pixel_unshuffle.default": pixel_unshuffle,
     "aten.as_strided.default": as_strided,
+    "aten.as_strided_scatter.default": as_strided_scatter,
 }  # fmt: skip
 """Handlers by overload."""

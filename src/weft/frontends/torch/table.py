@@ -31,7 +31,6 @@ OPAQUE: Mapping[str, str] = {
     "aten.col2im.default": _SCATTER,
     "aten._fft_c2r.default": "complex numbers",
     "aten._fft_r2c.default": "complex numbers",
-    "aten.embedding_dense_backward.default": _BACKWARD,
     "aten.native_group_norm_backward.default": _BACKWARD,
     "aten.native_layer_norm_backward.default": _BACKWARD,
     "aten.scatter_reduce.two": _SCATTER,

@@ -81,7 +81,9 @@ class LibraryGenerator:
         if on_cpu and Prim.MATMUL in prims:
             found.append(_schedule("linear"))
         if problem.origin_rule:
-            found.append(_schedule("operator"))
+            from weft.generate.library.operators import FINITE
+
+            found.append(_schedule("operator", **({"finite": True} if problem.origin_rule in FINITE else {})))
         between = [p for p in prims if p is not Prim.CAST] in ([Prim.ADD], [Prim.MUL]) and len(prims) == 3
         if on_gpu and between:
             found.append(_schedule("widened"))

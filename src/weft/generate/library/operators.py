@@ -195,6 +195,21 @@ def _conv(o: Operator) -> Ref | None:
     return convolution(o.program, convs[0], x, w, o.ref(2))
 
 
+def _conv_weight_gradient(o: Operator) -> Ref | None:
+    dy, x, kernel = o.ref(0), o.ref(1), o.ints("kernel")
+    groups, transposed = int(o.number("groups", 1)), bool(o.param("transposed", False))
+    small, large = (o.shape(1), o.shape(0)) if transposed else (o.shape(0), o.shape(1))
+    # of the weight the operator looks at shape, type and place alone
+    weight = o.call("aten.new_empty.default", dy, (small[1], large[1] // groups, *kernel))
+    strides, pads, dilations = (o.ints(name) for name in ("strides", "pads", "dilations"))
+    sizes = zip(small[2:], large[2:], kernel, strides, pads, dilations, strict=True)
+    extra = tuple(n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) if transposed else 0 for m, n, k, s, p, d in sizes)
+    return o.call(
+        "aten.convolution_backward.default", dy, x, weight, None, strides, pads, dilations, transposed, extra, groups,
+        (False, True, False), result=1,
+    )  # fmt: skip
+
+
 def _sdpa(o: Operator) -> Ref | None:
     scale = o.param("scale", 0.0)
     causal = bool(o.param("causal", False))
@@ -295,8 +310,10 @@ LOST = -2
 """In place of an operand that clean-ups changed."""
 FOUND_AGAIN = frozenset({"group_norm", "instance_norm", "layer_norm"})
 """Rules whose rows find the operands again that clean-ups changed."""
-TABLED = frozenset({"resize_nearest", "resize_linear"})
+TABLED = frozenset({"conv_weight_gradient", "resize_nearest", "resize_linear"})
 """Rules that make tables which their call does not read: what stands in them follows from the parameters."""
+FINITE = frozenset({"conv_weight_gradient"})
+"""Rules whose primitives make NaN of infinities elsewhere than the model's own operator: held to finite inputs."""
 OPERATORS: Mapping[str, Row] = {
     "softmax": _softmax("aten._softmax.default"),
     "log_softmax": _softmax("aten._log_softmax.default"),
@@ -314,6 +331,7 @@ OPERATORS: Mapping[str, Row] = {
     "linear": _linear,
     "addmm": _addmm,
     "conv": _conv,
+    "conv_weight_gradient": _conv_weight_gradient,
     "sdpa": _sdpa,
     "max_pool": _max_pool,
     "avg_pool": _avg_pool,

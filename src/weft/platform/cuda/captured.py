@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -12,7 +12,7 @@ from weft.generate.library.execute import plain_math
 from weft.ir.declined import Declined
 from weft.options import Options
 from weft.platform.cuda.device import device_of
-from weft.runtime.cuda_executable import StreamOrder
+from weft.runtime.cuda_executable import NOTHING_BOUND, InPlace, StreamOrder
 from weft.runtime.executable import InputError
 from weft.runtime.streams import Lease
 
@@ -27,11 +27,25 @@ class Captured:
     a caller's own capture the model itself is run, by the numeric policy of the process.
     """
 
-    def __init__(self, model: Callable[..., Tensors], inputs: Tensors, lease: Lease | None = None) -> None:
-        """Run it and record it on a stream of `lease`; None: as the framework's manual does it, on two of its own."""
+    def __init__(
+        self,
+        model: Callable[..., Tensors],
+        inputs: Tensors,
+        lease: Lease | None = None,
+        *,
+        bound: Mapping[int, torch.Tensor] = NOTHING_BOUND,
+        written: Sequence[tuple[int, torch.Tensor]] = (),
+    ) -> None:
+        """Run it and record it on a stream of `lease`; None: as the framework's manual does it, on two of its own.
+
+        `bound` and `written`: as for `CudaExecutable`.
+        """
         self._model = model  # owns the weights whose addresses the graph holds
+        self._bound = {k: x.detach() for k, x in bound.items()}
+        self._written = [(k, x.detach()) for k, x in written]
+        self._tf32 = torch.backends.cuda.matmul.allow_tf32
         with torch.inference_mode(mode=False), torch.no_grad():  # what that mode makes cannot be written outside of it
-            self._inputs = [x.clone() for x in inputs]
+            self._inputs = [self._bound[k] if k in self._bound else x.clone() for k, x in enumerate(inputs)]
         self._lease = lease
         mine = lease.streams(1)[0] if lease is not None else None
         stream = mine or torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -46,7 +60,28 @@ class Captured:
         # only this thread is kept from what cannot be recorded
         with torch.no_grad(), torch.cuda.graph(self.graph, stream=mine, capture_error_mode="thread_local"):
             self._outputs = list(model(*self._inputs))
+            self._write(self._outputs)
         self._lock, self._order = threading.Lock(), StreamOrder(self._inputs)
+
+    def _write(self, outputs: Tensors) -> None:
+        if self._written:
+            torch._foreach_copy_([x for _, x in self._written], [outputs[k] for k, _ in self._written])
+
+    @property
+    def in_place(self) -> InPlace:
+        """As that of `CudaExecutable`, by the numeric policy that this one was recorded with."""
+        model, lease, tf32 = self._model, self._lease, self._tf32
+        kinds = [(x.shape, x.dtype, x.device) for x in self._inputs]
+
+        def make(bound: Mapping[int, torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]) -> Captured:
+            given = [
+                bound[k] if k in bound else torch.zeros(shape, dtype=dtype, device=device)
+                for k, (shape, dtype, device) in enumerate(kinds)
+            ]
+            with plain_math(allow_tf32=tf32):
+                return Captured(model, given, lease, bound=bound, written=written)
+
+        return make
 
     def replay(self) -> Tensors:
         """Run on the inputs it holds."""
@@ -63,19 +98,25 @@ class Captured:
             if given.device != mine.device:
                 problem = f"expected a tensor on {mine.device}, got {given.device}"
                 raise InputError(position=position, problem=problem)
+            if position in self._bound and given.data_ptr() != mine.data_ptr():
+                raise InputError(position=position, problem="it lies elsewhere than the tensor that is read in place")
         device = self._inputs[0].device if self._inputs else None
         with torch.cuda.device(device), torch.no_grad():
             return self._run(inputs)
 
     def _run(self, inputs: Tensors) -> Tensors:
         if torch.cuda.is_current_stream_capturing():
-            return self._model(*inputs)
+            found = self._model(*inputs)
+            self._write(found)
+            return found
+        held = {k for k, _ in self._written}
         with self._lock:
             self._order.enter()
-            for mine, given in zip(self._inputs, inputs, strict=True):
-                mine.copy_(given)
+            for position, (mine, given) in enumerate(zip(self._inputs, inputs, strict=True)):
+                if position not in self._bound:
+                    mine.copy_(given)
             self.graph.replay()
-            return [x.clone() for x in self._outputs]
+            return [x if k in held else x.clone() for k, x in enumerate(self._outputs)]
 
 
 def capture(
