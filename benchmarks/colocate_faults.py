@@ -386,7 +386,7 @@ def host_process() -> Iterator[World]:
 
         def machine() -> ProcessMachine:
             alone = GpuMachine(device, {"net": lanes}, copies=COPIES)
-            return ProcessMachine(alone, job.anew(), [None, *(Confinement() for _ in lanes[1:])])
+            return ProcessMachine(alone, job.anew(), {"net": [None, *(Confinement() for _ in lanes[1:])]})
 
         yield World(machine, p, 800.0, job=job, folder=Path(name))
 

@@ -44,7 +44,7 @@ from benchmarks.co_runner.plans import compiled, posed
 from benchmarks.gpu_corunner import known, prepare
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from benchmarks.models import FURTHER, NETWORKS
-from weft.colocate.compare import CarryOut, Cell, Settle, cell_of, run, simulated
+from weft.colocate.compare import CarryOut, Cell, Settle, cell_of, run, simulated_all
 from weft.colocate.gpu import BUDGET, MODES, GpuSession, Plans
 from weft.colocate.job import JobError
 from weft.colocate.kernel_job import KernelJob
@@ -214,7 +214,7 @@ def cell_rows(
                 reason = str(error.details["reason"])[:300]
                 yield {"record": "case", "suite": suite, "case": case, "policy": policy, "declined": reason}
                 continue
-            sim = run(record, policy, cell, exclusive=alone, carry_out=simulated, settle=settle)
+            sim = run(record, policy, cell, exclusive=alone, carry_out=simulated_all, settle=settle)
             yield row_of(suite, case, made, sim)
 
 
@@ -345,7 +345,7 @@ def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFac
                 continue
             rows = []
             for row in cell_rows(
-                asked.suite, pair, samples, load, lambda p, c: session.run(p, c.arrivals, admit=c.admit),
+                asked.suite, pair, samples, load, lambda p, c: session.run(p[0], c.arrivals, admit=c.admit),
                 queries=asked.queries, seed=asked.seed, known=asked.known, settle=session.settled,
             ):  # fmt: skip
                 rows.append(row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ STEADY = samples(constant(100.0), launch_us=5.0, stop_us=10.0)
 PAIR = g.Pair("net", 1, "work", (0.5,), True, ("tally", "green:99", "weft"))
 
 
-def carried_out(p: Prepared, cell: Cell) -> Outcome:
+def carried_out(prepared: Sequence[Prepared], cell: Cell) -> Outcome:
+    (p,) = prepared
     machine = VirtualMachine(
         [round(x.lc.at(0.5) * 1e3) for x in p.points],
         [x.variant.idle_rate for x in p.points],

@@ -462,7 +462,7 @@ def test_kill_9_of_the_job_leaves_the_run_as_it_was(tmp_path: Path) -> None:
         out = run(made, LiveBackend(machine, [(p, arrivals)], policy=made))
         assert kills[0] >= 1 and all(d > 0 for d in out.done_ns)
         assert (np.diff(out.begin_ns) >= 0).all()
-        found = c.summed_up(p, c.Cell("net", "work", 50_000_000, 0.1, c.RELATIVE, arrivals, 1), out)
+        found = c.summed_up([p], c.Cell("net", "work", 50_000_000, 0.1, c.RELATIVE, arrivals, 1), out)[0]
         assert not found.simulated and found.latency.queries > 0 and found.be_throughput >= 0
         until(lambda: job.is_ready)
         job.finish()
@@ -517,7 +517,7 @@ def test_a_job_that_hangs_at_the_end_of_a_run_is_killed_and_the_run_stands(tmp_p
         assert work.blocks >= 2
         until(lambda: job.lives == 2 and job.is_ready)
         with pytest.raises(ValueError, match="variant 1 has no form"):
-            process_machine.ProcessMachine(machine._machine, job, [None, None]).set_form(1)
+            process_machine.ProcessMachine(machine._machine, job, {"net": [None, None]}).set_form(1)
 
 
 def test_the_benchmarks_jobs_are_jobs() -> None:

@@ -16,7 +16,7 @@ from typing import Protocol, final
 
 from weft.colocate.arrivals import Arrivals
 from weft.colocate.operating import Prepared
-from weft.colocate.outcome import Outcome, Window, queries_of, take
+from weft.colocate.outcome import Outcome, Targets, Window, queries_of, take
 from weft.colocate.policy import MOST_IN_FLIGHT, Admission, Policy, drive
 from weft.errors import DeviceError
 from weft.kernels.scheduling import NEVER, OFF, Cursor, Decision, Finished, Query, Recent, Running, Situation
@@ -129,6 +129,7 @@ class LiveBackend:
         """
         self._machine, self._policy, self._admission = machine, policy, admission
         self._queries = queries_of(given)
+        self._targets = Targets(given)
         self._variants = {p.model.name: [x.variant for x in p.points] for p, _ in given}
         n = len(self._queries)
         begin, done, sent, put = (array("q", [-1]) * n for _ in range(4))
@@ -281,7 +282,7 @@ class LiveBackend:
         self._left += 1
         self._finished.append(Finished(q, first.variant, begin, done, found.clock_mhz, found.stops))
         self._last_done = done
-        self._window.ended(done - q.scheduled_ns, late=done > q.deadline_ns)
+        self._window.ended(self._targets.scaled(q.model, done - q.scheduled_ns), late=done > q.deadline_ns)
 
     def _start(self, query: Query, variant: int) -> None:
         if len(self._running) >= MOST_IN_FLIGHT:
