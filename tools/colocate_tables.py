@@ -109,5 +109,5 @@ def faults() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    f"colocate-{suite}": partial(table, suite) for suite in ("policies", "batch1", "end-to-end")
+    f"colocate-{suite}": partial(table, suite) for suite in ("policies", "batch1", "end-to-end", "mps")
 } | {"colocate-bursts": bursts, "colocate-faults": faults}

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from weft.colocate.operating import Prepared, Whole, setting_of, settle
 from weft.colocate.outcome import Outcome
 from weft.colocate.policies import make
 from weft.colocate.recording import Mode, What, merged, recorded
+from weft.device.cuda import mps
 from weft.kernels.samples import SampleRecord, StepSamples, read
 
 Run = Callable[..., tuple[int, str, str]]
@@ -81,7 +83,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     monkeypatch.chdir(tmp_path)
 
     @contextmanager
-    def session(_screen: object, models: Sequence[Path], be: Path | None, *_: object) -> Iterator[Session]:
+    def session(_screen: object, models: Sequence[Path], be: Path | None, *_: object, mps: bool) -> Iterator[Session]:
+        assert not mps
         yield Session("work" if be else "", [m.stem for m in models])
 
     monkeypatch.setattr(colocate_gpu, "_session", session)
@@ -125,6 +128,15 @@ def test_policies_of_fused_steps(run: Run, fuse: int) -> None:
     if fuse:
         aker = next(r for r in data["runs"] if r["policy"] == "aker")
         assert [v["name"].split()[0] for v in aker["variants"]] == ["alone", "role"] and aker["be_throughput"] > 0
+
+
+def test_mps_beside_other_policies_is_refused_by_name(run: Run) -> None:
+    args = ("run", "-s", "tally,mps", "-m", "net.onnx", "--be", "job.toml", "--queries", 200, "--json")
+    data = json.loads(run(*args)[1])
+    assert [r["policy"] for r in data["runs"]] == ["exclusive", "tally"]
+    assert "all processes of a call are its clients" in data["refused"]["mps"]
+    code, _, err = run("prepare", "-m", "net.onnx", "-o", "s.json", "--modes", "mps,priority")
+    assert code == 2 and "mps is measured in a call of its own" in err
 
 
 def test_the_model_alone_needs_no_job(run: Run) -> None:
@@ -216,6 +228,7 @@ def test_without_a_gpu_nothing_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(mps, "started", partial(mps.started, program="nowhere/nvidia-cuda-mps-control"))
     (tmp_path / "a.onnx").write_bytes(b"")
     (tmp_path / "in").mkdir()
     (tmp_path / "net.toml").write_text('name = "n"\nkind = "network"\nmodel = "a.onnx"\ninputs = "in"\n')
@@ -225,6 +238,7 @@ def test_without_a_gpu_nothing_runs(
         (("-s", "exclusive"), "needs an NVIDIA GPU"),
         (("-s", "weft", "--be", "net.toml"), "needs an NVIDIA GPU"),
         (("-s", "weft", "--be", "train.toml"), "needs an NVIDIA GPU"),
+        (("-s", "mps", "--be", "train.toml"), "policy 'mps': no MPS: there is no nvidia-cuda-mps-control here"),
         (("-s", "exclusive", "--budget", "-1"), "is no time"),
         (("-s", "exclusive", "-m", "b/net.onnx"), "'net' twice"),
         (("-s", "weft", "--be", "none.toml"), "none.toml"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -37,7 +38,9 @@ from weft.errors import DeviceError, OptionError, UnsupportedError
 if TYPE_CHECKING:
     from weft.api import Compiled
     from weft.colocate.gpu import GpuSession
+    from weft.kernels.policy_run import Refused
     from weft.kernels.samples import ModelSamples, SampleRecord
+    from weft.kernels.scheduling import JobSpec
     from weft.options import Options
     from weft.runtime.cuda_executable import CudaExecutable
 
@@ -95,8 +98,9 @@ def run_command(
         raise PolicyError(
             policy=names[0], reason="it shares the GPU with a job, and there is none", remedy="give --be JOB"
         )
+    names, apart = _without_mps(names)
     given = samples_of(record) if record is not None else None
-    with _session(screen, models, be, budget, dim) as session:
+    with _session(screen, models, be, budget, dim, mps="mps" in names) as session:
         samples = given or _measured(screen, session, modes, fuse)[0]
         job = samples.jobs[0].name if samples.jobs else ""
         (cell,) = cells_of(
@@ -126,6 +130,7 @@ def run_command(
             show_comparison(screen, ended.comparison)
             raise
         screen.done()
+    found = replace(found, refused=(*found.refused, *apart))
     write_report(report, found)
     if len({r.policy for r in found.runs}) > 2 or found.refused:
         show_comparison(screen, found)
@@ -153,10 +158,11 @@ def prepare_command(
     from weft.kernels.samples import write
 
     screen = Screen(format)
+    mps = _is_mps(modes)
     if not 20 <= queries <= 100_000:
         raise OptionError(option="--queries", problem=f"{queries}: a number from 20 to 100000 is taken")
     try:
-        with _session(screen, models, be, budget, dim) as session:
+        with _session(screen, models, be, budget, dim, mps=mps) as session:
             samples, refused = _measured(screen, session, modes, fuse, queries=queries, seed=seed)
     except RecordInterruptedError as ended:  # what was measured is kept
         with writing(output):
@@ -172,6 +178,43 @@ def prepare_command(
         })  # fmt: skip
         return
     _show(screen, samples, refused)
+
+
+def _without_mps(names: Sequence[str]) -> tuple[list[str], tuple[Refused, ...]]:
+    """Policies of one call: `mps` has one of its own, where all processes are its clients; refused beside others."""
+    from weft.kernels.policy_run import Refused
+
+    if "mps" not in names or set(names) <= {"exclusive", "mps"}:
+        return list(names), ()
+    reason = "under MPS all processes of a call are its clients: give it a call of its own, with the same --seed"
+    return [n for n in names if n != "mps"], (Refused("mps", reason),)
+
+
+def _is_mps(modes: str) -> bool:
+    """Whether the way to be measured is MPS.
+
+    Raises:
+        OptionError: another one besides [W001].
+    """
+    names = {n.strip() for n in modes.split(",") if n.strip()}
+    if "mps" in names and len(names) > 1:
+        raise OptionError(option="--modes", problem="mps is measured in a call of its own")
+    return "mps" in names
+
+
+def _as_client(held: ExitStack) -> None:
+    """Make this process a client of MPS, before it knows of a GPU.
+
+    Raises:
+        PolicyError: the machine does not allow it [W206].
+    """
+    from weft.colocate.policy import PolicyError
+    from weft.device.cuda.mps import started
+    from weft.ir.declined import Declined
+
+    found = started(held)
+    if isinstance(found, Declined):
+        raise PolicyError(policy="mps", reason=f"no MPS: {found.reason}", remedy="choose another policy")
 
 
 def _data(samples: SampleRecord, model: ModelSamples) -> dict[str, object]:
@@ -233,11 +276,14 @@ def _driver() -> str:
 
 @contextmanager
 def _session(
-    screen: Screen, models: Sequence[Path], be: Path | None, budget: float, dims: Sequence[str]
+    screen: Screen, models: Sequence[Path], be: Path | None, budget: float, dims: Sequence[str], *, mps: bool = False
 ) -> Iterator[GpuSession]:
     """The models compiled with and without a budget of an SM, and the job on the GPU.
 
+    `mps`: this process and the job's are clients of MPS.
+
     Raises:
+        PolicyError: the machine has no MPS [W206].
         OptionError: a budget that is no time, or models of one name [W001].
         DeviceError: there is no GPU [W301].
         WeftError: what reading the files and compiling the model raise.
@@ -248,11 +294,25 @@ def _session(
     if twice := next((n for n in names if names.count(n) > 1), ""):
         raise OptionError(option="--model", problem=f"{visible(twice)!r} twice: models are known by their files' names")
     spec = job_of(be)
+    with ExitStack() as client:
+        if mps:
+            _as_client(client)
+        with _on_gpu(screen, models, be, spec, budget, dims, mps=mps) as session:
+            yield session
+
+
+@contextmanager
+def _on_gpu(
+    screen: Screen, models: Sequence[Path], be: Path | None, spec: JobSpec | None, budget: float, dims: Sequence[str],
+    *, mps: bool,
+) -> Iterator[GpuSession]:  # fmt: skip
+    names = [m.stem for m in models]
     import torch
 
     if not torch.cuda.is_available():
         raise DeviceError(problem="a model beside a job needs an NVIDIA GPU, and there is none here")
     from weft.colocate.gpu import BUDGET, GpuSession, Plans
+    from weft.colocate.kernel_process import as_process
     from weft.colocate.network import plan_on_gpu
     from weft.device.cuda.driver import primary_context
     from weft.device.cuda.facts import gpu_facts
@@ -268,7 +328,7 @@ def _session(
         made = []
         for model in models:
             plans = []
-            for sm_budget in (None, BUDGET) if spec is not None else (None,):
+            for sm_budget in (None, BUDGET) if spec is not None and not mps else (None,):
                 options = replace(usual, sm_budget=sm_budget)
                 try:
                     plans.append(plan_on_gpu(_compiled(screen, model, options, dims_of(dims)), "--model"))
@@ -281,11 +341,15 @@ def _session(
                     static.normal_(generator=torch.Generator(device="cuda").manual_seed(0))
             made.append(Plans(*plans))
         facts = gpu_facts(None, calibrate=False)
-        session = GpuSession(names[0], made[0], facts, held=held)
+        session = GpuSession(names[0], made[0], facts, held=held, mps=mps)
         for name, further in zip(names[1:], made[1:], strict=True):
             session.add_model(name, further)
         if spec is not None and be is not None:
-            held.enter_context(job_on(session, spec, be.parent, facts=facts, compiled=network, screen=screen))
+            folder = be.parent
+            if mps and spec.kind != "process":
+                folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="weft-job-")))
+                spec = as_process(spec, be, folder)
+            held.enter_context(job_on(session, spec, folder, facts=facts, compiled=network, screen=screen))
         yield session
 
 

@@ -70,6 +70,8 @@ MODES = (
 """That are tried where nobody says which; what cannot be here is left out."""
 PROCESS_MODES = (*(m for m in MODES if m.startswith("green")), "priority", "priority-duty64", "priority-duty128")
 """The same with a job in another process."""
+MPS_MODES = ("mps",)
+"""Where this process and the job's are clients of MPS: each other way would be this one by another name."""
 BUDGET = SmBudget(registers=57344, shared_bytes=220 << 10, threads=1792, ctas=31)
 """What a plan leaves a co-runner of 256 threads with 32 registers each."""
 LANES = 4
@@ -84,7 +86,7 @@ _LAUNCH_WHOLE = ("serial", "timeslice", "orion")
 _NO_PASSES = "choose one that launches no kernels of the job whole (weft, tally, green:N)"
 _TIMES = 5
 _MODE = re.compile(
-    r"(?P<kind>co-runner |green|priority|streams)(?P<number>[1-9][0-9]{0,3})?(?:-duty(?P<duty>[1-9][0-9]{0,2}))?"
+    r"(?P<kind>co-runner |green|priority|streams|mps)(?P<number>[1-9][0-9]{0,3})?(?:-duty(?P<duty>[1-9][0-9]{0,2}))?"
 )
 
 
@@ -123,13 +125,15 @@ def way_of(name: str) -> Way:
     number, duty = (int(found[k] or 0) for k in ("number", "duty")) if found else (0, 0)
     if found and kind == "co-runner" and number % 32 == 0 and 32 <= number <= 256 and duty < WHOLE:
         return Way(name, "co-runner", number, duty or WHOLE)
+    if name == "mps":
+        return Way(name, "mps")
     if found and kind == "green" and number and duty < WHOLE:
         return Way(name, "partition", number, duty or WHOLE)
     if found and kind in ("priority", "streams") and not number and duty < WHOLE:
         return Way(name, "priority" if kind == "priority" else "streams", 0, duty or WHOLE)
     raise OptionError(
         option="modes", problem=f"{name[:40]!r} is neither like 'co-runner 128', 'co-runner 256-duty90' nor green36,"
-        " priority, streams; -duty90 of a job in another process"
+        " priority, streams, mps; -duty90 of a job in another process"
     )  # fmt: skip
 
 
@@ -221,7 +225,7 @@ class _Split:
 class GpuSession:
     """Models, and a job if there is one, on the GPU of the current context. One thread uses it."""
 
-    def __init__(self, name: str, plans: Plans, facts: GpuFacts, *, held: ExitStack) -> None:
+    def __init__(self, name: str, plans: Plans, facts: GpuFacts, *, held: ExitStack, mps: bool = False) -> None:
         """Record the plans of the first model on streams of the highest priority.
 
         Args:
@@ -229,11 +233,12 @@ class GpuSession:
             plans: whose input buffers hold what queries run on.
             facts: the GPU.
             held: gives back all that is taken.
+            mps: this process is a client of MPS (`weft.device.cuda.mps`).
 
         Raises:
             DeviceError: a kernel does not fit under the budget, or the GPU refuses something [W301, W302].
         """
-        self.name, self._facts, self._held = name, facts, held
+        self.name, self._facts, self._held, self._mps = name, facts, held, mps
         self._models: dict[str, _Model] = {}
         least, self._greatest = streams.priorities()
         self._least = least
@@ -299,6 +304,8 @@ class GpuSession:
     @property
     def modes(self) -> tuple[str, ...]:
         """Ways of sharing that are tried where nobody says which."""
+        if self._mps:
+            return MPS_MODES
         return PROCESS_MODES if isinstance(self._job, ProcessJob) else MODES
 
     def add_job(self, job: KernelJob | NetworkGpuJob | ProcessJob) -> None:
@@ -349,8 +356,13 @@ class GpuSession:
     def lane_of(self, way: Way, name: str = "") -> Lane | Declined:
         """How queries of a model, by default the first, run in a way; or why they cannot here."""
         model = self._models[name or self.name]
+        if self._mps != (way.sharing == "mps"):
+            is_client = "is a client of MPS" if self._mps else "is no client of MPS"
+            return Declined(f"this process {is_client}")
         if isinstance(self._job, ProcessJob):
             return self._process_lane(model, way, self._job)
+        if way.sharing == "mps":
+            return Declined("the job does not run in another process")
         if way.duty != WHOLE and way.sharing != "co-runner":
             return Declined("only a co-runner or a job in another process rests part of the time")
         if isinstance(self._job, NetworkGpuJob):
@@ -412,7 +424,7 @@ class GpuSession:
         """Its own process makes streams, and the same split of the GPU."""
         if way.sharing in ("co-runner", "streams"):
             return Declined(f"{job.name} is a process: it runs by itself at the lowest priority, or in a part")
-        if way.sharing == "priority":
+        if way.sharing in ("priority", "mps"):
             return replace(model.alone, process=Confinement(duty=way.duty))
         found = self._part(model, way.number)
         if isinstance(found, Declined):
