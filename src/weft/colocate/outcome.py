@@ -60,6 +60,8 @@ class Outcome:
     """When each query was sent; empty: simulated, at its instant."""
     put_ns: MutableSequence[int] = field(default_factory=list)
     """When each query was put on its stream; empty: simulated, when it began."""
+    clock_mhz: MutableSequence[int] = field(default_factory=list)
+    """Of the SMs when each query was seen to end, 0: not known; empty: simulated."""
     decision_ns: MutableSequence[int] = field(default_factory=list)
     """What each decision took; empty: simulated."""
     refused: list[int] = field(default_factory=list)
