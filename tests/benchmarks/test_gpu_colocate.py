@@ -131,7 +131,13 @@ def test_results_are_compared_with_those_alone(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert {k: len(v) for k, v in g.SUITES.items()} == {"policies": 4, "batch1": 30, "end-to-end": 60, "bursts": 3}
+    assert {k: len(v) for k, v in g.SUITES.items()} == {
+        "policies": 4,
+        "batch1": 30,
+        "end-to-end": 60,
+        "mps": 10,
+        "bursts": 3,
+    }
     pair = g.SUITES["end-to-end"][0]
     assert g.wanted(pair, ["resnet50/b16"]) and g.wanted(pair, []) and not g.wanted(pair, ["resnet50/b1"])
     g.main(["--dry", "--suite", "end-to-end"])

@@ -320,6 +320,19 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     until(lambda: not running(pid))
 
 
+def test_half_a_state_of_a_life_that_was_killed_is_removed(tmp_path: Path) -> None:
+    written(tmp_path, STATEFUL)
+    states = tmp_path / "p.json.states"
+    states.mkdir()
+    (states / ".3.state.new").write_text("[0, 1")
+    (states / "kept.txt").write_text("of somebody else")
+    with started(tmp_path) as job:
+        job.go(Confinement())
+        until(lambda: job.units >= 3)
+        job.finish()
+    assert {x.name for x in states.iterdir()} == {"kept.txt", f"{saved(tmp_path)}.state"}
+
+
 def test_a_state_that_cannot_be_saved_is_told_and_nothing_saved_is_lost(tmp_path: Path) -> None:
     written(tmp_path, STATEFUL)
     with started(tmp_path) as job:
@@ -327,9 +340,10 @@ def test_a_state_that_cannot_be_saved_is_told_and_nothing_saved_is_lost(tmp_path
         until(lambda: saved(tmp_path) >= 10)
         job.pause()
         until(lambda: not job.works)
+        folder = tmp_path / "p.json.states"
+        until(lambda: [x.name for x in folder.iterdir()] == [f"{saved(tmp_path)}.state"])  # no save is under way
         kept = saved(tmp_path)
         before = state_of(tmp_path)
-        folder = tmp_path / "p.json.states"
         for path in folder.iterdir():
             path.rename(tmp_path / path.name)
         folder.rmdir()
