@@ -246,7 +246,7 @@ def test_refused_queries_are_of_their_model() -> None:
 # -- a machine
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(one=traces(), other=traces(), policy=st.sampled_from(["exclusive", "tally", "weft", "priority", "serial"]))
 def test_a_machine_with_two_models_loses_nothing(one: Arrivals, other: Arrivals, policy: str) -> None:
     p = prepared(policy)
