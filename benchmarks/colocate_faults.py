@@ -1,6 +1,6 @@
 """Faults beside a model with a latency target: what each does to the queries, to the job's count and to the next run.
 
-    python -m benchmarks.colocate_faults [--count 50] [--only ROW,...] [--seconds 540] [--out FILE|-]
+    python -m benchmarks.colocate_faults [--times 50] [--only ROW,...] [--seconds 540] [--out FILE|-]
     python -m benchmarks.colocate_faults --device cuda --plans DIR [...]
 
 On the host queries are launched on streams of the host's own (`tests/colocate/fake_device.py`), by a virtual clock or,
@@ -51,9 +51,14 @@ from weft.kernels.scheduling import JobProgress
 QUERIES = 120
 HIGH, LOW, COPIES = 1, 2, 3
 STEADY = samples(constant(300.0), launch_us=5.0, stop_us=10.0)
-TOML = 'name = "work"\nkind = "process"\nfile = "work.py"\nprogress = "p.json"\nsave_s = 0.05\nhang_s = 0.3\n'
+TOML = (
+    'name = "work"\nkind = "process"\nfile = "work.py"\nprogress = "p.json"\nsave_s = 0.05\nhang_s = 0.3\n'
+    'memory = "1GiB"\n'
+)
+MISPREDICTED = 2
+"""Times as long as it is known to be a variant takes."""
 UNIT = """
-import json, os, time
+import json, os, resource, time
 GPU = {gpu}
 if GPU:
     import torch
@@ -66,6 +71,11 @@ def unit(number):
         time.sleep(0.01)
     if os.path.exists(__file__ + ".raise"):
         raise OSError("no data")
+    if os.path.exists(__file__ + ".memory"):
+        if GPU:
+            torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 20, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        bytearray(2 << 30)
     if GPU:
         x @ x
     else:
@@ -129,6 +139,9 @@ def whole(out: Outcome, count: int) -> None:
     need(all(a <= b for a, b in zip(out.begin_ns, out.begin_ns[1:count], strict=False)), "queries out of order")
 
 
+MOST_BELIEVED = 5
+"""Queries by a variant until it is known that it takes longer, three of five and two in flight, at most; those that met
+a job that was told to stop and still ran say nothing of it, and do not count."""
 Fault = Callable[[World, random.Random], float]
 """Injects one; seconds until all goes on. Raises WrongError."""
 
@@ -267,6 +280,42 @@ def full(world: World, rng: random.Random) -> float:  # noqa: ARG001 - no query 
         return time.perf_counter() - begun
 
 
+def mispredicted(world: World, rng: random.Random) -> float:
+    """Variants take twice as long as they are known to, from some query on: by and by none of them is used."""
+    machine, left = world.machine(), [rng.randint(QUERIES // 4, QUERIES // 2)]
+    lanes = cast("dict[str, list[Lane]]", cast("Any", machine)._lanes)
+    for own in lanes.values():
+        for k, lane in enumerate(own[1:], 1):
+
+            def launched(once: Callable[[], None] = lane.launch) -> None:
+                for _ in range(MISPREDICTED if left[0] <= 0 else 1):
+                    once()
+
+            own[k] = replace(lane, launch=launched)
+    launch = machine.launch
+
+    def counted_launch(*args: Any) -> None:
+        left[0] -= 1
+        launch(*args)
+
+    machine.launch = counted_launch  # type: ignore[method-assign,assignment]
+    ended, stops = machine.ended, list[bool]()
+
+    def noted() -> Any:
+        found = ended()
+        stops.extend(x.stops for x in found)
+        return found
+
+    machine.ended = noted  # type: ignore[method-assign]
+    at = left[0]
+    out = world.run(rng.randrange(1 << 30), machine)
+    most = MOST_BELIEVED * (len(world.prepared.points) - 1)
+    used = sum(v > 0 and not unsure for v, unsure in zip(out.variants[at:], stops[at:], strict=True))
+    need(any(v > 0 for v in out.variants[:at]), "no variant was used before")
+    need(used <= most, f"{used} queries by variants that take twice as long, at most {most} are due")
+    return again(world, rng.randrange(1 << 30))
+
+
 def until(holds: Callable[[], bool], limit_s: float = 120.0) -> float:
     begun = time.perf_counter()
     while not holds():
@@ -298,6 +347,8 @@ def of_process(what: str, world: World, rng: random.Random) -> float:
     world.run(rng.randrange(1 << 30), machine)
     job.go(Confinement())
     until(lambda: job.lives > before)
+    if what == "memory":
+        need("emory" in job._words.told(), f"it says {job._words.told()}")
     mark.unlink(missing_ok=True)
     seconds = until(lambda: job.is_ready)
     units = job.units
@@ -336,7 +387,9 @@ ROWS: dict[str, tuple[str, Fault]] = {
     "the clock jumps": ("kernels", forward),
     "the clock goes back": ("kernels", backward),
     "a persistent kernel hangs": ("host", hangs_inside),
+    "a variant is mispredicted": ("kernels", mispredicted),
     "the disk is full": ("kernels", full),
+    "the job's memory is full": ("process", partial(of_process, "memory")),
     "the job raises": ("process", partial(of_process, "raise")),
     "the job hangs": ("process", partial(of_process, "hang")),
     "the job's process dies": ("process", partial(of_process, "kill")),
@@ -386,7 +439,7 @@ def host_process() -> Iterator[World]:
 
         def machine() -> ProcessMachine:
             alone = GpuMachine(device, {"net": lanes}, copies=COPIES)
-            return ProcessMachine(alone, job.anew(), [None, *(Confinement() for _ in lanes[1:])])
+            return ProcessMachine(alone, job.anew(), {"net": [None, *(Confinement() for _ in lanes[1:])]})
 
         yield World(machine, p, 800.0, job=job, folder=Path(name))
 
@@ -471,7 +524,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--plans", type=Path, metavar="DIR", help="of `benchmarks.gpu_colocate --prepare`")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of tuning of a plan, as it was prepared")
-    parser.add_argument("--count", type=int, default=50, help="faults of each row")
+    parser.add_argument("--times", "--count", dest="count", type=int, default=50, help="faults of each row")
     parser.add_argument("--only", default="", help="rows, by commas")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=540.0, help="nothing is begun after so many")

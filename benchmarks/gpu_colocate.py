@@ -18,7 +18,8 @@ and 1.25 times p99 of `exclusive` on the same arrivals, `timeslice` and `weft`),
 `mriq`: gamma arrivals with a coefficient of variation of 3 and spikes of ten times the rate at 0.3 and 0.5 of the peak
 load, and 1.5 times the peak load with queries refused as they come; late queries beside those of `exclusive`),
 `end-to-end` (five models at batch 16,
-twelve jobs, 0.8 of the peak load, target 5 solo times, `serial`, `priority`, `timeslice`, `green:36` and `weft`).
+twelve jobs, 0.8 of the peak load, target 5 solo times, `serial`, `priority`, `timeslice`, `green:36` and `weft`), `mps`
+(ten of these cells with the job in another process; where the machine has no MPS it says why, and measures nothing).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import argparse
 import contextlib
 import gc
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -44,16 +46,20 @@ from benchmarks.co_runner.plans import compiled, posed
 from benchmarks.gpu_corunner import known, prepare
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from benchmarks.models import FURTHER, NETWORKS
-from weft.colocate.compare import CarryOut, Cell, Settle, cell_of, run, simulated
-from weft.colocate.gpu import BUDGET, MODES, GpuSession, Plans
+from weft.colocate.compare import CarryOut, Cell, Settle, cell_of, run, simulated_all
+from weft.colocate.gpu import BUDGET, GpuSession, Plans
 from weft.colocate.job import JobError
 from weft.colocate.kernel_job import KernelJob
+from weft.colocate.kernel_process import as_process
 from weft.colocate.policies import NAMES
 from weft.colocate.policy import PolicyError
+from weft.colocate.process_job import ProcessJob
 from weft.colocate.staged_plan import network_job
 from weft.device.cuda.driver import primary_context
 from weft.device.cuda.facts import GpuFacts, gpu_facts
+from weft.device.cuda.mps import started
 from weft.errors import KernelDeclinedError
+from weft.ir.declined import Declined
 from weft.kernels.policy_run import PolicyRun
 from weft.kernels.samples import SampleRecord, write
 from weft.kernels.scheduling import JobSpec
@@ -121,6 +127,7 @@ SUITES: dict[str, tuple[Pair, ...]] = {
             ("poisson", (1.5,), True),
         )
     ),
+    "mps": tuple(Pair(m, 16, j, (0.8,), True, ("mps",)) for m in FIVE for j in ("mriq", "stencil")),
     "end-to-end": tuple(Pair(m, 16, j, (0.8,), True, (*PEERS, "weft")) for m in FIVE for j in TWELVE),
 }
 
@@ -214,7 +221,7 @@ def cell_rows(
                 reason = str(error.details["reason"])[:300]
                 yield {"record": "case", "suite": suite, "case": case, "policy": policy, "declined": reason}
                 continue
-            sim = run(record, policy, cell, exclusive=alone, carry_out=simulated, settle=settle)
+            sim = run(record, policy, cell, exclusive=alone, carry_out=simulated_all, settle=settle)
             yield row_of(suite, case, made, sim)
 
 
@@ -248,6 +255,11 @@ class Asked:
     fuse_s: float = 0.0
     """In which fused steps of a pair are looked for."""
 
+    @property
+    def mps(self) -> bool:
+        """This process and the job's are clients of MPS."""
+        return self.suite == "colocate-mps"
+
     def known(self, case: str) -> bool:
         """Whether a case has a row of this commit that did not fail."""
         return not self.again and known(self.record, case)
@@ -269,6 +281,15 @@ class Asked:
 def job_of(name: str, session: GpuSession, facts: GpuFacts, asked: Asked) -> Iterator[Callable[[], str]]:
     """A job of a session; what it gives says what is wrong behind all runs, empty: nothing is."""
     with ExitStack() as held:
+        if asked.mps:
+            spec, folder = spec_of(name)
+            place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="weft-job-"))) / name
+            shutil.copytree(folder, place)
+            (place / "job.toml").write_text(f'name = "{name}"\nkind = "kernels"\nstages = {list(spec.stages)}\n')
+            process = ProcessJob(as_process(spec, place / "job.toml", place), place, held=held)
+            session.add_job(process)
+            yield lambda: process.failure
+            return
         if (network := network_of(name)) is None:
             spec, folder = spec_of(name)
             job = KernelJob(spec, folder, facts=facts, held=held)
@@ -314,7 +335,7 @@ def measured(pairs: Sequence[Pair], asked: Asked) -> list[str]:
         for plan in plans:
             for static, given in zip(plan.static_inputs, model.inputs, strict=True):
                 static.copy_(given)
-        session = GpuSession(f"{model.name}/b{model.batch}", Plans(*plans), facts, held=held)
+        session = GpuSession(f"{model.name}/b{model.batch}", Plans(*plans), facts, held=held, mps=asked.mps)
         for pair, loads in left.items():
             if time.perf_counter() > asked.end:
                 print(f"not begun in time: {pair}", flush=True)
@@ -331,7 +352,7 @@ def measured(pairs: Sequence[Pair], asked: Asked) -> list[str]:
 def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFacts, asked: Asked) -> None:
     with job_of(pair.job, session, facts, asked) as check:
         commit = "" if asked.record is None else str(asked.record.head["commit"])
-        modes = [m for m in MODES if m != "streams" and ("priority" in pair.policies or m != "priority")]
+        modes = [m for m in session.modes if m != "streams" and ("priority" in pair.policies or m != "priority")]
         fuse_s = asked.fuse_s if FUSES.intersection(pair.policies) else 0.0
         samples, refused = session.record(modes, commit=commit, driver=facts.driver, fuse_s=fuse_s)
         for name, why in refused.items():
@@ -345,7 +366,7 @@ def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFac
                 continue
             rows = []
             for row in cell_rows(
-                asked.suite, pair, samples, load, lambda p, c: session.run(p, c.arrivals, admit=c.admit),
+                asked.suite, pair, samples, load, lambda p, c: session.run(p[0], c.arrivals, admit=c.admit),
                 queries=asked.queries, seed=asked.seed, known=asked.known, settle=session.settled,
             ):  # fmt: skip
                 rows.append(row)
@@ -391,8 +412,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--prepare DIR compiles plans, --plans DIR measures them")
     suite = f"colocate-{chosen.suite}"
     failed: list[str] = []
-    torch.zeros(1, device="cuda")
-    with primary_context(), ExitStack() as ends:
+    with ExitStack() as ends:
+        if chosen.suite == "mps" and isinstance(why := started(ends), Declined):
+            sys.exit(f"benchmarks.gpu_colocate: mps is in no table: {why.reason}")
+        torch.zeros(1, device="cuda")
+        ends.enter_context(primary_context())
         record = None
         if chosen.out:
             path = None if str(chosen.out) == "-" else chosen.out

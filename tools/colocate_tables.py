@@ -108,6 +108,39 @@ def faults() -> str:
     return markdown(head, rows) + notes
 
 
+def predictors() -> str:
+    """Predicted against measured durations, and work to a joule."""
+    lines = records("nvidia-h200", "colocate-predictors")
+    cases = sorted((x for x in good(lines) if "kind" in x), key=lambda x: str(x["case"]))
+    if not cases:
+        return "_not measured yet: `python -m benchmarks.colocate_predictors --plans DIR --out -`_"
+    head = ["model/batch/job/what", "held out", "mean error", "p95", "aim", "clock MHz", "first window"]
+    rows: list[list[str]] = []
+    for x in cases:
+        if x["kind"] == "power":
+            continue
+        if "declined" in x:
+            rows.append([str(x["case"]), f"not measured: {x['declined']}", *[""] * (len(head) - 2)])
+            continue
+        mean = f"{x['mean_error']:.2%}" if x["reached"] else f"**{x['mean_error']:.2%}**"
+        first = f"{x['first_error']:.2%}" if "first_error" in x else ""
+        clock = str(x.get("clock_mhz", ""))
+        rows.append(
+            [str(x["case"]), str(x["held_out"]), mean, f"{x['p95_error']:.2%}", f"{x['aim']:.0%}", clock, first]
+        )
+    powers = ["model/batch/job/policy", "watts", "clock MHz", "queries to a joule", "BE ms to a joule",
+              "work of both, ms to a joule"]  # fmt: skip
+    of_power = [
+        [str(x["case"]), f"not measured: {x['declined']}", *[""] * 4] if "declined" in x else [
+            str(x["case"]), f"{x['watts']:.1f}", str(x["clock_mhz"]), f"{x['queries_per_joule']:.3f}",
+            f"{x['be_ms_per_joule']:.4f}", f"{x['work_ms_per_joule']:.4f}",
+        ]
+        for x in cases if x["kind"] == "power"
+    ]  # fmt: skip
+    both = markdown(head, rows + failed(lines, len(head)))
+    return both + (f"\n\n{markdown(powers, of_power)}" if of_power else "") + note(lines, good(lines))
+
+
 TABLES: dict[str, Callable[[], str]] = {
-    f"colocate-{suite}": partial(table, suite) for suite in ("policies", "batch1", "end-to-end")
-} | {"colocate-bursts": bursts, "colocate-faults": faults}
+    f"colocate-{suite}": partial(table, suite) for suite in ("policies", "batch1", "end-to-end", "mps")
+} | {"colocate-bursts": bursts, "colocate-faults": faults, "colocate-predictors": predictors}

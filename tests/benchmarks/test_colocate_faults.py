@@ -9,19 +9,26 @@ from tools.colocate_tables import faults
 
 from benchmarks import colocate_faults as f
 from weft.colocate.outcome import Outcome
+from weft.colocate.policies.weft import Weft
 from weft.kernels.scheduling import Query
 
-QUICK = ("the sender dies", "the clock goes back", "the disk is full")
+QUICK = ("a variant is mispredicted", "the sender dies", "the clock goes back", "the disk is full")
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_fault_does_what_it_may(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f, "QUERIES", 20)
+    monkeypatch.setattr(f, "QUERIES", 120 if "variant" in name else 20)
     kind, fault = f.ROWS[name]
     assert kind == "kernels"
     with f.host_kernels() as world:
         for seed in range(2):
             assert fault(world, random.Random(seed)) >= 0.0
+
+
+def test_a_policy_that_learns_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Weft, "learn", lambda _: None)
+    with f.host_kernels() as world, pytest.raises(f.WrongError, match="by variants that take twice as long"):
+        f.mispredicted(world, random.Random(0))
 
 
 def test_what_is_wrong_is_told() -> None:

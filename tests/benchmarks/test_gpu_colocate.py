@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ STEADY = samples(constant(100.0), launch_us=5.0, stop_us=10.0)
 PAIR = g.Pair("net", 1, "work", (0.5,), True, ("tally", "green:99", "weft"))
 
 
-def carried_out(p: Prepared, cell: Cell) -> Outcome:
+def carried_out(prepared: Sequence[Prepared], cell: Cell) -> Outcome:
+    (p,) = prepared
     machine = VirtualMachine(
         [round(x.lc.at(0.5) * 1e3) for x in p.points],
         [x.variant.idle_rate for x in p.points],
@@ -129,7 +131,13 @@ def test_results_are_compared_with_those_alone(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_for(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert {k: len(v) for k, v in g.SUITES.items()} == {"policies": 4, "batch1": 30, "end-to-end": 60, "bursts": 3}
+    assert {k: len(v) for k, v in g.SUITES.items()} == {
+        "policies": 4,
+        "batch1": 30,
+        "end-to-end": 60,
+        "mps": 10,
+        "bursts": 3,
+    }
     pair = g.SUITES["end-to-end"][0]
     assert g.wanted(pair, ["resnet50/b16"]) and g.wanted(pair, []) and not g.wanted(pair, ["resnet50/b1"])
     g.main(["--dry", "--suite", "end-to-end"])

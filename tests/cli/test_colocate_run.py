@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,11 @@ from weft.colocate.gpu import MODES
 from weft.colocate.gpu_machine import Form, GpuMachine, Lane
 from weft.colocate.live import LiveBackend
 from weft.colocate.live import run as live
-from weft.colocate.operating import Prepared, Whole, settle
+from weft.colocate.operating import Prepared, Whole, setting_of, settle
 from weft.colocate.outcome import Outcome
 from weft.colocate.policies import make
-from weft.colocate.recording import Mode, What, recorded
+from weft.colocate.recording import Mode, What, merged, recorded
+from weft.device.cuda import mps
 from weft.kernels.samples import SampleRecord, StepSamples, read
 
 Run = Callable[..., tuple[int, str, str]]
@@ -35,37 +37,44 @@ JOB = 'name = "work"\nkind = "kernels"\nstages = ["kernel.toml"]\n'
 class Session:
     """Stands in for `weft.colocate.gpu.GpuSession`."""
 
-    def __init__(self, job: str) -> None:
-        self.name, self.job, self.device, self.modes = "net", job, FakeDevice(look_ns=200), MODES
+    def __init__(self, job: str, models: Sequence[str] = ("net",)) -> None:
+        self.models, self.job, self.device, self.modes = tuple(models), job, FakeDevice(look_ns=200), MODES
 
-    def machine(self, names: Iterable[str]) -> GpuMachine:
+    def machine(self, names: Mapping[str, Iterable[str]]) -> GpuMachine:
         device, resident, inside = self.device, Form(LOW, self.device.persistent), Form(HIGH, None, inside=True)
-        lanes = [Lane(HIGH, query(device, HIGH, 100.0))]
-        for n in names:
-            form = inside if "role" in n else resident if "co-runner" in n else Form(LOW, None)
-            lanes.append(Lane(HIGH, query(device, HIGH, 104.0, draws=form is inside), form))
+        every: dict[str, list[Lane]] = {}
+        for model, own in names.items():
+            us = 100.0 + 50.0 * self.models.index(model)
+            every[model] = [Lane(HIGH, query(device, HIGH, us))]
+            for n in own:
+                form = inside if "role" in n else resident if "co-runner" in n else Form(LOW, None)
+                every[model].append(Lane(HIGH, query(device, HIGH, 1.04 * us, draws=form is inside), form))
         if not self.job:
-            return GpuMachine(device, {"net": lanes}, copies=COPIES)
-        return GpuMachine(device, {"net": lanes}, copies=COPIES, job=FakeJob(device), idle=resident)
+            return GpuMachine(device, every, copies=COPIES)
+        return GpuMachine(device, every, copies=COPIES, job=FakeJob(device), idle=resident)
 
     def record(
         self, modes: Iterable[str], *, commit: str, driver: str, queries: int, seed: int, fuse_s: float
     ) -> tuple[SampleRecord, dict[str, str]]:
         ways = [n for n in modes if not n.startswith("green")] if self.job else []
         sharing = {"p": "priority", "s": "streams", "c": "co-runner"}
-        what = What("NVIDIA H200", driver, commit, "net", 5, self.job, 300.0, 1.0)
-        made = recorded(self.machine(ways), what, [Mode(n, sharing[n[0]]) for n in ways], queries=30, small=5)  # type: ignore[arg-type]
-        steps = (STEP,) if self.job and fuse_s else ()
-        return replace(made, steps=steps), {n: "no part of this GPU" for n in modes if n.startswith("green")}
+        found = []
+        for k, model in enumerate(self.models):
+            what = What("NVIDIA H200", driver, commit, model, 5, self.job, 300.0, 1.0)
+            own = [Mode(n, sharing[n[0]]) for n in ways]  # type: ignore[arg-type]
+            device_order = {m: ways if m == model else [] for m in self.models[k:]}
+            made = recorded(self.machine(device_order), what, own, queries=30, small=5)
+            steps = (replace(STEP, model=model),) if self.job and fuse_s else ()
+            found.append(replace(made, steps=steps))
+        return merged(found), {n: "no part of this GPU" for n in modes if n.startswith("green")}
 
     def settled(self, prepared: Prepared) -> Prepared:
         return settle(prepared, lambda p: Whole(p.lc, 30.0, 1980))
 
-    def run(self, prepared: Prepared, arrivals: Arrivals, *, admit: bool = False) -> Outcome:
-        policy = make(prepared.policy, prepared.setting)
-        return live(
-            policy, LiveBackend(self.machine(p.variant.name for p in prepared.points[1:]), [(prepared, arrivals)])
-        )
+    def run_all(self, prepared: Sequence[Prepared], arrivals: Sequence[Arrivals], *, admit: bool = False) -> Outcome:
+        policy = make(prepared[0].policy, setting_of(prepared))
+        machine = self.machine({p.model.name: [x.variant.name for x in p.points[1:]] for p in prepared})
+        return live(policy, LiveBackend(machine, list(zip(prepared, arrivals, strict=True)), policy=policy))
 
 
 @pytest.fixture
@@ -74,8 +83,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     monkeypatch.chdir(tmp_path)
 
     @contextmanager
-    def session(_screen: object, _model: Path, be: Path | None, *_: object) -> Iterator[Session]:
-        yield Session("work" if be else "")
+    def session(_screen: object, models: Sequence[Path], be: Path | None, *_: object, mps: bool) -> Iterator[Session]:
+        assert not mps
+        yield Session("work" if be else "", [m.stem for m in models])
 
     monkeypatch.setattr(colocate_gpu, "_session", session)
     monkeypatch.setattr(colocate_gpu, "_driver", lambda: "580")
@@ -120,6 +130,15 @@ def test_policies_of_fused_steps(run: Run, fuse: int) -> None:
         assert [v["name"].split()[0] for v in aker["variants"]] == ["alone", "role"] and aker["be_throughput"] > 0
 
 
+def test_mps_beside_other_policies_is_refused_by_name(run: Run) -> None:
+    args = ("run", "-s", "tally,mps", "-m", "net.onnx", "--be", "job.toml", "--queries", 200, "--json")
+    data = json.loads(run(*args)[1])
+    assert [r["policy"] for r in data["runs"]] == ["exclusive", "tally"]
+    assert "all processes of a call are its clients" in data["refused"]["mps"]
+    code, _, err = run("prepare", "-m", "net.onnx", "-o", "s.json", "--modes", "mps,priority")
+    assert code == 2 and "mps is measured in a call of its own" in err
+
+
 def test_the_model_alone_needs_no_job(run: Run) -> None:
     code, out, _ = run("run", "-s", "exclusive", "-m", "net.onnx", "--load", 0.5, "--of", "service", "--queries", 200)
     assert code == 0 and "off a single queue" in out and "net, alone" in out
@@ -138,10 +157,45 @@ def test_samples_are_kept_and_used_again(run: Run, tmp_path: Path) -> None:
     )
     assert code == 0 and "simulated" in out
     code, out, _ = run(
-        "prepare", "-m", "n.onnx", "--be", "job.toml", "-o", "s.json", "--modes", "priority", "--format", "json"
+        "prepare", "-m", "net.onnx", "--be", "job.toml", "-o", "s.json", "--modes", "priority", "--format", "json"
     )
     assert code == 0 and list(json.loads(out)["modes"]) == ["priority"]
     assert json.loads(out)["steps"] == {"tma 0123": {"count": 1, "slowdown": 0.1, "be": 0.5}}
+
+
+def test_several_models_at_once(run: Run) -> None:
+    two = ("-m", "net.onnx", "-m", "other.onnx", "--be", "job.toml", "--queries", 200, "--of", "service")
+    code, out, _ = run("run", "-s", "tally,weft,priority", *two, "--load", 0.2, "--load", 0.3, "--qos", 1, "--json")
+    data = json.loads(out)
+    assert code == 0 and [(r["policy"], r["model"]) for r in data["runs"]] == [
+        (p, m) for p in ("exclusive", "tally", "weft", "priority") for m in ("net", "other")
+    ]
+    assert {(r["model"], r["load"], r["target_us"]) for r in data["runs"]} == {
+        ("net", 0.2, 1000.0), ("other", 0.3, 1000.0),
+    }  # fmt: skip
+    for policy in ("tally", "weft", "priority"):
+        one, other = (r for r in data["runs"] if r["policy"] == policy)
+        assert one["be_throughput"] == other["be_throughput"] > 0 and one["among"] == ["other"]
+        assert max(one["latency"]["queries"], other["latency"]["queries"]) == 196
+        assert sum(v["queries"] for v in one["variants"]) / one["span_s"] == pytest.approx(one["rate_hz"], rel=0.1)
+    code, out, _ = run("run", "-s", "weft", *two, "--load", 0.2)
+    assert code == 0 and "net, together with other, beside work" in out and "other, together with net" in out
+
+
+def test_samples_of_several_models_are_one_record(run: Run, tmp_path: Path) -> None:
+    two = ("-m", "net.onnx", "-m", "other.onnx", "--be", "job.toml")
+    code, out, _ = run("prepare", *two, "-o", "samples.json", "--modes", "priority", "--format", "json")
+    data = json.loads(out)
+    assert code == 0 and list(data["models"]) == ["net", "other"] and "priority" in data["models"]["other"]["modes"]
+    found = read(json.loads((tmp_path / "samples.json").read_text()))
+    assert [m.name for m in found.models] == ["net", "other"] and len(found.sources) == 2
+    assert {s.model for s in found.steps} == {"net", "other"}
+    args = ("-s", "weft", *two, "--record", "samples.json", "--queries", 100, "--load", 0.2)
+    code, out, _ = run("run", *args)
+    assert code == 0 and f"samples {found.digest}" in out
+    named = ("-m", "net", "-m", "other", "--be", "work", "--record", "samples.json", "--queries", 300)
+    code, out, _ = run("simulate", "-s", "priority", *named, "--load", 0.2)
+    assert code == 0 and out.count("simulated") == 2
 
 
 def test_a_report_is_written(run: Run, tmp_path: Path) -> None:
@@ -160,6 +214,8 @@ def test_a_report_is_written(run: Run, tmp_path: Path) -> None:
         (("-s", "exclusive", "--load", -1), "load"),
         (("-s", "exclusive", "--fuse", -1), "-1.0 is no time"),
         (("-s", "exclusive", "--fuse", "inf"), "inf is no time"),
+        (("-s", "exclusive", "--qos", 1, "--qos", 2), "2 values for 1 models"),
+        (("-s", "exclusive", "-m", "other.onnx", *("--load", 0.1) * 3), "3 values for 2 models"),
     ],
 )
 def test_what_cannot_be_is_told(run: Run, args: tuple[object, ...], says: str) -> None:
@@ -172,6 +228,7 @@ def test_without_a_gpu_nothing_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(mps, "started", partial(mps.started, program="nowhere/nvidia-cuda-mps-control"))
     (tmp_path / "a.onnx").write_bytes(b"")
     (tmp_path / "in").mkdir()
     (tmp_path / "net.toml").write_text('name = "n"\nkind = "network"\nmodel = "a.onnx"\ninputs = "in"\n')
@@ -181,7 +238,9 @@ def test_without_a_gpu_nothing_runs(
         (("-s", "exclusive"), "needs an NVIDIA GPU"),
         (("-s", "weft", "--be", "net.toml"), "needs an NVIDIA GPU"),
         (("-s", "weft", "--be", "train.toml"), "needs an NVIDIA GPU"),
+        (("-s", "mps", "--be", "train.toml"), "policy 'mps': no MPS: there is no nvidia-cuda-mps-control here"),
         (("-s", "exclusive", "--budget", "-1"), "is no time"),
+        (("-s", "exclusive", "-m", "b/net.onnx"), "'net' twice"),
         (("-s", "weft", "--be", "none.toml"), "none.toml"),
     ):
         monkeypatch.setattr(sys, "argv", ["weft", "colocate", "run", "-m", "net.onnx", *more])

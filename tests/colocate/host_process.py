@@ -83,4 +83,4 @@ def machine_of(job: ProcessJob, *service_us: float) -> tuple[ProcessMachine, Rea
     device = RealTimeDevice()
     lanes = [Lane(HIGH, query(device, HIGH, us)) for us in service_us]
     beside = [None, *(Confinement() for _ in service_us[1:])]
-    return ProcessMachine(GpuMachine(device, {"net": lanes}, copies=COPIES), job, beside), device
+    return ProcessMachine(GpuMachine(device, {"net": lanes}, copies=COPIES), job, {"net": beside}), device

@@ -84,12 +84,12 @@ def test_a_summary_is_of_those_that_were_answered() -> None:
     p = prepare(STEADY, "weft", "net", "work", 500 * US)
     cell = c.Cell("net", "work", 500 * US, 1.5, c.RELATIVE, arrivals, 1, True)
     for out in both("weft", arrivals):
-        found = c.summed_up(p, cell, out)
+        found = c.summed_up([p], cell, out)[0]
         assert found.refused == len(out.refused) > 0 and found.kept
         assert sum(v.queries for v in found.variants) == 1000 - found.refused
         assert found.latency.queries + (1000 - found.refused) // 50 == 1000 - found.refused
     none = c.simulated(p, replace(cell, admit=False))
-    assert not c.summed_up(p, cell, none).kept, "without it the queue grows"
+    assert not c.summed_up([p], cell, none)[0].kept, "without it the queue grows"
 
 
 def lines() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -170,7 +171,7 @@ def test_a_clock_that_jumps_loses_no_query_and_one_that_goes_back_ends_the_run(a
             check(out)
             late = np.array(out.sent_ns) - arrivals.times_ns > 20_000
             cell = c.Cell("net", "work", 500 * US, 0.4, c.RELATIVE, arrivals, 1)
-            assert late[4:].mean() < 0.02 or c.summed_up(p, cell, out).latency.void, (
+            assert late[4:].mean() < 0.02 or c.summed_up([p], cell, out)[0].latency.void, (
                 "a jump that delays queries is told"
             )
         elif at > 2:
@@ -185,10 +186,10 @@ def test_a_clock_that_jumps_loses_no_query_and_one_that_goes_back_ends_the_run(a
 def test_an_interrupt_leaves_the_runs_that_had_ended() -> None:
     arrivals, runs = poisson(4000.0, 100, seed=5), iter(range(100))
 
-    def carry_out(p: Prepared, cell: c.Cell) -> Outcome:
+    def carry_out(p: Sequence[Prepared], cell: c.Cell) -> Outcome:
         if next(runs) == 2:
             raise KeyboardInterrupt
-        return lived(p.policy, cell.arrivals)[0]
+        return lived(p[0].policy, cell.arrivals)[0]
 
     cell = c.Cell("net", "work", 500 * US, 0.4, c.RELATIVE, arrivals, 1)
     with pytest.raises(KeyboardInterrupt) as ended:
@@ -241,12 +242,12 @@ def test_nothing_is_collected_during_a_run() -> None:
 def test_what_a_run_on_a_machine_came_to() -> None:
     arrivals, p = poisson(4000.0, 300, seed=5), prepared("exclusive")
     cell = c.Cell("net", "work", 500 * US, 0.4, c.RELATIVE, arrivals, 1)
-    found = c.summed_up(p, cell, lived("exclusive", arrivals)[0])
+    found = c.summed_up([p], cell, lived("exclusive", arrivals)[0])[0]
     assert not found.simulated and found.decision_us == 0.0 and found.latency.void == ""
     assert found.off_lindley_us == 0.0
-    late = c.summed_up(p, cell, lived("exclusive", arrivals, machine_of(p, look_ns=9 * US))[0])
+    late = c.summed_up([p], cell, lived("exclusive", arrivals, machine_of(p, look_ns=9 * US))[0])[0]
     assert "send delay" in late.latency.void and not late.kept
-    simulated = c.summed_up(p, cell, c.simulated(p, cell))
+    simulated = c.summed_up([p], cell, c.simulated(p, cell))[0]
     assert simulated.simulated and simulated.decision_us is simulated.off_lindley_us is None
 
 

@@ -320,6 +320,19 @@ def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     until(lambda: not running(pid))
 
 
+def test_half_a_state_of_a_life_that_was_killed_is_removed(tmp_path: Path) -> None:
+    written(tmp_path, STATEFUL)
+    states = tmp_path / "p.json.states"
+    states.mkdir()
+    (states / ".3.state.new").write_text("[0, 1")
+    (states / "kept.txt").write_text("of somebody else")
+    with started(tmp_path) as job:
+        job.go(Confinement())
+        until(lambda: job.units >= 3)
+        job.finish()
+    assert {x.name for x in states.iterdir()} == {"kept.txt", f"{saved(tmp_path)}.state"}
+
+
 def test_a_state_that_cannot_be_saved_is_told_and_nothing_saved_is_lost(tmp_path: Path) -> None:
     written(tmp_path, STATEFUL)
     with started(tmp_path) as job:
@@ -327,9 +340,10 @@ def test_a_state_that_cannot_be_saved_is_told_and_nothing_saved_is_lost(tmp_path
         until(lambda: saved(tmp_path) >= 10)
         job.pause()
         until(lambda: not job.works)
+        folder = tmp_path / "p.json.states"
+        until(lambda: [x.name for x in folder.iterdir()] == [f"{saved(tmp_path)}.state"])  # no save is under way
         kept = saved(tmp_path)
         before = state_of(tmp_path)
-        folder = tmp_path / "p.json.states"
         for path in folder.iterdir():
             path.rename(tmp_path / path.name)
         folder.rmdir()
@@ -462,7 +476,7 @@ def test_kill_9_of_the_job_leaves_the_run_as_it_was(tmp_path: Path) -> None:
         out = run(made, LiveBackend(machine, [(p, arrivals)], policy=made))
         assert kills[0] >= 1 and all(d > 0 for d in out.done_ns)
         assert (np.diff(out.begin_ns) >= 0).all()
-        found = c.summed_up(p, c.Cell("net", "work", 50_000_000, 0.1, c.RELATIVE, arrivals, 1), out)
+        found = c.summed_up([p], c.Cell("net", "work", 50_000_000, 0.1, c.RELATIVE, arrivals, 1), out)[0]
         assert not found.simulated and found.latency.queries > 0 and found.be_throughput >= 0
         until(lambda: job.is_ready)
         job.finish()
@@ -517,7 +531,7 @@ def test_a_job_that_hangs_at_the_end_of_a_run_is_killed_and_the_run_stands(tmp_p
         assert work.blocks >= 2
         until(lambda: job.lives == 2 and job.is_ready)
         with pytest.raises(ValueError, match="variant 1 has no form"):
-            process_machine.ProcessMachine(machine._machine, job, [None, None]).set_form(1)
+            process_machine.ProcessMachine(machine._machine, job, {"net": [None, None]}).set_form(1)
 
 
 def test_the_benchmarks_jobs_are_jobs() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.device.cuda.nvml import sm_clock_of, watts_of
+from weft.device.cuda.nvml import joules_of, sm_clock_of, watts_of
 from weft.pipeline.search.measure import at_clocks
 
 STAND_IN = """
@@ -26,6 +26,11 @@ int nvmlDeviceGetClockInfo(void* handle, int type, unsigned* mhz) {
 int nvmlDeviceGetPowerUsage(void* handle, unsigned* milliwatts) {
   *milliwatts = 123500;
   return handle != (void*)7;
+}
+int nvmlDeviceGetTotalEnergyConsumption(void* handle, unsigned long long* millijoules) {
+  static unsigned asked = 0;
+  *millijoules = 5000000000ull + 1500 * asked++;
+  return handle != (void*)7 || asked > 2;
 }
 struct field { unsigned number, scope; long long timestamp, latency; int type, status; unsigned value; };
 int nvmlDeviceGetFieldValues(void* handle, int count, struct field* asked) {
@@ -75,6 +80,12 @@ def test_watts_are_those_of_now(driver: str) -> None:
 
 def test_without_those_of_now_they_are_of_the_last_second(tmp_path: Path) -> None:
     assert watts_of("1-2", built(tmp_path, 3))() == 123.5
+
+
+def test_joules_are_counted_by_the_driver(driver: str) -> None:
+    joules = joules_of("1-2", driver)
+    assert [joules() for _ in range(3)] == [5000000.0, 5000001.5, 0.0]  # at last the driver refuses
+    assert joules_of("GPU-another", driver)() == 0.0 and joules_of("GPU-1-2", "libc.so.6")() == 0.0
 
 
 def test_nobody_knows_the_power_of_another_gpu(driver: str) -> None:

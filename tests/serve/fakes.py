@@ -13,7 +13,7 @@ from weft.errors import WeftError
 from weft.ir.types import Array
 from weft.serve import worker
 from weft.serve.channel import Channel
-from weft.serve.errors import InferenceFailedError, RequestError
+from weft.serve.errors import InferenceFailedError, LostDeviceError, RequestError
 from weft.serve.process import Process
 from weft.serve.signature import Signature, TensorSpec
 
@@ -36,7 +36,8 @@ def query(rows: int, seed: int) -> dict[str, Array]:
 
 
 class FakeModel:
-    """Row by row; n == -1 is an error of the caller, -2 one of the plan, -3 kills the worker, -4 hangs."""
+    """Row by row; n == -1 is an error of the caller, -2 one of the plan, -3 kills the worker, -4 hangs,
+    -5 loses its GPU."""
 
     def __init__(self, sizes: Sequence[int] = SIZES, die: Callable[[], None] = lambda: None) -> None:
         self.signature = signature(sizes)
@@ -51,6 +52,8 @@ class FakeModel:
                 raise InferenceFailedError(problem="n is -2")
             if (n == -3).any():
                 self._die()
+            if (n == -5).any():
+                raise LostDeviceError(problem="cuda:0 answers no more")
             if (n == -4).any():
                 time.sleep(0.4)
             outputs[0][...] = answer(x, n)
@@ -78,8 +81,8 @@ class ThreadWorker:
         with self._end:
             try:
                 worker.serve(Channel(self._end), self._load)
-            except OSError:
-                return  # killed while it answered
+            except (OSError, LostDeviceError):
+                return  # killed while it answered; or it can run nothing more
 
     def _load(self, settings: Mapping[str, object], fds: Sequence[int]) -> tuple[worker.Model, str]:
         if self._refuse is not None:

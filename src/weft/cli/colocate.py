@@ -55,7 +55,10 @@ app = typer.Typer(
 app.command("run")(run_command)
 app.command("prepare")(prepare_command)
 
-Model = Annotated[str, typer.Option("-m", "--model", help="latency-critical model, as the record calls it")]
+Model = Annotated[
+    list[str],
+    typer.Option("-m", "--model", help="latency-critical model, as the record calls it; several: each with its own -m"),
+]
 Job = Annotated[str, typer.Option("--be", help="best-effort job: its name in the record, or a job.toml")]
 Record = Annotated[Path | None, typer.Option("--record", help="recorded samples, a JSON file")]
 
@@ -65,10 +68,10 @@ def simulate_command(
     policy: Annotated[str, typer.Option("-s", "--scheduler", help="scheduling policy, e.g. weft, tally, green:36")],
     model: Model,
     be: Job = "",
-    qos: Qos = None,
-    load: Load = None,
+    qos: Qos = [],  # noqa: B006
+    load: Load = [],  # noqa: B006
     of: Of = "peak",
-    arrivals: Given = "poisson",
+    arrivals: Given = [],  # noqa: B006
     admit: Admit = False,
     record: Record = None,
     queries: Queries = 20_000,
@@ -78,6 +81,8 @@ def simulate_command(
     as_json: Json = False,
 ) -> None:
     """What one policy would come to: latencies against the target, and what the best-effort job gets. Simulated.
+
+    Several models share the GPU with the job: -m for each, and --qos, --load and --arrivals once for all or for each.
 
     Example: weft colocate simulate -s weft -m vgg16/b16 --be cp --qos 5 --load 0.8 --record colocate-samples.json.
     """
@@ -90,13 +95,12 @@ def simulate_command(
         raise PolicyError(
             policy=policy, reason="it shares the GPU with a job, and there is none", remedy="give --be JOB"
         )
-    found = _compared(screen, [policy], model, be, qos, [load], of, arrivals, record, queries, seed, admit)
+    found = _compared(screen, [policy], model, be, qos, load, (), of, arrivals, record, queries, seed, admit)
     if found.refused:
         refused = found.refused[0]
         raise PolicyError(policy=refused.policy, reason=refused.reason, remedy="record it, or choose another policy")
-    run = next(r for r in found.runs if r.policy == policy)
     write_report(report, found)
-    show_run(screen, run, found)
+    show_run(screen, policy, found)
 
 
 @app.command("compare")
@@ -106,10 +110,10 @@ def compare_command(
     policies: Annotated[
         str, typer.Option("-s", "--schedulers", help="comma separated [default: all]; exclusive is always among them")
     ] = "",
-    qos: Qos = None,
-    load: Load = None,
+    qos: Qos = [],  # noqa: B006
+    load: Load = [],  # noqa: B006
     of: Of = "peak",
-    arrivals: Given = "poisson",
+    arrivals: Given = [],  # noqa: B006
     admit: Admit = False,
     record: Record = None,
     queries: Queries = 20_000,
@@ -130,30 +134,32 @@ def compare_command(
     if not be:
         raise OptionError(option="--be", problem="policies are compared with a job beside the model: give one")
     others = loads_of(loads)
-    found = _compared(screen, names, model, be, qos, [load, *others], of, arrivals, record, queries, seed, admit)
+    found = _compared(screen, names, model, be, qos, load, others, of, arrivals, record, queries, seed, admit)
     write_report(report, found)
     show_comparison(screen, found)
 
 
 def _compared(
-    screen: Screen, names: Sequence[str], model: str, be: str, qos: float | None, loads: Sequence[float | None],
-    of: str, arrivals: str, record: Path | None, queries: int, seed: int, admit: bool,
+    screen: Screen, names: Sequence[str], models: Sequence[str], be: str, qos: Sequence[float], load: Sequence[float],
+    others: Sequence[float | None], of: str, arrivals: Sequence[str], record: Path | None, queries: int, seed: int,
+    admit: bool,
 ) -> Comparison:  # fmt: skip
-    """The first load is that of the table, the others those of the report."""
+    """`load` is that of the table, the others those of the report."""
     from weft.colocate.compare import compare
 
     samples = samples_of(record)
     cells = cells_of(
         samples,
-        model,
+        models,
         _job(be),
         qos=qos,
-        loads=loads,
+        load=load,
         of=of,
         arrivals=arrivals,
         queries=queries,
         seed=seed,
         admit=admit,
+        others=others,
     )
     screen.progress("simulate", f"{len(names)} policies at {len(cells)} loads, {len(cells[0].arrivals)} queries each")
     found = compare(samples, names, cells[0], cells[1:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -31,17 +32,22 @@ from weft.cli.policy_runs import (
     show_run,
     write_report,
 )
-from weft.cli.show import Screen, plain, writing
+from weft.cli.show import Screen, plain, visible, writing
 from weft.errors import DeviceError, OptionError, UnsupportedError
 
 if TYPE_CHECKING:
     from weft.api import Compiled
     from weft.colocate.gpu import GpuSession
-    from weft.kernels.samples import SampleRecord
+    from weft.kernels.policy_run import Refused
+    from weft.kernels.samples import ModelSamples, SampleRecord
+    from weft.kernels.scheduling import JobSpec
     from weft.options import Options
     from weft.runtime.cuda_executable import CudaExecutable
 
-File = Annotated[Path, typer.Option("-m", "--model", help="latency-critical model, an ONNX file")]
+Files = Annotated[
+    list[Path],
+    typer.Option("-m", "--model", help="latency-critical model, an ONNX file; several: each with its own -m"),
+]
 Job = Annotated[Path | None, typer.Option("--be", help="best-effort job, a job.toml")]
 Modes = Annotated[
     str, typer.Option(help="ways of sharing to measure, comma separated, e.g. 'co-runner 128,green36' [default: all]")
@@ -51,15 +57,15 @@ Fuse = Annotated[float, typer.Option("--fuse", help="seconds to look for steps t
 
 
 def run_command(
-    model: File,
+    models: Files,
     policies: Annotated[
         str, typer.Option("-s", "--scheduler", help="scheduling policies, comma separated; exclusive is among them")
     ] = "weft",
     be: Job = None,
-    qos: Qos = None,
-    load: Load = None,
+    qos: Qos = [],  # noqa: B006
+    load: Load = [],  # noqa: B006
     of: Of = "peak",
-    arrivals: Given = "poisson",
+    arrivals: Given = [],  # noqa: B006
     admit: Admit = False,
     record: Annotated[
         Path | None, typer.Option("--record", help="samples of `weft colocate prepare` [default: measured now]")
@@ -74,7 +80,9 @@ def run_command(
     format: Form = "text",
     as_json: Json = False,
 ) -> None:
-    """A model beside a best-effort job on this GPU: latencies against the target, and what the job gets.
+    """Models beside a best-effort job on this GPU: latencies against the target, and what the job gets.
+
+    Several models share the GPU with the job: -m for each, and --qos, --load and --arrivals once for all or for each.
 
     Example: weft colocate run -s weft -m resnet50.onnx --be mriq/job.toml --qos 2 --load 0.8.
     """
@@ -90,16 +98,17 @@ def run_command(
         raise PolicyError(
             policy=names[0], reason="it shares the GPU with a job, and there is none", remedy="give --be JOB"
         )
+    names, apart = _without_mps(names)
     given = samples_of(record) if record is not None else None
-    with _session(screen, model, be, budget, dim) as session:
+    with _session(screen, models, be, budget, dim, mps="mps" in names) as session:
         samples = given or _measured(screen, session, modes, fuse)[0]
         job = samples.jobs[0].name if samples.jobs else ""
         (cell,) = cells_of(
             samples,
-            session.name,
+            session.models,
             job,
             qos=qos,
-            loads=[load],
+            load=load,
             of=of,
             arrivals=arrivals,
             queries=queries,
@@ -112,7 +121,7 @@ def run_command(
                 samples,
                 names,
                 cell,
-                carry_out=lambda p, c: session.run(p, c.arrivals, admit=c.admit),
+                carry_out=lambda p, c: session.run_all(p, [x.arrivals for x in c.every], admit=c.admit),
                 settle=session.settled,
             )
         except ComparisonInterruptedError as ended:  # what had ended is kept
@@ -121,15 +130,16 @@ def run_command(
             show_comparison(screen, ended.comparison)
             raise
         screen.done()
+    found = replace(found, refused=(*found.refused, *apart))
     write_report(report, found)
-    if len(found.runs) > 2 or found.refused:
+    if len({r.policy for r in found.runs}) > 2 or found.refused:
         show_comparison(screen, found)
     else:
-        show_run(screen, found.runs[-1], found)
+        show_run(screen, found.runs[-1].policy, found)
 
 
 def prepare_command(
-    model: File,
+    models: Files,
     output: Annotated[Path, typer.Option("-o", "--output", help="where the samples are written, a JSON file")],
     be: Job = None,
     modes: Modes = "",
@@ -140,7 +150,7 @@ def prepare_command(
     dim: Dims = [],  # noqa: B006
     format: Form = "text",
 ) -> None:
-    """Measure a model and a job on this GPU in every way in which they can share it: samples for `run` and `simulate`.
+    """Measure models and a job on this GPU in every way in which they can share it: samples for `run` and `simulate`.
 
     Example: weft colocate prepare -m resnet50.onnx --be mriq/job.toml -o samples.json.
     """
@@ -148,10 +158,11 @@ def prepare_command(
     from weft.kernels.samples import write
 
     screen = Screen(format)
+    mps = _is_mps(modes)
     if not 20 <= queries <= 100_000:
         raise OptionError(option="--queries", problem=f"{queries}: a number from 20 to 100000 is taken")
     try:
-        with _session(screen, model, be, budget, dim) as session:
+        with _session(screen, models, be, budget, dim, mps=mps) as session:
             samples, refused = _measured(screen, session, modes, fuse, queries=queries, seed=seed)
     except RecordInterruptedError as ended:  # what was measured is kept
         with writing(output):
@@ -160,30 +171,86 @@ def prepare_command(
     with writing(output):
         output.write_text(write(samples), encoding="utf-8")
     if screen.json:
+        data = {m.name: _data(samples, m) for m in samples.models}
+        first, *others = data.values()
         screen.data({
-            "record": samples.digest, "gpu": samples.gpu, "solo_us": samples.models[0].solo.at(0.5), "refused": refused,
-            "modes": {m.name: {"lc_us": m.lc.at(0.5), "be_rate": m.be_rate} for m in samples.modes},
-            "steps": {s.step: {"count": s.count, "slowdown": s.slowdown, "be": s.fraction} for s in samples.steps},
+            "record": samples.digest, "gpu": samples.gpu, "refused": refused, **({"models": data} if others else first)
         })  # fmt: skip
         return
     _show(screen, samples, refused)
 
 
+def _without_mps(names: Sequence[str]) -> tuple[list[str], tuple[Refused, ...]]:
+    """Policies of one call: `mps` has one of its own, where all processes are its clients; refused beside others."""
+    from weft.kernels.policy_run import Refused
+
+    if "mps" not in names or set(names) <= {"exclusive", "mps"}:
+        return list(names), ()
+    reason = "under MPS all processes of a call are its clients: give it a call of its own, with the same --seed"
+    return [n for n in names if n != "mps"], (Refused("mps", reason),)
+
+
+def _is_mps(modes: str) -> bool:
+    """Whether the way to be measured is MPS.
+
+    Raises:
+        OptionError: another one besides [W001].
+    """
+    names = {n.strip() for n in modes.split(",") if n.strip()}
+    if "mps" in names and len(names) > 1:
+        raise OptionError(option="--modes", problem="mps is measured in a call of its own")
+    return "mps" in names
+
+
+def _as_client(held: ExitStack) -> None:
+    """Make this process a client of MPS, before it knows of a GPU.
+
+    Raises:
+        PolicyError: the machine does not allow it [W206].
+    """
+    from weft.colocate.policy import PolicyError
+    from weft.device.cuda.mps import started
+    from weft.ir.declined import Declined
+
+    found = started(held)
+    if isinstance(found, Declined):
+        raise PolicyError(policy="mps", reason=f"no MPS: {found.reason}", remedy="choose another policy")
+
+
+def _data(samples: SampleRecord, model: ModelSamples) -> dict[str, object]:
+    """What was measured of a model, for programs."""
+    modes = [m for m in samples.modes if m.model == model.name]
+    steps = [s for s in samples.steps if s.model == model.name]
+    return {
+        "solo_us": model.solo.at(0.5),
+        "modes": {m.name: {"lc_us": m.lc.at(0.5), "be_rate": m.be_rate} for m in modes},
+        "steps": {s.step: {"count": s.count, "slowdown": s.slowdown, "be": s.fraction} for s in steps},
+    }
+
+
 def _show(screen: Screen, samples: SampleRecord, refused: dict[str, str]) -> None:
-    alone = samples.models[0].solo
+    for model in samples.models:
+        _show_model(screen, samples, model)
+    for name, reason in refused.items():
+        screen.out.print(f"{plain(name)}: not here: {plain(reason, 200)}")
+
+
+def _show_model(screen: Screen, samples: SampleRecord, model: ModelSamples) -> None:
+    alone = model.solo
     rows = [["alone", f"{alone.at(0.5):.1f}", f"{alone.at(0.99):.1f}", "", "", ""]]
     for m in samples.modes:
+        if m.model != model.name:
+            continue
         slower = m.lc.at(0.5) / alone.at(0.5)
         rows.append([m.name, f"{m.lc.at(0.5):.1f}", f"{m.lc.at(0.99):.1f}", f"{slower:.3f}", f"{m.be_rate:.3f}",
                      f"{1 / slower + m.be_rate:.2f}"])  # fmt: skip
-    title = f"{plain(samples.models[0].name)} on {plain(samples.gpu)}, record {samples.digest}"
+    title = f"{plain(model.name)} on {plain(samples.gpu)}, record {samples.digest}"
     screen.table(title, ["way", "p50 us", "p99 us", "× alone", "BE rate", "added work"], rows)
+    steps = [s for s in samples.steps if s.model == model.name]
     fused = [[s.step, str(s.count), f"{s.lc_us:.1f}", f"{1 + s.slowdown:.3f}", f"{s.fraction:.3f}",
-              f"{(1 + s.fraction) / (1 + s.slowdown):.2f}"] for s in samples.steps]  # fmt: skip
+              f"{(1 + s.fraction) / (1 + s.slowdown):.2f}"] for s in steps]  # fmt: skip
     if fused:
         screen.table("fused steps", ["step", "times", "us", "× alone", "BE work", "added work"], fused)
-    for name, reason in refused.items():
-        screen.out.print(f"{plain(name)}: not here: {plain(reason, 200)}")
 
 
 def _measured(
@@ -194,7 +261,7 @@ def _measured(
     if not 0 <= fuse < math.inf:
         raise OptionError(option="--fuse", problem=f"{fuse} is no time")
     names = [n.strip() for n in modes.split(",") if n.strip()] or list(session.modes)
-    screen.progress("measure", f"{session.name}, {len(names)} ways of sharing")
+    screen.progress("measure", f"{', '.join(session.models)}, {len(names)} ways of sharing")
     made_by = f"weft {weft.__version__}"
     found = session.record(names, commit=made_by, driver=_driver(), queries=queries, seed=seed, fuse_s=fuse)
     screen.done()
@@ -208,22 +275,44 @@ def _driver() -> str:
 
 
 @contextmanager
-def _session(screen: Screen, model: Path, be: Path | None, budget: float, dims: Sequence[str]) -> Iterator[GpuSession]:
-    """The model compiled with and without a budget of an SM, and the job on the GPU.
+def _session(
+    screen: Screen, models: Sequence[Path], be: Path | None, budget: float, dims: Sequence[str], *, mps: bool = False
+) -> Iterator[GpuSession]:
+    """The models compiled with and without a budget of an SM, and the job on the GPU.
+
+    `mps`: this process and the job's are clients of MPS.
 
     Raises:
-        OptionError: a budget that is no time [W001].
+        PolicyError: the machine has no MPS [W206].
+        OptionError: a budget that is no time, or models of one name [W001].
         DeviceError: there is no GPU [W301].
         WeftError: what reading the files and compiling the model raise.
     """
     if not budget >= 0:
         raise OptionError(option="--budget", problem=f"{budget} is no time")
+    names = [m.stem for m in models]
+    if twice := next((n for n in names if names.count(n) > 1), ""):
+        raise OptionError(option="--model", problem=f"{visible(twice)!r} twice: models are known by their files' names")
     spec = job_of(be)
+    with ExitStack() as client:
+        if mps:
+            _as_client(client)
+        with _on_gpu(screen, models, be, spec, budget, dims, mps=mps) as session:
+            yield session
+
+
+@contextmanager
+def _on_gpu(
+    screen: Screen, models: Sequence[Path], be: Path | None, spec: JobSpec | None, budget: float, dims: Sequence[str],
+    *, mps: bool,
+) -> Iterator[GpuSession]:  # fmt: skip
+    names = [m.stem for m in models]
     import torch
 
     if not torch.cuda.is_available():
         raise DeviceError(problem="a model beside a job needs an NVIDIA GPU, and there is none here")
     from weft.colocate.gpu import BUDGET, GpuSession, Plans
+    from weft.colocate.kernel_process import as_process
     from weft.colocate.network import plan_on_gpu
     from weft.device.cuda.driver import primary_context
     from weft.device.cuda.facts import gpu_facts
@@ -236,22 +325,31 @@ def _session(screen: Screen, model: Path, be: Path | None, budget: float, dims: 
         return plan_on_gpu(_compiled(screen, file, usual, given=given), "--be")
 
     with primary_context(), ExitStack() as held:
-        plans = []
-        for sm_budget in (None, BUDGET) if spec is not None else (None,):
-            options = replace(usual, sm_budget=sm_budget)
-            try:
-                plans.append(plan_on_gpu(_compiled(screen, model, options, dims_of(dims)), "--model"))
-            except UnsupportedError as error:
-                if sm_budget is None:
-                    raise
-                screen.err.print(f"no co-runner beside this model: {plain(str(error), 200)}")
-        for static in (x for p in plans for x in p.static_inputs):
-            if static.is_floating_point():
-                static.normal_(generator=torch.Generator(device="cuda").manual_seed(0))
+        made = []
+        for model in models:
+            plans = []
+            for sm_budget in (None, BUDGET) if spec is not None and not mps else (None,):
+                options = replace(usual, sm_budget=sm_budget)
+                try:
+                    plans.append(plan_on_gpu(_compiled(screen, model, options, dims_of(dims)), "--model"))
+                except UnsupportedError as error:
+                    if sm_budget is None:
+                        raise
+                    screen.err.print(f"no co-runner beside {plain(model.stem)}: {plain(str(error), 200)}")
+            for static in (x for p in plans for x in p.static_inputs):
+                if static.is_floating_point():
+                    static.normal_(generator=torch.Generator(device="cuda").manual_seed(0))
+            made.append(Plans(*plans))
         facts = gpu_facts(None, calibrate=False)
-        session = GpuSession(model.stem, Plans(*plans), facts, held=held)
+        session = GpuSession(names[0], made[0], facts, held=held, mps=mps)
+        for name, further in zip(names[1:], made[1:], strict=True):
+            session.add_model(name, further)
         if spec is not None and be is not None:
-            held.enter_context(job_on(session, spec, be.parent, facts=facts, compiled=network, screen=screen))
+            folder = be.parent
+            if mps and spec.kind != "process":
+                folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="weft-job-")))
+                spec = as_process(spec, be, folder)
+            held.enter_context(job_on(session, spec, folder, facts=facts, compiled=network, screen=screen))
         yield session
 
 

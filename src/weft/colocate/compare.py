@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from weft.colocate.arrivals import Arrivals, ArrivalsError, Spike, gamma, poisson, rate_of_load, spikes
 from weft.colocate.latency import Latencies, be_throughput, over_exclusive, system_throughput
-from weft.colocate.operating import Prepared, model_of, prepare
+from weft.colocate.operating import Prepared, model_of, prepare, setting_of
 from weft.colocate.outcome import Outcome, off_lindley_us
 from weft.colocate.policies import make, note_of
 from weft.colocate.policy import Admission, PolicyError, drive
@@ -58,6 +58,38 @@ class Cell:
     seed: int
     admit: bool = False
     """Whether queries that would miss the target are refused as they come."""
+    beside: tuple[Cell, ...] = ()
+    """Of further models in the same run, each with its own target, load and arrivals."""
+
+    @property
+    def every(self) -> tuple[Cell, ...]:
+        """One to each model."""
+        return self, *self.beside
+
+
+def together(cells: Sequence[Cell], drawn: Sequence[bool] = ()) -> Cell:
+    """Cells of several models beside the same job as one run.
+
+    `drawn`: whose arrivals were drawn: these end where the first of them does, so that all models run to the end.
+
+    Raises:
+        PolicyError: a model twice [W206].
+    """
+    names = [c.model for c in cells]
+    if len(set(names)) < len(names):
+        twice = next(n for n in names if names.count(n) > 1)
+        raise PolicyError(policy="any", reason=f"the model {twice[:80]!r} twice", remedy="name each model once")
+    ends = [int(c.arrivals.times_ns[-1]) for c, is_drawn in zip(cells, drawn, strict=False) if is_drawn]
+    if len(ends) > 1:
+        cells = [_until(c, min(ends)) if is_drawn else c for c, is_drawn in zip(cells, drawn, strict=True)]
+    return replace(cells[0], beside=tuple(cells[1:]))
+
+
+def _until(cell: Cell, end_ns: int) -> Cell:
+    """Its arrivals up to then, the first one in any case."""
+    a = cell.arrivals
+    count = max(1, int(np.searchsorted(a.times_ns, end_ns, side="right")))
+    return cell if count == len(a) else replace(cell, arrivals=Arrivals(a.times_ns[:count], a.process, a.seed))
 
 
 def target_of(model: ModelSamples, qos_ms: float | None) -> int:
@@ -144,22 +176,35 @@ def drawn(process: str, rate_hz: float, queries: int, seed: int) -> Arrivals:
 
 
 def simulated(prepared: Prepared, cell: Cell, *, trace: bool = False, most_blocks: int = 0) -> Outcome:
-    """One policy on the arrivals of a cell.
+    """One policy on the arrivals of a cell of one model.
 
     Raises:
         PolicyError: the policy needs a job [W206].
     """
-    policy = make(prepared.policy, prepared.setting)
+    return simulated_all([prepared], cell, trace=trace, most_blocks=most_blocks)
+
+
+def simulated_all(
+    prepared: Sequence[Prepared], cell: Cell, *, trace: bool = False, most_blocks: int = 0
+) -> Outcome:  # fmt: skip
+    """One policy on the arrivals of a cell, with what was prepared of each of its models.
+
+    Raises:
+        PolicyError: the policy needs a job [W206].
+    """
+    setting = setting_of(prepared)
+    policy = make(prepared[0].policy, setting)
+    given = [(p, c.arrivals) for p, c in zip(prepared, cell.every, strict=True)]
     backend = SimulatedBackend(
-        [(prepared, cell.arrivals)], seed=cell.seed, trace=trace, policy=policy, most_blocks=most_blocks,
-        admission=Admission(prepared.setting) if cell.admit else None,
+        given, seed=cell.seed, trace=trace, policy=policy, most_blocks=most_blocks,
+        admission=Admission(setting) if cell.admit else None,
     )  # fmt: skip
     drive(policy, backend)
     return backend.outcome
 
 
-CarryOut = Callable[[Prepared, Cell], Outcome]
-"""Runs a policy on the arrivals of a cell: a simulation, or a GPU."""
+CarryOut = Callable[[Sequence[Prepared], Cell], Outcome]
+"""Runs a policy on the arrivals of a cell, one `Prepared` to each of its models: a simulation, or a GPU."""
 Settle = Callable[[Prepared], Prepared]
 """What is run of prepared variants: a GPU measures those first that were only predicted."""
 
@@ -174,27 +219,73 @@ def run(
     cell: Cell,
     *,
     exclusive: PolicyRun | None = None,
-    carry_out: CarryOut = simulated,
+    carry_out: CarryOut = simulated_all,
     settle: Settle = _as_prepared,
 ) -> PolicyRun:
-    """One policy, and what it came to.
+    """One policy with the model of a cell, and what it came to.
 
     Raises:
         PolicyError: it cannot run with this model and job [W206].
     """
-    prepared = settle(prepare(record, policy, cell.model, "" if policy == "exclusive" else cell.job, cell.target_ns))
+    (made,) = run_all(
+        record, policy, cell, exclusive=[exclusive] if exclusive else [], carry_out=carry_out, settle=settle
+    )
+    return made
+
+
+def run_all(
+    record: SampleRecord,
+    policy: str,
+    cell: Cell,
+    *,
+    exclusive: Sequence[PolicyRun] = (),
+    carry_out: CarryOut = simulated_all,
+    settle: Settle = _as_prepared,
+) -> list[PolicyRun]:
+    """One policy with all models of a cell at once, and what it came to for each.
+
+    Raises:
+        PolicyError: it cannot run with these models and the job [W206].
+    """
+    names = [c.model for c in cell.every]
+    job = "" if policy == "exclusive" else cell.job
+    prepared = [settle(prepare(record, policy, c.model, job, c.target_ns, together=names)) for c in cell.every]
     return summed_up(prepared, cell, carry_out(prepared, cell), exclusive)
 
 
-def summed_up(prepared: Prepared, cell: Cell, out: Outcome, exclusive: PolicyRun | None = None) -> PolicyRun:
-    """The figures of a run."""
-    n = len(out.queries) - len(out.refused)
-    scheduled = _answered(out, [q.scheduled_ns for q in out.queries])
-    sent = _answered(out, out.sent_ns) if out.sent_ns else None
-    found = Latencies(scheduled, _answered(out, out.done_ns), sent, warm_up=n // _WARM_UP)
+def summed_up(
+    prepared: Sequence[Prepared], cell: Cell, out: Outcome, exclusive: Sequence[PolicyRun] = ()
+) -> list[PolicyRun]:
+    """The figures of a run, model by model: what the job got is the same in each."""
+    refused = np.zeros(len(out.queries), dtype=np.bool_)
+    refused[out.refused] = True
+    whose = np.array([q.model for q in out.queries])
+    solo_s = sum(
+        int((~refused[whose == c.model]).sum()) * p.model.solo.at(0.5) / 1e6
+        for p, c in zip(prepared, cell.every, strict=True)
+    )
+    off_us = off_lindley_us(out) if out.sent_ns and prepared[0].policy == "exclusive" else None
+    found = []
+    for p, c in zip(prepared, cell.every, strict=True):
+        own = whose == c.model
+        among = tuple(x.model for x in cell.every if x is not c)
+        against = next((e for e in exclusive if e.model == c.model), None)
+        made = _of_model(p, c, out, own & ~refused, int((own & refused).sum()), solo_s, against)
+        found.append(replace(made, among=among, off_lindley_us=off_us))
+    return found
+
+
+def _of_model(
+    prepared: Prepared, cell: Cell, out: Outcome, answered: npt.NDArray[np.bool_], refused: int, solo_s: float,
+    exclusive: PolicyRun | None,
+) -> PolicyRun:  # fmt: skip
+    """Of the queries of one model that were answered. `solo_s`: what those of all models take alone."""
+    n = int(answered.sum())
+    scheduled = _taken(answered, [q.scheduled_ns for q in out.queries])
+    sent = _taken(answered, out.sent_ns) if out.sent_ns else None
+    found = Latencies(scheduled, _taken(answered, out.done_ns), sent, warm_up=n // _WARM_UP)
     span_s = out.span_ns / 1e9
-    solo_s = prepared.model.solo.at(0.5) / 1e6
-    counts = np.bincount(_answered(out, out.variants), minlength=len(prepared.points))
+    counts = np.bincount(_taken(answered, out.variants), minlength=len(prepared.points))
     made = PolicyRun(
         policy=prepared.policy, note=note_of(prepared.policy), model=cell.model,
         job=prepared.job.name if prepared.job else "", simulated=sent is None, load=cell.load, load_of=cell.load_of,
@@ -202,13 +293,12 @@ def summed_up(prepared: Prepared, cell: Cell, out: Outcome, exclusive: PolicyRun
         seed=cell.seed, target_us=cell.target_ns / 1e3,
         latency=found.summary(cell.target_ns, seed=cell.seed, resamples=_RESAMPLES),
         over_exclusive=math.nan, be_throughput=be_throughput(out.work_us / 1e6, span_s),
-        system_throughput=system_throughput(n, solo_s, out.work_us / 1e6, span_s), span_s=span_s,
+        system_throughput=system_throughput(1, solo_s, out.work_us / 1e6, span_s), span_s=span_s,
         variants=tuple(VariantShare(p.variant.number, p.variant.name, int(c))
                        for p, c in zip(prepared.points, counts, strict=True)),
-        cdf=_thinned(found.histogram.cdf()), chosen=_chosen(out),
+        cdf=_thinned(found.histogram.cdf()), chosen=_chosen(out, answered),
         decision_us=float(np.quantile(out.decision_ns, 0.99)) / 1e3 if out.decision_ns else None,
-        off_lindley_us=off_lindley_us(out) if sent is not None and prepared.policy == "exclusive" else None,
-        refused=len(out.refused),
+        refused=refused,
     )  # fmt: skip
     against = exclusive or (made if prepared.policy == "exclusive" else None)
     if against is None:
@@ -223,7 +313,7 @@ def compare(
     cell: Cell,
     others: Sequence[Cell] = (),
     *,
-    carry_out: CarryOut = simulated,
+    carry_out: CarryOut = simulated_all,
     settle: Settle = _as_prepared,
 ) -> Comparison:
     """Policies on the same arrivals, `exclusive` always among them; those that cannot run are told, with the reason.
@@ -250,7 +340,7 @@ def compare(
         raise ComparisonInterruptedError(
             Comparison(record.gpu, record.digest, tuple(found), tuple(refused), ())
         ) from None
-    ran = [r.policy for r in found]
+    ran = list(dict.fromkeys(r.policy for r in found))
     over_load: list[PolicyRun] = []
     for other in others:
         _cell(record, ran, other, carry_out, settle, over_load, [])
@@ -262,13 +352,13 @@ def _cell(
     found: list[PolicyRun], refused: list[Refused],
 ) -> None:  # fmt: skip
     """Runs of a cell as they end, and policies that cannot run."""
-    alone = run(record, "exclusive", cell, carry_out=carry_out)
-    found.append(alone)
+    alone = run_all(record, "exclusive", cell, carry_out=carry_out)
+    found += alone
     for name in names:
         if name == "exclusive":
             continue
         try:
-            found.append(run(record, name, cell, exclusive=alone, carry_out=carry_out, settle=settle))
+            found += run_all(record, name, cell, exclusive=alone, carry_out=carry_out, settle=settle)
         except PolicyError as error:
             if error.details["policy"] != name or error.details["reason"] == "there is none of this name":
                 raise
@@ -285,18 +375,18 @@ def _thinned(cdf: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float],
     return tuple((cdf[i][0] / 1e3, cdf[i][1]) for i in at)
 
 
-def _answered(out: Outcome, values: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Of queries that were not refused."""
-    found = np.array(values, dtype=np.int64)
-    return np.delete(found, out.refused) if out.refused else found
+def _taken(which: npt.NDArray[np.bool_], values: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Those of some queries."""
+    found: npt.NDArray[np.int64] = np.array(values, dtype=np.int64)[which]
+    return found
 
 
-def _chosen(out: Outcome) -> tuple[Chosen, ...]:
+def _chosen(out: Outcome, answered: npt.NDArray[np.bool_]) -> tuple[Chosen, ...]:
     """Variants over time."""
     if not out.span_ns:
         return ()
     width = out.span_ns / _WINDOWS
-    begin, variants, caps = (_answered(out, x) for x in (out.begin_ns, out.variants, out.caps))
+    begin, variants, caps = (_taken(answered, x) for x in (out.begin_ns, out.variants, out.caps))
     at = np.minimum((begin / width).astype(np.int64), _WINDOWS - 1)
     found = []
     for k in range(_WINDOWS):

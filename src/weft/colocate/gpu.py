@@ -5,6 +5,8 @@
     record, refused = session.record(MODES, commit=..., driver=...)     # samples, for policies and the simulator
     out = session.run(prepared, arrivals)                               # one policy
 
+Further models beside the same job are added before it (`add_model`), and run together (`run_all`).
+
 Plans are recorded once more for each way: on streams of the highest priority, under the budget of an SM beside a
 co-runner, on the streams of each part of the GPU, and with the job's roles in the kernels of some steps. Inputs are
 those that the plans' buffers hold.
@@ -17,9 +19,9 @@ import gc
 import re
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import final
@@ -35,14 +37,14 @@ from weft.colocate.idle import Drawing, fastest
 from weft.colocate.kernel_job import CoRunner, KernelJob
 from weft.colocate.live import LiveBackend, Machine, run
 from weft.colocate.network_job import NetworkGpuJob
-from weft.colocate.operating import Point, Prepared, Whole, settle
+from weft.colocate.operating import Point, Prepared, Whole, setting_of, settle
 from weft.colocate.outcome import Outcome
 from weft.colocate.policies import make
 from weft.colocate.policy import Admission, PolicyError
 from weft.colocate.process_job import ProcessJob
 from weft.colocate.process_machine import ProcessMachine
 from weft.colocate.process_words import Confinement
-from weft.colocate.recording import QUERIES, Mode, RecordInterruptedError, What, back_to_back, recorded
+from weft.colocate.recording import QUERIES, Mode, RecordInterruptedError, What, back_to_back, merged, recorded
 from weft.colocate.role_lanes import Recorded, RoleLanes
 from weft.device.cuda import streams
 from weft.device.cuda.budget import first_over_budget
@@ -68,6 +70,8 @@ MODES = (
 """That are tried where nobody says which; what cannot be here is left out."""
 PROCESS_MODES = (*(m for m in MODES if m.startswith("green")), "priority", "priority-duty64", "priority-duty128")
 """The same with a job in another process."""
+MPS_MODES = ("mps",)
+"""Where this process and the job's are clients of MPS: each other way would be this one by another name."""
 BUDGET = SmBudget(registers=57344, shared_bytes=220 << 10, threads=1792, ctas=31)
 """What a plan leaves a co-runner of 256 threads with 32 registers each."""
 LANES = 4
@@ -82,7 +86,7 @@ _LAUNCH_WHOLE = ("serial", "timeslice", "orion")
 _NO_PASSES = "choose one that launches no kernels of the job whole (weft, tally, green:N)"
 _TIMES = 5
 _MODE = re.compile(
-    r"(?P<kind>co-runner |green|priority|streams)(?P<number>[1-9][0-9]{0,3})?(?:-duty(?P<duty>[1-9][0-9]{0,2}))?"
+    r"(?P<kind>co-runner |green|priority|streams|mps)(?P<number>[1-9][0-9]{0,3})?(?:-duty(?P<duty>[1-9][0-9]{0,2}))?"
 )
 
 
@@ -121,13 +125,15 @@ def way_of(name: str) -> Way:
     number, duty = (int(found[k] or 0) for k in ("number", "duty")) if found else (0, 0)
     if found and kind == "co-runner" and number % 32 == 0 and 32 <= number <= 256 and duty < WHOLE:
         return Way(name, "co-runner", number, duty or WHOLE)
+    if name == "mps":
+        return Way(name, "mps")
     if found and kind == "green" and number and duty < WHOLE:
         return Way(name, "partition", number, duty or WHOLE)
     if found and kind in ("priority", "streams") and not number and duty < WHOLE:
         return Way(name, "priority" if kind == "priority" else "streams", 0, duty or WHOLE)
     raise OptionError(
         option="modes", problem=f"{name[:40]!r} is neither like 'co-runner 128', 'co-runner 256-duty90' nor green36,"
-        " priority, streams; -duty90 of a job in another process"
+        " priority, streams, mps; -duty90 of a job in another process"
     )  # fmt: skip
 
 
@@ -187,23 +193,53 @@ class GpuJob:
         return made
 
 
+@dataclass(slots=True)
+class _Model:
+    """A model's plans as they were recorded."""
+
+    plans: Plans
+    alone: Lane
+    outputs: tuple[torch.Tensor, ...]
+    """What a query by the plan without a budget leaves in them."""
+    beside: Lane | None
+    """Under `BUDGET`."""
+    query_us: float = 0.0
+    parts: dict[int, Lane] = field(default_factory=dict)
+    """On all but so many multiprocessors."""
+    roles: RoleLanes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """The GPU in two parts."""
+
+    lanes: tuple[torch.cuda.Stream, ...]
+    """Of the models'."""
+    rest: int
+    """The job's stream."""
+    sms: int
+    """Of the job's."""
+
+
 @final
 class GpuSession:
-    """A model, and a job if there is one, on the GPU of the current context. One thread uses it."""
+    """Models, and a job if there is one, on the GPU of the current context. One thread uses it."""
 
-    def __init__(self, name: str, plans: Plans, facts: GpuFacts, *, held: ExitStack) -> None:
-        """Record the plans on streams of the highest priority.
+    def __init__(self, name: str, plans: Plans, facts: GpuFacts, *, held: ExitStack, mps: bool = False) -> None:
+        """Record the plans of the first model on streams of the highest priority.
 
         Args:
             name: of the model.
             plans: whose input buffers hold what queries run on.
             facts: the GPU.
             held: gives back all that is taken.
+            mps: this process is a client of MPS (`weft.device.cuda.mps`).
 
         Raises:
             DeviceError: a kernel does not fit under the budget, or the GPU refuses something [W301, W302].
         """
-        self.name, self._plans, self._facts, self._held = name, plans, facts, held
+        self.name, self._facts, self._held, self._mps = name, facts, held, mps
+        self._models: dict[str, _Model] = {}
         least, self._greatest = streams.priorities()
         self._least = least
         self._device = dispatcher(held, uuid=str(torch.cuda.get_device_properties(0).uuid))
@@ -215,21 +251,45 @@ class GpuSession:
         self._whole = True
         """Whether the job's kernels may be launched whole at any time: no pass reads what the one before wrote."""
         self._kept: list[CudaExecutable] = []
-        self._parts: dict[int, tuple[Lane, int, int] | Declined] = {}
+        self._splits: dict[int, _Split | Declined] = {}
         self._partitions = ExitStack()
+        self._forms: dict[str, Form] = {}
+        """Of the job beside queries of any model, by way."""
         held.callback(self._close)
-        self._alone = self._lane(plans.plain, self._high, None)
-        self._beside = None if plans.budgeted is None else self._lane(plans.budgeted, self._high, BUDGET)
-        self._roles: RoleLanes | None = None
         self._idle: Form | None = None
         self._drawing = self._drawing_beside = Drawing(1)
         """How the job draws where it has an SM for itself; and by one CTA of an SM, of the most threads."""
-        self.query_us = self._query_us()
+        self.add_model(name, plans)
+
+    def add_model(self, name: str, plans: Plans) -> None:
+        """A further model, before there is a job: its queries and those of the others run one at a time.
+
+        Raises:
+            ValueError: there is one of this name, or a job already.
+            DeviceError: as for the first one [W301, W302].
+        """
+        if name in self._models or self._job is not None:
+            raise ValueError(f"{name}: models have names of their own, and come before the job")
+        alone = self._lane(plans.plain, self._high, None)
+        outputs = self._kept[-1].static_outputs
+        beside = None if plans.budgeted is None else self._lane(plans.budgeted, self._high, BUDGET)
+        self._models[name] = _Model(plans, alone, outputs, beside)
+        self._models[name].query_us = self._measured_us(name)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._models)
+
+    @property
+    def query_us(self) -> float:
+        """Of the first model's queries by the plan without a budget, alone, back to back."""
+        return self._models[self.name].query_us
 
     @property
     def plain(self) -> CudaExecutable:
-        """The model's plan without a budget, as it was given."""
-        return self._plans.plain
+        """The first model's plan without a budget, as it was given."""
+        return self._models[self.name].plans.plain
 
     @property
     def device(self) -> Queue:
@@ -244,6 +304,8 @@ class GpuSession:
     @property
     def modes(self) -> tuple[str, ...]:
         """Ways of sharing that are tried where nobody says which."""
+        if self._mps:
+            return MPS_MODES
         return PROCESS_MODES if isinstance(self._job, ProcessJob) else MODES
 
     def add_job(self, job: KernelJob | NetworkGpuJob | ProcessJob) -> None:
@@ -255,12 +317,15 @@ class GpuSession:
             DeviceError: the GPU refuses a kernel [W301, W302], or a process does not get on.
             JobError: a process raises, or its segments are longer than they may be [W018].
         """
+        self._forms.clear()
+        for model in self._models.values():
+            model.roles = None
         if isinstance(job, ProcessJob):
-            self._job, self._kernel_job, self._roles, self._whole, self._idle = job, None, None, True, None
+            self._job, self._kernel_job, self._whole, self._idle = job, None, True, None
             job.measure()
             return
         if isinstance(job, NetworkGpuJob):
-            self._job, self._kernel_job, self._roles, self._whole = job, None, None, True
+            self._job, self._kernel_job, self._whole = job, None, True
             self._idle = job.form(self._low.cuda_stream, apart=True)
             return
         self._kernel_job = job
@@ -282,19 +347,26 @@ class GpuSession:
             raise PolicyError(policy="any", reason=f"{job.name} has no persistent kernel", remedy="give another job")
         self._drawing, self._idle = best, forms[best]
         self._drawing_beside = fastest(rate, self._facts.sms, ctas=(1,)) or Drawing(1)
-        plan = self._plans.plain
-        fused = FusedPlan(plan.graph, plan.plan, job, self._facts, lanes=plan.order.width)
-        alone = Recorded(self._alone, self._kept[0].static_outputs)
-        self._roles = RoleLanes(fused, alone, self._with_roles, synchronise=self._finish)
+        for model in self._models.values():
+            plan = model.plans.plain
+            fused = FusedPlan(plan.graph, plan.plan, job, self._facts, lanes=plan.order.width)
+            alone = Recorded(model.alone, model.outputs)
+            model.roles = RoleLanes(fused, alone, partial(self._with_roles, plan), synchronise=self._finish)
 
-    def lane_of(self, way: Way) -> Lane | Declined:
-        """How queries run in a way; or why they cannot here."""
+    def lane_of(self, way: Way, name: str = "") -> Lane | Declined:
+        """How queries of a model, by default the first, run in a way; or why they cannot here."""
+        model = self._models[name or self.name]
+        if self._mps != (way.sharing == "mps"):
+            is_client = "is a client of MPS" if self._mps else "is no client of MPS"
+            return Declined(f"this process {is_client}")
         if isinstance(self._job, ProcessJob):
-            return self._process_lane(way, self._job)
+            return self._process_lane(model, way, self._job)
+        if way.sharing == "mps":
+            return Declined("the job does not run in another process")
         if way.duty != WHOLE and way.sharing != "co-runner":
             return Declined("only a co-runner or a job in another process rests part of the time")
         if isinstance(self._job, NetworkGpuJob):
-            return self._network_lane(way, self._job)
+            return self._network_lane(model, way, self._job)
         job = self._kernel_job
         if job is None:
             return Declined("there is no job")
@@ -303,15 +375,17 @@ class GpuSession:
                 return Declined(f"kernels of {job.name} cannot be launched whole at any time")
             stream = self._low if way.sharing == "priority" else self._same
             job.recorded(job.put_pass, stream.cuda_stream)
-            return Lane(self._alone.stream, self._alone.launch, Form(stream.cuda_stream, None))
+            return replace(model.alone, form=self._shared(way, lambda: Form(stream.cuda_stream, None)))
         if way.sharing == "partition":
-            found = self._part(way.number)
+            found = self._part(model, way.number)
             if isinstance(found, Declined):
                 return found
-            lane, rest, sms = found
-            made = self._drawn(job, self._drawing, sms)
-            return made if isinstance(made, Declined) else Lane(lane.stream, lane.launch, self._form(job, made, rest))
-        if self._beside is None:
+            lane, split = found
+            drawn = self._drawn(job, self._drawing, split.sms)
+            if isinstance(drawn, Declined):
+                return drawn
+            return replace(lane, form=self._shared(way, lambda: self._form(job, drawn, split.rest)))
+        if model.beside is None:
             return Declined("the model has no plan under a budget of an SM")
         made = self._drawn_beside(job, way.number)
         if isinstance(made, Declined):
@@ -320,54 +394,61 @@ class GpuSession:
         fit = left if isinstance(left, Declined) else left_beside(left, made.takes)
         if isinstance(fit, Declined):
             return fit
-        period = 0 if way.duty == WHOLE else round(self.query_us * 1e3 / PERIODS)
-        form = replace(self._form(job, made, self._low.cuda_stream), duty=way.duty, period_ns=period)
-        return Lane(self._beside.stream, self._beside.launch, form)
+        period = 0 if way.duty == WHOLE else round(model.query_us * 1e3 / PERIODS)
+        form = self._shared(way, lambda: self._form(job, made, self._low.cuda_stream))
+        if way.duty != WHOLE:
+            form = replace(form, duty=way.duty, period_ns=period)  # of this model's queries
+        return replace(model.beside, form=form)
 
-    def _network_lane(self, way: Way, job: NetworkGpuJob) -> Lane | Declined:
+    def _shared(self, way: Way, make: Callable[[], Form]) -> Form:
+        """The job's form in a way: one for all models, so that it runs on from one's query to the other's."""
+        if way.name not in self._forms:
+            self._forms[way.name] = make()
+        return self._forms[way.name]
+
+    def _network_lane(self, model: _Model, way: Way, job: NetworkGpuJob) -> Lane | Declined:
         if way.sharing == "co-runner":
             return Declined(f"{job.name} is a network: it has no persistent kernel")
         if way.sharing != "partition":
             stream = self._low if way.sharing == "priority" else self._same
-            return Lane(self._alone.stream, self._alone.launch, job.form(stream.cuda_stream))
-        found = self._part(way.number)
+            return replace(model.alone, form=self._shared(way, lambda: job.form(stream.cuda_stream)))
+        found = self._part(model, way.number)
         if isinstance(found, Declined):
             return found
-        lane, rest, sms = found
-        if (why := job.network.fits(self._facts, sms)) is not None:
+        lane, split = found
+        if (why := job.network.fits(self._facts, split.sms)) is not None:
             return why
-        return Lane(lane.stream, lane.launch, job.form(rest, apart=True))
+        return replace(lane, form=self._shared(way, lambda: job.form(split.rest, apart=True)))
 
-    def _process_lane(self, way: Way, job: ProcessJob) -> Lane | Declined:
+    def _process_lane(self, model: _Model, way: Way, job: ProcessJob) -> Lane | Declined:
         """Its own process makes streams, and the same split of the GPU."""
         if way.sharing in ("co-runner", "streams"):
             return Declined(f"{job.name} is a process: it runs by itself at the lowest priority, or in a part")
-        if way.sharing == "priority":
-            return replace(self._alone, process=Confinement(duty=way.duty))
-        found = self._part(way.number)
+        if way.sharing in ("priority", "mps"):
+            return replace(model.alone, process=Confinement(duty=way.duty))
+        found = self._part(model, way.number)
         if isinstance(found, Declined):
             return found
         return replace(found[0], process=Confinement(self._facts.sms - way.number, way.duty))
 
-    def machine(self, names: Sequence[str]) -> Machine:
-        """What a policy runs on whose variants behind the first are these ways.
+    def machine(self, names: Sequence[str], model: str = "") -> Machine:
+        """What a policy runs on with one model, by default the first, whose variants behind variant 0 are these ways.
 
         Raises:
             PolicyError: one of them cannot be here [W206].
             OptionError: there is none of this name [W001].
         """
-        return self._machine([self._there(name, self.lane_of(way_of(name))) for name in names])
+        own = model or self.name
+        return self._machine({own: [self._there(name, self.lane_of(way_of(name), own)) for name in names]})
 
-    def _machine(self, lanes: Sequence[Lane]) -> Machine:
-        """Variants behind the first."""
+    def _machine(self, lanes: Mapping[str, Sequence[Lane]]) -> Machine:
+        """Variants of each model behind its first."""
         job = None if self._job is None else self._job.anew()
+        every = {name: [self._models[name].alone, *own] for name, own in lanes.items()}
         if isinstance(job, ProcessJob):
-            every = [self._alone, *lanes]
-            alone = GpuMachine(self._device, {self.name: every}, copies=self._copies.cuda_stream)
-            return ProcessMachine(alone, job, [lane.process for lane in every])
-        return GpuMachine(
-            self._device, {self.name: [self._alone, *lanes]}, copies=self._copies.cuda_stream, job=job, idle=self._idle
-        )
+            alone = GpuMachine(self._device, every, copies=self._copies.cuda_stream)
+            return ProcessMachine(alone, job, {name: [x.process for x in own] for name, own in every.items()})
+        return GpuMachine(self._device, every, copies=self._copies.cuda_stream, job=job, idle=self._idle)
 
     @staticmethod
     def _there(name: str, lane: Lane | Declined) -> Lane:
@@ -379,33 +460,53 @@ class GpuSession:
         self, modes: Iterable[str] = (), *, commit: str, driver: str, queries: int = QUERIES, seed: int = 0,
         fuse_s: float = 0.0,
     ) -> tuple[SampleRecord, dict[str, str]]:  # fmt: skip
-        """Samples of the model alone, of the job alone and of both in these ways; and why others cannot be.
+        """Samples of each model alone, of the job alone and of both in these ways; and why others cannot be.
 
-        `fuse_s`: seconds in which fused steps are looked for; 0: none are.
+        `fuse_s`: seconds in which fused steps are looked for, in equal parts for all models; 0: none are.
 
         Raises:
             DeviceError: something does not end, or a kernel fails [W301, W302].
             OptionError: no way of this name [W001].
+            RecordInterruptedError: Ctrl-C: `record` has what was measured.
         """
+        names, found, refused = tuple(modes), list[SampleRecord](), dict[str, str]()
+        for name in self._models:
+            try:
+                made, why = self._recorded(
+                    name, names, commit=commit, driver=driver, queries=queries, seed=seed,
+                    fuse_s=fuse_s / len(self._models),
+                )  # fmt: skip
+            except RecordInterruptedError as ended:
+                raise RecordInterruptedError(merged([*found, ended.record])) from None
+            found.append(made)
+            of = f"{name}, " if len(self._models) > 1 else ""
+            refused |= {f"{of}{way}": reason for way, reason in why.items()}
+        return merged(found), refused
+
+    def _recorded(
+        self, name: str, modes: Sequence[str], *, commit: str, driver: str, queries: int, seed: int, fuse_s: float
+    ) -> tuple[SampleRecord, dict[str, str]]:
+        """Of one model."""
+        model = self._models[name]
         ways, refused = [], {}
         for way in map(way_of, modes if self._job is not None else ()):
-            lane = self.lane_of(way)
+            lane = self.lane_of(way, name)
             if isinstance(lane, Declined):
                 refused[way.name] = lane.reason
             else:
                 ways.append(way)
         job = self._job
         what = What(
-            self._facts.name, driver, commit, self.name, self._plans.plain.kernels, "" if job is None else job.name,
+            self._facts.name, driver, commit, name, model.plans.plain.kernels, "" if job is None else job.name,
             0.0 if job is None else job.kernel_us, 0.0 if job is None else job.block_us, _kind(job),
         )  # fmt: skip
         rehearsal = job.rehearsal() if isinstance(job, NetworkGpuJob) else contextlib.nullcontext()
         with rehearsal:
-            machine = self.machine([w.name for w in ways])
+            machine = self.machine([w.name for w in ways], name)
             with ending(machine):
                 made = recorded(machine, what, [Mode(w.name, w.sharing) for w in ways], queries=queries, seed=seed)
         try:
-            steps, unfused = self._fused_steps(fuse_s) if fuse_s and self._roles is not None else ((), {})
+            steps, unfused = self._fused_steps(name, fuse_s) if fuse_s and model.roles is not None else ((), {})
         except KeyboardInterrupt:
             raise RecordInterruptedError(made) from None
         return replace(made, steps=steps), refused | unfused
@@ -417,13 +518,16 @@ class GpuSession:
             PolicyError: none is left of a policy that needs one [W206].
             DeviceError: something does not end, or a kernel fails [W301, W302].
         """
+        name = prepared.model.name
+        roles = self._models[name].roles
 
         def measure(point: Point) -> Whole | Declined:
-            if self._roles is None:
+            if roles is None:
                 return Declined("there is no job")
-            return self._roles.measured(
-                point.variant, prepared.steps, lambda lane: self._machine([lane]), self.name, whole=_is_whole(prepared)
-            )
+            return roles.measured(
+                point.variant, prepared.steps, lambda lane: self._machine({name: [lane]}), name,
+                whole=_is_whole(prepared),
+            )  # fmt: skip
 
         return settle(prepared, measure)
 
@@ -436,26 +540,38 @@ class GpuSession:
             PolicyError: it needs a way, or fused steps, that cannot be here [W206].
             DeviceError: the machine stands still, or a kernel fails [W301, W302].
         """
-        if not self._whole and prepared.job is not None:
-            if prepared.policy in _LAUNCH_WHOLE:
-                reason = f"it launches kernels of {prepared.job.name} whole, which cannot be at any time"
-                raise PolicyError(policy=prepared.policy, reason=reason, remedy=_NO_PASSES)
-            prepared = replace(prepared, job=replace(prepared.job, kernel_us=NOT_WHOLE_US))
-        setting = prepared.setting
+        return self.run_all([prepared], [arrivals], admit=admit)
+
+    def run_all(self, prepared: Sequence[Prepared], arrivals: Sequence[Arrivals], *, admit: bool = False) -> Outcome:
+        """The same with several models, each with its own arrivals, and one decision for all.
+
+        Raises:
+            PolicyError, DeviceError: as `run` [W206, W301, W302].
+        """
+        first, setting = prepared[0], setting_of(prepared)
         if setting.job is not None:
-            setting = replace(setting, job=replace(setting.job, cuts=False))  # a machine has whole ones alone
-        policy = make(prepared.policy, setting)
-        lanes = [self._there(p.variant.name, self._lane_of_point(prepared, p)) for p in prepared.points[1:]]
-        machine = self._machine(lanes)
+            if not self._whole and first.policy in _LAUNCH_WHOLE:
+                reason = f"it launches kernels of {setting.job.name} whole, which cannot be at any time"
+                raise PolicyError(policy=first.policy, reason=reason, remedy=_NO_PASSES)
+            kernel_us = setting.job.kernel_us if self._whole else NOT_WHOLE_US
+            # a machine has whole ones alone
+            setting = replace(setting, job=replace(setting.job, kernel_us=kernel_us, cuts=False))
+        policy = make(first.policy, setting)
+        machine = self._machine({
+            p.model.name: [self._there(x.variant.name, self._lane_of_point(p, x)) for x in p.points[1:]]
+            for p in prepared
+        })  # fmt: skip
         with ending(machine):
             admission = Admission(setting) if admit else None
-            return run(policy, LiveBackend(machine, [(prepared, arrivals)], policy=policy, admission=admission))
+            given = list(zip(prepared, arrivals, strict=True))
+            return run(policy, LiveBackend(machine, given, policy=policy, admission=admission))
 
-    def results(self) -> tuple[torch.Tensor, ...]:
-        """What a query gives now, alone, by the plan without a budget."""
-        self._alone.launch()
+    def results(self, name: str = "") -> tuple[torch.Tensor, ...]:
+        """What a query of a model, by default the first, gives now, alone, by the plan without a budget."""
+        model = self._models[name or self.name]
+        model.alone.launch()
         self._finish()
-        found = tuple(x.clone() for x in self._kept[0].static_outputs)
+        found = tuple(x.clone() for x in model.outputs)
         torch.cuda.synchronize()  # before the next graph writes there
         return found
 
@@ -466,10 +582,10 @@ class GpuSession:
         with contextlib.suppress(DeviceError):  # it was raised where it was met
             self._device.drain()
         torch.cuda.synchronize()
-        self._parts.clear()
+        self._splits.clear()
         self._kept.clear()
-        for name in ("_alone", "_beside", "_roles"):  # it may have failed before they were there
-            self.__dict__.pop(name, None)
+        self._models.clear()
+        self._forms.clear()
         gc.collect()
         torch.cuda.empty_cache()
         self._partitions.close()
@@ -485,27 +601,28 @@ class GpuSession:
         return torch.cuda.ExternalStream(own.handle)  # type: ignore[no-untyped-call]
 
     def _lane_of_point(self, prepared: Prepared, point: Point) -> Lane | Declined:
-        variant = point.variant
+        variant, name = point.variant, prepared.model.name
         if variant.sharing != "role":
-            return self.lane_of(way_of(variant.name))
-        if self._roles is None:
+            return self.lane_of(way_of(variant.name), name)
+        if (roles := self._models[name].roles) is None:
             return Declined("there is no job")
-        return self._roles.of(variant, prepared.steps, whole=_is_whole(prepared))
+        return roles.of(variant, prepared.steps, whole=_is_whole(prepared))
 
-    def _with_roles(self, rebound: Mapping[int, Rebind]) -> Recorded:
-        """The plan without a budget, some of its steps launched in another way."""
-        made = self._made(self._plans.plain, self._high, None, rebound)
+    def _with_roles(self, plan: CudaExecutable, rebound: Mapping[int, Rebind]) -> Recorded:
+        """A plan without a budget, some of its steps launched in another way."""
+        made = self._made(plan, self._high, None, rebound)
         return Recorded(self._launching(made, self._high[0]), made.static_outputs, made)
 
-    def _fused_steps(self, seconds: float) -> tuple[tuple[StepSamples, ...], dict[str, str]]:
-        """Samples of fused steps; and why others are not fused, by name."""
-        assert self._roles is not None
+    def _fused_steps(self, name: str, seconds: float) -> tuple[tuple[StepSamples, ...], dict[str, str]]:
+        """Samples of a model's fused steps; and why others are not fused, by name."""
+        model = self._models[name]
+        assert model.roles is not None
         assert self._job is not None
         with ExitStack() as held:
             counters = Counters(*(held.enter_context(streams.device_memory(BYTES)) for _ in range(2)))
             machine = DeviceMemory(held)
-            search = FusedSearch(self._roles.fused, machine, counters, self._facts, block_us=self._job.block_us)
-            steps = search.run(self.name, lambda x: self._made(self._plans.plain, self._high, None, x), seconds)
+            search = FusedSearch(model.roles.fused, machine, counters, self._facts, block_us=self._job.block_us)
+            steps = search.run(name, lambda x: self._made(model.plans.plain, self._high, None, x), seconds)
         gc.collect()
         torch.cuda.empty_cache()
         return steps, search.refused
@@ -562,30 +679,36 @@ class GpuSession:
         """A persistent kernel on a stream, as a graph."""
         return Form(stream, partial(self._device.launch, job.recorded(made.launch, stream)))
 
-    def _part(self, sms: int) -> tuple[Lane, int, int] | Declined:
-        """The plan on all but so many multiprocessors, the stream of these and their number."""
-        if sms not in self._parts:
-            self._parts[sms] = self._partitioned(self._facts.sms - sms)
-        return self._parts[sms]
-
-    def _partitioned(self, sms: int) -> tuple[Lane, int, int] | Declined:
-        ways = [(self._plans.plain, None)] + ([(self._plans.budgeted, BUDGET)] if self._plans.budgeted else [])
-        why = [fits(plan, self._facts, sms) for plan, _ in ways]
+    def _part(self, model: _Model, sms: int) -> tuple[Lane, _Split] | Declined:
+        """A model's plan on all but so many multiprocessors, and how the GPU is split."""
+        ways = [(model.plans.plain, None)] + ([(model.plans.budgeted, BUDGET)] if model.plans.budgeted else [])
+        why = [fits(plan, self._facts, self._facts.sms - sms) for plan, _ in ways]
         if None not in why:
             assert why[0] is not None
             return why[0]
-        plan, budget = ways[why.index(None)]
+        if sms not in self._splits:
+            self._splits[sms] = self._split(self._facts.sms - sms)
+        split = self._splits[sms]
+        if isinstance(split, Declined):
+            return split
+        if sms not in model.parts:
+            plan, budget = ways[why.index(None)]
+            model.parts[sms] = self._lane(plan, split.lanes, budget)
+        return model.parts[sms], split
+
+    def _split(self, sms: int) -> _Split | Declined:
+        """So many multiprocessors for the models, the others for the job."""
         parts = self._partitions.enter_context(partitioned(sms))
         if not isinstance(parts, Partition):
             return parts
         handles = [parts.first.stream(priority=self._greatest) for _ in range(LANES)]
-        lanes = [torch.cuda.ExternalStream(x) for x in handles]  # type: ignore[no-untyped-call]
-        return self._lane(plan, lanes, budget), parts.rest.stream(priority=self._least), parts.rest.sms
+        lanes = tuple(torch.cuda.ExternalStream(x) for x in handles)  # type: ignore[no-untyped-call]
+        return _Split(lanes, parts.rest.stream(priority=self._least), parts.rest.sms)
 
-    def _query_us(self) -> float:
-        machine = GpuMachine(self._device, {self.name: [self._alone]}, copies=self._copies.cuda_stream)
+    def _measured_us(self, name: str) -> float:
+        machine = GpuMachine(self._device, {name: [self._models[name].alone]}, copies=self._copies.cuda_stream)
         with ending(machine):
-            return statistics.median(back_to_back(machine, self.name, 0, 50)[0])
+            return statistics.median(back_to_back(machine, name, 0, 50)[0])
 
     def _pass_us(self, job: KernelJob) -> float:
         """All kernels of a job once, alone."""
@@ -609,8 +732,9 @@ class GpuSession:
         """Blocks in a second of the job alone in a form."""
         assert isinstance(self._job, GpuJob)
         machine = GpuMachine(
-            self._device, {self.name: [self._alone]}, copies=self._copies.cuda_stream, job=self._job.anew(), idle=form
-        )
+            self._device, {self.name: [self._models[self.name].alone]}, copies=self._copies.cuda_stream,
+            job=self._job.anew(), idle=form,
+        )  # fmt: skip
         with ending(machine):
             begun = machine.now_ns()
             machine.set_form(0)

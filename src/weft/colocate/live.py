@@ -16,7 +16,7 @@ from typing import Protocol, final
 
 from weft.colocate.arrivals import Arrivals
 from weft.colocate.operating import Prepared
-from weft.colocate.outcome import Outcome, Window, queries_of, take
+from weft.colocate.outcome import Outcome, Targets, Window, queries_of, take
 from weft.colocate.policy import MOST_IN_FLIGHT, Admission, Policy, drive
 from weft.errors import DeviceError
 from weft.kernels.scheduling import NEVER, OFF, Cursor, Decision, Finished, Query, Recent, Running, Situation
@@ -129,12 +129,15 @@ class LiveBackend:
         """
         self._machine, self._policy, self._admission = machine, policy, admission
         self._queries = queries_of(given)
+        self._targets = Targets(given)
         self._variants = {p.model.name: [x.variant for x in p.points] for p, _ in given}
         n = len(self._queries)
-        begin, done, sent, put = (array("q", [-1]) * n for _ in range(4))
+        begin, done, sent, put, clock = (array("q", [-1]) * n for _ in range(5))
         self._took = array("q", [0]) * (_DECISIONS * n)
         """Of decisions. No memory is taken during a run: the kernel gives pages when they are written first."""
-        self.outcome = Outcome(self._queries, begin, done, [-1] * n, [-1] * n, sent_ns=sent, put_ns=put)
+        self.outcome = Outcome(
+            self._queries, begin, done, [-1] * n, [-1] * n, sent_ns=sent, put_ns=put, clock_mhz=clock
+        )
         self._waiting: deque[Query] = deque()
         self._running: list[Running] = []
         self._finished: list[Finished] = []
@@ -277,11 +280,12 @@ class LiveBackend:
         begin, done = found.begin_ns - self._begin, found.done_ns - self._begin
         out.begin_ns[q.number], out.done_ns[q.number] = begin, done
         out.put_ns[q.number] = found.put_ns - self._begin
+        out.clock_mhz[q.number] = found.clock_mhz
         out.busy_ns += done - begin
         self._left += 1
         self._finished.append(Finished(q, first.variant, begin, done, found.clock_mhz, found.stops))
         self._last_done = done
-        self._window.ended(done - q.scheduled_ns, late=done > q.deadline_ns)
+        self._window.ended(self._targets.scaled(q.model, done - q.scheduled_ns), late=done > q.deadline_ns)
 
     def _start(self, query: Query, variant: int) -> None:
         if len(self._running) >= MOST_IN_FLIGHT:

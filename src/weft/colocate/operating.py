@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.colocate.durations import two_lines
@@ -54,12 +54,19 @@ class Prepared:
     @property
     def setting(self) -> Setting:
         """What the policy itself is told."""
-        job = self.job
-        stop = job.stop.at(0.99) if job is not None and job.stop is not None else 0.0
-        facts = None if job is None else JobFacts(job.name, job.kernel_us, stop)
-        variants = tuple(p.variant for p in self.points)
-        model = ModelFacts(self.model.name, self.target_ns, variants, self.model.clock_mhz)
-        return Setting((model,), facts, self.launch.at(0.99))
+        return setting_of([self])
+
+
+def setting_of(prepared: Sequence[Prepared]) -> Setting:
+    """What a policy is told of several models beside the same job."""
+    first = prepared[0]
+    job = first.job
+    stop = job.stop.at(0.99) if job is not None and job.stop is not None else 0.0
+    facts = None if job is None else JobFacts(job.name, job.kernel_us, stop)
+    models = tuple(
+        ModelFacts(p.model.name, p.target_ns, tuple(x.variant for x in p.points), p.model.clock_mhz) for p in prepared
+    )
+    return Setting(models, facts, first.launch.at(0.99))
 
 
 def model_of(record: SampleRecord, name: str) -> ModelSamples:
@@ -89,8 +96,13 @@ def job_of(record: SampleRecord, model: str, name: str) -> JobSamples:
     return found
 
 
-def prepare(record: SampleRecord, policy: str, model: str, job: str, target_ns: int) -> Prepared:
+def prepare(
+    record: SampleRecord, policy: str, model: str, job: str, target_ns: int, *, together: Sequence[str] = ()
+) -> Prepared:
     """The variants of a policy, and the samples that they replay. An empty `job`: none.
+
+    `together`: all models of a run. A job that stays in one form beside queries of any of them has the ways that were
+    recorded for each, in one order.
 
     Raises:
         PolicyError: what it needs was not recorded; or there is no such policy, model or job [W206].
@@ -110,8 +122,21 @@ def prepare(record: SampleRecord, policy: str, model: str, job: str, target_ns: 
     if policy in ("tally", "weft") and facts.stop is None:
         raise _lacks(policy, f"no stop latencies of {job} were recorded")
     modes = [m for m in record.modes if (m.model, m.job) == (model, job)]
+    rates = {m.name: m.be_rate for m in modes}
+    if len(together) > 1 and policy != "weft":
+        rates = _common(record, job, together)
+        modes = [m for m in modes if m.name in rates]
     steps = [s for s in record.steps if (s.model, s.job) == (model, job)]
-    return replace(made, points=(first, *_points(policy, made, modes, steps)), steps=tuple(steps))
+    return replace(made, points=(first, *_points(policy, made, modes, steps, rates)), steps=tuple(steps))
+
+
+def _common(record: SampleRecord, job: str, together: Sequence[str]) -> dict[str, float]:
+    """Ways that every model was recorded in, with the sum of the job's rates beside them."""
+    rates: dict[str, dict[str, float]] = {}
+    for m in record.modes:
+        if m.job == job and m.model in together:
+            rates.setdefault(m.name, {})[m.model] = m.be_rate
+    return {name: sum(own.values()) for name, own in rates.items() if len(own) == len(set(together))}
 
 
 Measure = Callable[[Point], Whole | Declined]
@@ -160,8 +185,10 @@ def _settled(made: Prepared, point: Point, measure: Measure) -> Point | Declined
     return Point(replace(variant, be_us=whole.be_us), whole.lc, whole.clock_mhz)
 
 
-def _points(policy: str, made: Prepared, modes: Sequence[ModeSamples], steps: Sequence[StepSamples]) -> Iterable[Point]:
-    """Behind variant 0."""
+def _points(
+    policy: str, made: Prepared, modes: Sequence[ModeSamples], steps: Sequence[StepSamples], rates: Mapping[str, float]
+) -> Iterable[Point]:
+    """Behind variant 0. `rates`: of the job, by which the sizes of a partition rise."""
     assert made.job is not None
     beside = f"{made.model.name} beside {made.job.name}"
     if policy == "tally":
@@ -173,7 +200,7 @@ def _points(policy: str, made: Prepared, modes: Sequence[ModeSamples], steps: Se
             raise _lacks(policy, f"no samples of {beside} by {sharing}")
         return found[:1]
     if policy.startswith("green"):
-        parts = sorted((m for m in modes if m.sharing == "partition"), key=lambda m: m.be_rate)
+        parts = sorted((m for m in modes if m.sharing == "partition"), key=lambda m: rates[m.name])
         if policy != "green":
             parts = [m for m in parts if m.name == policy.replace(":", "")]
         if not parts:

@@ -60,6 +60,8 @@ class Outcome:
     """When each query was sent; empty: simulated, at its instant."""
     put_ns: MutableSequence[int] = field(default_factory=list)
     """When each query was put on its stream; empty: simulated, when it began."""
+    clock_mhz: MutableSequence[int] = field(default_factory=list)
+    """Of the SMs when each query was seen to end, 0: not known; empty: simulated."""
     decision_ns: MutableSequence[int] = field(default_factory=list)
     """What each decision took; empty: simulated."""
     refused: list[int] = field(default_factory=list)
@@ -85,6 +87,20 @@ def queries_of(given: Sequence[tuple[Prepared, Arrivals]]) -> list[Query]:
     ]
 
 
+@final
+class Targets:
+    """Latencies of models with targets of their own, as those of one: scaled to the shortest target."""
+
+    def __init__(self, given: Sequence[tuple[Prepared, Arrivals]]) -> None:
+        self._own = {p.model.name: p.target_ns for p, _ in given}
+        self._shortest = min(self._own.values())
+
+    def scaled(self, model: str, latency_ns: int) -> int:
+        """Above the shortest target exactly where it is above its own."""
+        own = self._own[model]
+        return latency_ns if own == self._shortest else -(-latency_ns * self._shortest // own)
+
+
 def take(waiting: deque[Query], query: Query) -> None:
     """Off those that wait: each model's in the order of arrival.
 
@@ -106,8 +122,9 @@ def take(waiting: deque[Query], query: Query) -> None:
 def off_lindley_us(out: Outcome) -> float:
     """p99 of how far latencies are from those of a single queue with the service times that were measured.
 
-    Of a run of the model alone. A query is served from when it is put on its stream, or the one before it has ended;
-    its launch is part of that, and what is between the two is the harness. 0 of no query.
+    Of a run without a job, in the order in which queries ran: of several models not that of arrival. A query is served
+    from when it is put on its stream, or the one before it has ended; its launch is part of that, and what is between
+    the two is the harness. 0 of no query.
     """
     if not out.queries:
         return 0.0
@@ -116,8 +133,11 @@ def off_lindley_us(out: Outcome) -> float:
     scheduled, put, done = (np.delete(x, out.refused) for x in (scheduled, put, done))
     if not len(done):
         return 0.0
+    order = np.argsort(done, kind="stable")
+    scheduled, put, done = scheduled[order], put[order], done[order]
     begin = np.maximum(put, np.concatenate([[0], done[:-1]]))
-    apart = np.abs(done - lindley(scheduled, done - begin))
+    # none begins before the one before it has come
+    apart = np.abs(done - lindley(np.maximum.accumulate(scheduled), done - begin))
     return float(np.quantile(apart, 0.99)) / 1e3
 
 

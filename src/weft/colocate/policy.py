@@ -126,6 +126,7 @@ class Costs:
         self.stop_ns = round(setting.job.stop_us * 1e3) if setting.job else 0
         self.kernel_ns = round(setting.job.kernel_us * 1e3) if setting.job else 0
         self.kernel_us = setting.job.kernel_us if setting.job else 0.0
+        self.shortest_target_ns = min(self.target.values(), default=0)
         self.tightest = min((m.target_ns - round(m.variants[0].lc_q99_us * 1e3) for m in setting.models), default=0)
         """Headroom of a query that arrives now, of the model that has least."""
 
@@ -181,7 +182,10 @@ class Costs:
 
 @final
 class Admission:
-    """Refuses a query as it comes, where it would end behind its deadline though the job were stopped for it."""
+    """Refuses a query as it comes, where it would end behind its deadline though the job were stopped for it.
+
+    Of several models also where one that waits behind it would: that one was admitted before.
+    """
 
     def __init__(self, setting: Setting) -> None:
         """By the times that were recorded: q99 of each query in front of it, alone."""
@@ -197,4 +201,13 @@ class Admission:
         if running:
             began = max(running[0].launched_ns, last_done_ns)
             at = max(at, began + sum(costs.q99[r.query.model][r.variant] for r in running))
-        return at + sum(costs.q99[q.model][0] for q in (*waiting, query)) <= query.deadline_ns
+        if costs.single:
+            return at + sum(costs.q99[q.model][0] for q in (*waiting, query)) <= query.deadline_ns
+        extra = 0
+        for q in costs.ordered([*waiting, query]):
+            at += costs.q99[q.model][0]
+            if q is query:
+                extra = costs.q99[q.model][0]
+            if at > q.deadline_ns and (q is query or at - extra <= q.deadline_ns):
+                return False
+        return True

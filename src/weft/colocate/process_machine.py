@@ -8,7 +8,7 @@ or have taken far longer than they do alone: what is wrong with the job is not t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 from weft.colocate.live import Ended, JobWork, Machine
@@ -28,12 +28,14 @@ _NAP_NS = 200_000
 class ProcessMachine:
     """A `Machine` for one run of a policy."""
 
-    def __init__(self, machine: Machine, job: ProcessJob, beside: Sequence[Confinement | None]) -> None:
+    def __init__(
+        self, machine: Machine, job: ProcessJob, beside: Mapping[str, Sequence[Confinement | None]]
+    ) -> None:  # fmt: skip
         """Queries of `machine`, which has no job, beside `job`, whose times were measured.
 
-        `beside`: by variant, where the job runs beside its queries; None: it is paused while they run.
+        `beside`: by model and variant, where the job runs beside its queries; None: it is paused while they run.
         """
-        self._machine, self._job, self._beside = machine, job, tuple(beside)
+        self._machine, self._job, self._beside = machine, job, beside
         self._running: Confinement | None = None
         """Where the job works now."""
         self._owned = False
@@ -83,7 +85,7 @@ class ProcessMachine:
         self._pause()
         if form == OFF:
             return
-        where = WHOLE_GPU if form == 0 else self._beside[form]
+        where = WHOLE_GPU if form == 0 else next(iter(self._beside.values()))[form]
         if where is None:
             raise ValueError(f"variant {form} has no form of the job")
         self._go(where)
@@ -134,8 +136,8 @@ class ProcessMachine:
     def _launch_held(self) -> None:
         while self._held and not self.kernels_run():
             query, variant = self._held.popleft()
-            where = self._beside[variant]
-            if self._owned and where is not self._running:
+            where = self._beside[query.model][variant]
+            if self._owned and where != self._running:
                 self._pause()
             if where is not None and self._running is None:
                 self._go(where)

@@ -192,8 +192,9 @@ class Work:
             return
         words.say("unsaved", 0)
         words.say("saved", units)
-        for other in Path(task.states).glob("*.state") if self._function.save is not None else ():
-            if other.name != f"{units}.state":
+        for other in Path(task.states).iterdir() if self._function.save is not None else ():
+            # also what a life that was killed meanwhile had not written to its end
+            if other.name != f"{units}.state" and other.name.endswith((".state", ".state.new")):
                 _remove(other)
 
     def _save_state(self, units: int) -> None:

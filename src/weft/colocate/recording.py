@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import overload
 
 import numpy as np
 
@@ -174,6 +175,42 @@ def recorded(
     if interrupted:
         raise RecordInterruptedError(record)
     return record
+
+
+def merged(records: Sequence[SampleRecord]) -> SampleRecord:
+    """Samples of several models beside the same job as one record: of launches and stops the slower ones.
+
+    Raises:
+        ValueError: no record, of several GPUs or jobs, or a model twice.
+    """
+    first, *others = records
+    if any((r.gpu, r.driver, [j.name for j in r.jobs]) != (first.gpu, first.driver, [j.name for j in first.jobs])
+           for r in others):  # fmt: skip
+        raise ValueError("samples of several GPUs or jobs")
+    made = first
+    for r in others:
+        shift = len(made.sources)
+        jobs = []
+        for one, other in zip(made.jobs, r.jobs, strict=True):
+            stops = [s for s in (one.stop, _moved(other.stop, shift)) if s is not None]
+            jobs.append(replace(one, stop=max(stops, key=lambda s: s.at(0.99), default=None)))
+        made = replace(
+            made, jobs=tuple(jobs), launch=max(made.launch, _moved(r.launch, shift), key=lambda s: s.at(0.99)),
+            models=(*made.models, *(replace(m, solo=_moved(m.solo, shift)) for m in r.models)),
+            modes=(*made.modes, *(replace(m, lc=_moved(m.lc, shift)) for m in r.modes)),
+            steps=(*made.steps, *(replace(s, source=s.source + shift) for s in r.steps)),
+            sources=(*made.sources, *r.sources),
+        )  # fmt: skip
+    return made
+
+
+@overload
+def _moved(found: Spread, shift: int) -> Spread: ...
+@overload
+def _moved(found: Spread | None, shift: int) -> Spread | None: ...
+def _moved(found: Spread | None, shift: int) -> Spread | None:
+    """With its source so much further behind."""
+    return None if found is None else replace(found, source=found.source + shift)
 
 
 def _rest(machine: Machine, ns: int) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 
 from weft.colocate.arrivals import Arrivals
 from weft.colocate.operating import Prepared
-from weft.colocate.outcome import Outcome, Piece, Window, queries_of, take
+from weft.colocate.outcome import Outcome, Piece, Targets, Window, queries_of, take
 from weft.colocate.policy import MOST_IN_FLIGHT, Admission, Policy
 from weft.kernels.samples import Spread
 from weft.kernels.scheduling import NEVER, OFF, Cursor, Decision, Finished, Query, Recent, Running, Situation
@@ -83,6 +83,7 @@ class SimulatedBackend:
             ValueError: no model, or one of them twice.
         """
         self._queries = queries_of(given)
+        self._targets = Targets(given)
         rng = np.random.default_rng(seed)
         draws = rng.random(len(self._queries)).tolist()
         self._models: Mapping[str, _Model] = {p.model.name: _Model(p, draws) for p, _ in given}
@@ -180,7 +181,7 @@ class SimulatedBackend:
         clock = self._models[q.model].prepared.points[first.variant].clock_mhz
         self._finished.append(Finished(q, first.variant, began, at, clock))
         self._last_done = at
-        self._window.ended(at - q.scheduled_ns, late=at > q.deadline_ns)
+        self._window.ended(self._targets.scaled(q.model, at - q.scheduled_ns), late=at > q.deadline_ns)
 
     def _start(self, query: Query, variant: int) -> None:
         if len(self._running) >= MOST_IN_FLIGHT:

@@ -79,7 +79,7 @@ class PolicyRun:
     target_us: float
     latency: Summary
     over_exclusive: float
-    """p99 over that of `exclusive` on the same arrivals; NaN: there was none."""
+    """p99 over that of `exclusive` on the same arrivals, of the same models; NaN: there was none."""
     be_throughput: float
     """Solo-equivalent seconds of best-effort work in a second."""
     system_throughput: float
@@ -95,6 +95,9 @@ class PolicyRun:
 
     refused: int = field(default=0, metadata=LEFT_OUT)
     """Queries that were refused as they came: they would have missed the target, and no latency counts them."""
+
+    among: tuple[str, ...] = field(default=(), metadata=LEFT_OUT)
+    """Further models of the same run: each has figures of its own, and what the job got is the same in all."""
 
     @property
     def p99_us(self) -> float:

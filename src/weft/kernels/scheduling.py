@@ -266,7 +266,8 @@ class Recent:
     variation: float = 1.0
     """Squared coefficient of variation of the gaps between arrivals."""
     p99_ns: int = 0
-    """Of the queries that ended in it; 0: none did."""
+    """Of the queries that ended in it; 0: none did. Of several models each latency is scaled by its own target to the
+    shortest of all."""
     violations: int = 0
     """Queries that missed their deadline, since the begin of the run."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.kernels.policy_run import Comparison, PolicyRun
 from weft.report.frame import asset, csp_hash, template
@@ -164,26 +164,34 @@ def variants_over_time(runs: Sequence[PolicyRun]) -> Drawing | None:
     return Drawing("Plan variants over time", note, "time, s", "variant", lines, x.ticks(), y.ticks(), None, None)
 
 
+def _of_model(model: str, runs: Sequence[PolicyRun], over_load: Sequence[PolicyRun], *, several: bool) -> list[Drawing]:
+    """The charts of one model, which say so where there are several."""
+    own = [r for r in runs if r.model == model]
+    names = [r.policy for r in own]
+    further = [r for r in over_load if r.model == model and r.policy in names]
+    found = [
+        latency_cdf(own), p99_over_load([*own, *further], names), work_over_latency(own), variants_over_time(own),
+    ]  # fmt: skip
+    drawings = [d for d in found if d is not None]
+    return [replace(d, title=f"{d.title}: {model}") for d in drawings] if several else drawings
+
+
 def render_policies(found: Comparison) -> str:
     """The page as one HTML file that fetches nothing and runs nothing.
 
     Raises:
         ValueError: a comparison without a run.
     """
-    runs = found.runs[:MOST]
-    if not runs:
+    if not found.runs:
         raise ValueError("a comparison without a run")
-    names = [r.policy for r in runs]
-    drawings = [
-        latency_cdf(runs),
-        p99_over_load([*runs, *(r for r in found.over_load if r.policy in names)], names),
-        work_over_latency(runs),
-        variants_over_time(runs),
-    ]
+    models = list(dict.fromkeys(r.model for r in found.runs))
+    names = list(dict.fromkeys(r.policy for r in found.runs))
+    runs = [r for r in found.runs if r.policy in names[:MOST]]
+    drawings = [d for m in models for d in _of_model(m, runs, found.over_load, several=len(models) > 1)]
     style = asset("report.css") + asset("policies.css")
     return template("policies.jinja").render(
-        style=style, style_hash=csp_hash(style), found=found, runs=runs, left_out=len(found.runs) - len(runs),
-        first=runs[0], job=next((r.job for r in runs if r.job), ""), simulated=any(r.simulated for r in runs),
-        drawings=[d for d in drawings if d is not None], styles=STYLES, width=WIDTH, height=HEIGHT, left=LEFT,
-        right=WIDTH - RIGHT, top=TOP, bottom=HEIGHT - BOTTOM,
+        style=style, style_hash=csp_hash(style), found=found, runs=runs, left_out=max(0, len(names) - MOST),
+        firsts=[r for r in runs if r.policy == names[0]], job=next((r.job for r in runs if r.job), ""),
+        simulated=any(r.simulated for r in runs), drawings=drawings, styles=STYLES, width=WIDTH, height=HEIGHT,
+        left=LEFT, right=WIDTH - RIGHT, top=TOP, bottom=HEIGHT - BOTTOM,
     )  # fmt: skip

@@ -67,6 +67,10 @@ class InferenceFailedError(ServeError):
     """The plan raised, or its worker died with this query alone in it."""
 
 
+class LostDeviceError(InferenceFailedError):
+    """The GPU answers this process no more, whatever it is asked: another process has to take its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """How the two protocols say it."""

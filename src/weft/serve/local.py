@@ -10,6 +10,7 @@ from typing import final
 from weft.errors import RefitError, WeftError
 from weft.ir.types import Array
 from weft.serve.backend import Job, Keeper
+from weft.serve.errors import LostDeviceError
 from weft.serve.layout import places
 from weft.serve.plans import Plans, Runs
 from weft.serve.signature import Signature
@@ -19,8 +20,8 @@ from weft.serve.signature import Signature
 class LocalBackend:
     """Plans that this process has loaded or compiled."""
 
-    problem = ""
-    gone = False
+    problem: str = ""
+    gone: bool = False
     restarts = 0
     stands_by = False
 
@@ -59,6 +60,10 @@ class LocalBackend:
         began = time.perf_counter()
         try:
             run()
+        except LostDeviceError as error:
+            self.problem, self.gone = str(error.details["problem"]), True
+            self._keeper.failed(job, error)
+            self._keeper.changed()
         except WeftError as error:
             self._keeper.failed(job, error)
         else:

@@ -14,7 +14,7 @@ from weft.ir.graph import Graph
 from weft.ir.types import Array
 from weft.options import Options
 from weft.runtime.loaded import Loaded, load
-from weft.serve.errors import InferenceFailedError
+from weft.serve.errors import InferenceFailedError, LostDeviceError
 from weft.serve.layout import places
 from weft.serve.signature import TensorSpec, signature_of
 
@@ -64,12 +64,23 @@ def loaded(path: Path, trust: Sequence[str], options: Options) -> Loaded:
         raise error from None
 
 
+def answers(device: torch.device) -> bool:
+    """Whether a device still does what it is asked: behind some failures a GPU does nothing for a process."""
+    if device.type != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize(device)
+    except Exception:  # whatever the framework raises of it
+        return False
+    return True
+
+
 @final
 class Plans:
-    """Runs batches on arrays in memory of this process."""
+    """Runs batches on arrays in memory of this process; each plan may be for another device."""
 
-    def __init__(self, models: Sequence[object]) -> None:
-        """One for each batch size.
+    def __init__(self, models: Sequence[object], *, answers: Callable[[torch.device], bool] = answers) -> None:
+        """One for each batch size. `answers`: whether a device does, asked behind a failure.
 
         Raises:
             ArtifactError: they are not plans of one model [W401].
@@ -77,31 +88,37 @@ class Plans:
         found = [plan_of(m) for m in models]
         self.signature, order = signature_of([g for g, *_ in found])
         self._models = [found[i][2] for i in order]
-        self._device = found[0][1]
+        self._devices = [found[i][1] for i in order]
+        self._answers = answers
         self._shapes = [[g.type_of(n).shape for n in g.inputs] for g in (found[i][0] for i in order)]
 
     def bind(self, plan: int, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
         """What runs one of the plans from these arrays to those, which have an axis of rows in front.
 
         Raises (when called):
-            WeftError: what the plan says of its inputs, or that it failed [W304].
+            WeftError: what the plan says of its inputs, that it failed, or that its device is lost [W304].
         """
         tensors = [
             as_tensor(x, spec).reshape(shape)
             for x, spec, shape in zip(inputs, self.signature.inputs, self._shapes[plan], strict=True)
         ]
         found = [as_tensor(x, spec) for x, spec in zip(outputs, self.signature.outputs, strict=True)]
-        return partial(self._run, self._models[plan], tensors, found)
+        return partial(self._run, self._models[plan], self._devices[plan], tensors, found)
 
-    def _run(self, model: Runs, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    def _run(
+        self, model: Runs, device: torch.device, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
         try:
             with torch.no_grad():
-                found = model(*[x.to(self._device) for x in inputs])
+                found = model(*[x.to(device) for x in inputs])
                 for place, tensor in zip(outputs, found, strict=True):
                     place.copy_(tensor.reshape(place.shape))
-        except WeftError:
-            raise
         except Exception as error:  # whatever a library call of the plan raises
+            if not self._answers(device):
+                told = f"{device} answers no more: {type(error).__name__}: {str(error).splitlines()[0][:300]}"
+                raise LostDeviceError(problem=told) from error
+            if isinstance(error, WeftError):
+                raise
             told = f"the plan failed: {type(error).__name__}: {str(error)[:300]}"
             raise InferenceFailedError(problem=told) from error
 

@@ -18,9 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-from weft.errors import ArtifactError, UserError, WeftError
+from weft.errors import ArtifactError, DeviceError, UserError, WeftError
 from weft.ir.types import Array
 from weft.serve.channel import DONE, FAILED, RUN, Channel, Kind, Message
+from weft.serve.errors import LostDeviceError
 from weft.serve.ring import Ring
 from weft.serve.signature import Signature
 
@@ -44,7 +45,11 @@ Load = Callable[[Mapping[str, object], Sequence[int]], tuple[Model, str]]
 
 
 def serve(channel: Channel, load: Load) -> None:
-    """Load, tell, and run batches until the other end is gone."""
+    """Load, tell, and run batches until the other end is gone.
+
+    Raises:
+        LostDeviceError: this process can run nothing more; its batches are for the next one [W304].
+    """
     hello = channel.receive()
     if hello is None:
         return
@@ -83,6 +88,8 @@ def _answer(channel: Channel, ring: Ring, bound: Sequence[Sequence[Callable[[], 
     began = time.perf_counter()
     try:
         bound[number % ring.slots][plan]()
+    except LostDeviceError:
+        raise
     except WeftError as error:
         ours = isinstance(error, UserError)
         text = str(error.details.get("problem", str(error).splitlines()[0].removesuffix(f" [{error.code}]")))
@@ -97,6 +104,7 @@ def load_plans(settings: Mapping[str, object], fds: Sequence[int]) -> tuple[Mode
 
     Raises:
         ArtifactError: one cannot be loaded, or they are not of one model [W401].
+        DeviceError: one is for a GPU, and there is none [W301].
     """
     import torch
 
@@ -118,6 +126,10 @@ def load_plans(settings: Mapping[str, object], fds: Sequence[int]) -> tuple[Mode
         except ArtifactError as error:
             problem, remedy = (str(error.details.get(k, "")) for k in ("problem", "remedy"))
             raise ArtifactError(where=name, problem=problem, remedy=remedy) from None
+        except DeviceError as error:  # a plan for a GPU, and there is none
+            if type(error) is not DeviceError:
+                raise
+            raise DeviceError(where=name, problem=str(error.details["problem"])) from None
     return Plans(models), digests.hexdigest()
 
 
@@ -137,6 +149,8 @@ def main() -> None:
             serve(Channel(end), load_plans)
         except BrokenPipeError:
             return  # the front end is gone
+        except LostDeviceError as error:
+            sys.exit(f"weft: {error}")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ Both = tuple[GpuSession, KernelJob]
 
 
 def roles_of(gpu: GpuSession) -> RoleLanes:
-    assert gpu._roles is not None
-    return gpu._roles
+    roles = gpu._models[gpu.name].roles
+    assert roles is not None
+    return roles
 
 
 def variant(*names: str) -> Variant:
@@ -44,7 +45,7 @@ def lane_of(gpu: GpuSession, steps: list[StepSamples], *, whole: bool = False) -
 
 def ran(gpu: GpuSession, lane: Lane, queries: int = QUERIES) -> tuple[Machine, int]:
     """Queries by the lane, and the blocks that ran in them."""
-    machine = gpu._machine([lane])
+    machine = gpu._machine({gpu.name: [lane]})
     back_to_back(machine, gpu.name, 1, queries)
     return machine, machine.close_job().blocks
 
@@ -88,7 +89,7 @@ def test_a_query_that_is_not_armed_draws_nothing(session: Both, record: SampleRe
 def test_whole_kernels_are_a_pass_to_each_fused_step(session: Both, record: SampleRecord) -> None:
     gpu, job = session
     one = max(record.steps, key=lambda s: s.lc_us)
-    if gpu._plans.plain.order.width > 1:
+    if gpu.plain.order.width > 1:
         pytest.skip("the plan runs in several streams")
     queries = 5
     _, blocks = ran(gpu, lane_of(gpu, [one], whole=True), queries)
@@ -97,7 +98,7 @@ def test_whole_kernels_are_a_pass_to_each_fused_step(session: Both, record: Samp
 
 def test_queries_with_roles_and_without_in_turn(session: Both, record: SampleRecord) -> None:
     gpu, job = session
-    machine = gpu._machine([lane_of(gpu, list(record.steps))])
+    machine = gpu._machine({gpu.name: [lane_of(gpu, list(record.steps))]})
     for _ in range(10):
         for number in (1, 0, 1):
             back_to_back(machine, gpu.name, number, 3)
@@ -109,7 +110,7 @@ def test_queries_with_roles_and_without_in_turn(session: Both, record: SampleRec
 def test_a_variant_is_measured_near_its_prediction(session: Both, record: SampleRecord) -> None:
     gpu, _ = session
     found = roles_of(gpu).measured(
-        variant(*(s.step for s in record.steps)), record.steps, lambda lane: gpu._machine([lane]), gpu.name
+        variant(*(s.step for s in record.steps)), record.steps, lambda lane: gpu._machine({gpu.name: [lane]}), gpu.name
     )
     assert isinstance(found, Whole), found.reason
     predicted = record.models[0].solo.at(0.5) + sum(s.count * s.slowdown * s.lc_us for s in record.steps)

@@ -103,7 +103,7 @@ def test_every_policy_runs_and_nothing_is_wrong(
     assert (out.work_us > 0) == (policy != "exclusive")
     for x, y in zip(before, gpu.results(), strict=True):
         assert torch.equal(x, y), "the model's results are those alone"
-    found = summed_up(prepared, Cell("cnn", job.name, target, LOAD, RELATIVE, arrivals, 0), out)
+    found = summed_up([prepared], Cell("cnn", job.name, target, LOAD, RELATIVE, arrivals, 0), out)[0]
     assert not found.simulated and found.decision_us is not None
     assert found.be_throughput <= 1.1, "more than the whole GPU"
 

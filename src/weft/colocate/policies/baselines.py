@@ -55,7 +55,7 @@ class Serial:
         found = launches(costs, s, 0)
         if s.job.busy_until_ns > s.now_ns or s.job.is_done or len(s.running) == MOST_IN_FLIGHT:
             return Decision(found) if found else KEEP
-        room = costs.headroom_with_next(s.waiting, costs.free_ns(s), s.now_ns)
+        room = costs.headroom_with_next(costs.ordered(s.waiting), costs.free_ns(s), s.now_ns)
         fits = room >= costs.kernel_ns + costs.launch_ns
         return Decision(found, kernels_us=costs.kernel_us if fits else 0.0) if found or fits else KEEP
 

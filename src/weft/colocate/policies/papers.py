@@ -29,8 +29,8 @@ class Orion:
 
     def __init__(self, setting: Setting) -> None:
         self._costs = Costs(setting)
-        (first, *more), target = setting.models[0].variants, setting.models[0].target_ns
-        self._beside = more[0].number if more and more[0].lc_q99_us * 1e3 <= target else first.number
+        keeps = all(len(m.variants) > 1 and m.variants[1].lc_q99_us * 1e3 <= m.target_ns for m in setting.models)
+        self._beside = int(keeps)
         us = min(m.variants[0].lc_us for m in setting.models)
         kernel = self._costs.kernel_us
         self._kernels_us = max(kernel, ORION_SHARE * us // kernel * kernel) if kernel else 0.0

@@ -5,7 +5,8 @@
 3. A controller caps the variant, ten times a second, so that the p99 that queueing theory predicts for the rate seen
    stays below the target. A p99 above it, over the last windows, puts the cap to 0 for a second; then it rises one by
    one. (A single late query does not: at p99 one of a hundred is.)
-4. Of several models the earliest deadline goes first, and nobody is preempted.
+4. Of several models the earliest deadline goes first, and nobody is preempted. The cap's queue is that of all of them,
+   by what each had of the queries that have ended.
 5. Where no query runs the job has the whole GPU, and is stopped when one comes. It is launched while the last query
    still runs, so that its launch hides behind it. A whole kernel, which nothing stops, runs where it is longer than a
    stop takes, and the next query's headroom and the p99 seen allow it: p99 rises by no more than the kernel's length.
@@ -36,6 +37,8 @@ _MARGIN_EVERY = 200
 """Queries by a variant; its margin costs more than all else that a decision does."""
 _NO_CLOCK = 1980.0
 """Stands for a clock that is not known, and so does not change."""
+_KEPT_OF_MIX = 0.8
+"""Of the queries of each model, from one decision of the controller to the next."""
 _FEW = 20
 """Arrivals in a window that say little."""
 
@@ -86,7 +89,9 @@ class Weft:
         self._is_off = setting.job is None
         self._unlearnt: list[Finished] = []
         self._now, self._recent = 0, Recent()
-        self._target = min(m.target_ns for m in setting.models)
+        self._target = self._costs.shortest_target_ns
+        self._mix = {m.name: 1.0 for m in setting.models}
+        """Queries that have ended lately, by model."""
 
     def decide(self, situation: Situation) -> Decision:
         """What is done now."""
@@ -144,6 +149,7 @@ class Weft:
             if f.stops:
                 continue
             model, k = f.query.model, f.variant
+            self._mix[model] += 1
             online = self._models[model][k]
             mhz = f.clock_mhz or _NO_CLOCK
             online.observe((f.done_ns - f.begin_ns) / 1e3, clock_mhz=mhz)
@@ -167,6 +173,8 @@ class Weft:
             self.cap = 0
         if now >= self._until:
             self.cap = min(self._allowed(recent), self.cap + 1)
+        for name in self._mix:
+            self._mix[name] = max(1.0, _KEPT_OF_MIX * self._mix[name])
 
     def _allowed(self, recent: Recent) -> int:
         """The largest variant at which the predicted p99 of every model stays below its target."""
@@ -174,10 +182,24 @@ class Weft:
             return self._most
         rate = recent.arrivals / recent.length_ns
         for k in range(self._most, 0, -1):
+            service, variation = self._service(k)
             if all(
-                predicted_p99(lc[min(k, len(lc) - 1)], self._costs.q99[name][min(k, len(lc) - 1)], rate,
-                              recent.variation) <= OF_TARGET * self._costs.target[name]
-                for name, lc in self._costs.lc.items()
-            ):  # fmt: skip
+                predicted_p99(service, q99[min(k, len(q99) - 1)], rate, recent.variation + variation)
+                <= OF_TARGET * self._costs.target[name]
+                for name, q99 in self._costs.q99.items()
+            ):
                 return k
         return 0
+
+    def _service(self, k: int) -> tuple[float, float]:
+        """Mean service time up to a variant over all models, and its squared coefficient of variation.
+
+        Towards saturation a queue's tail depends on the sum of this and that of the gaps alone (Kingman).
+        """
+        lc = {name: own[min(k, len(own) - 1)] for name, own in self._costs.lc.items()}
+        if len(lc) == 1:
+            return float(*lc.values()), 0.0
+        total = sum(self._mix.values())
+        mean = sum(self._mix[name] * ns for name, ns in lc.items()) / total
+        square = sum(self._mix[name] * ns * ns for name, ns in lc.items()) / total
+        return mean, max(0.0, square / mean**2 - 1)

@@ -1,4 +1,4 @@
-"""The clock and power of a GPU, asked of the management library (NVML) that comes with the driver."""
+"""The clock, power and energy of a GPU, asked of the management library (NVML) that comes with the driver."""
 
 from __future__ import annotations
 
@@ -53,6 +53,24 @@ def sm_clock_of(uuid: str, library: str = LIBRARY) -> Callable[[], int]:
     def read() -> int:
         mhz = ctypes.c_uint()
         return mhz.value if nvml.nvmlDeviceGetClockInfo(handle, _SM, ctypes.byref(mhz)) == 0 else 0
+
+    return read
+
+
+def joules_of(uuid: str, library: str = LIBRARY) -> Callable[[], float]:
+    """What reads the energy in joules that the GPU with this UUID has taken since its driver was loaded.
+
+    0 where the driver does not say.
+    """
+    opened = _opened(uuid, library)
+    if opened is None or not hasattr(opened[0], "nvmlDeviceGetTotalEnergyConsumption"):
+        return lambda: 0.0
+    nvml, handle = opened
+
+    def read() -> float:
+        millijoules = ctypes.c_ulonglong()
+        known = nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)) == 0
+        return millijoules.value / 1e3 if known else 0.0
 
     return read
 
