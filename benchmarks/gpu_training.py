@@ -45,7 +45,7 @@ import torch
 
 import weft
 from benchmarks.cases.training import CASES, Trained
-from benchmarks.harness.record import Record, Row
+from benchmarks.harness.record import Record, Row, folder_of
 from weft.training import Step as CompiledStep
 
 SUITE = "training"
@@ -357,23 +357,6 @@ def summary(rows: Sequence[Row]) -> Row:
     }  # fmt: skip
 
 
-def _folder(device: str) -> str:
-    """Of the records of a kind of device, asked of another process: this one is not to know the GPU."""
-    if device == "cpu":
-        return "cpu"
-    with _CONTEXT.Pool(1) as pool:
-        found: str = pool.apply(_gpu_folder)
-    return found
-
-
-def _gpu_folder() -> str:
-    from benchmarks.harness.record import folder_of_gpu
-
-    if not torch.cuda.is_available():
-        return ""
-    return folder_of_gpu()
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is left, and say what came of all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -406,7 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }  # fmt: skip
     end = time.perf_counter() + given.seconds
     _CONTEXT.set_forkserver_preload(list(PRELOADED))
-    folder = _folder(given.device)
+    folder = folder_of(given.device, _CONTEXT)
     if not folder:
         sys.exit("benchmarks.gpu_training: torch sees no NVIDIA GPU; `--device cpu --small` runs on the processor")
     with tempfile.TemporaryDirectory(prefix="weft-training-") as temporary:

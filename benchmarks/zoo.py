@@ -44,7 +44,7 @@ import torch
 
 import weft
 from benchmarks.cases.zoo_models import ARCHITECTURES, Architecture
-from benchmarks.harness.record import Record
+from benchmarks.harness.record import Record, folder_of
 from benchmarks.models import vision_operators
 from weft.frontends.torch.dtypes import FROM_TORCH
 from weft.ir.types import DType
@@ -273,21 +273,6 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> Row:
     }  # fmt: skip
 
 
-def _folder(device: str) -> str:
-    """Of the records of a kind of device, asked of another process: this one is not to know the GPU."""
-    if device == "cpu":
-        return "cpu"
-    with _CONTEXT.Pool(1) as pool:
-        found: str = pool.apply(_gpu_folder)
-    return found
-
-
-def _gpu_folder() -> str:
-    from benchmarks.harness.record import folder_of_gpu
-
-    return folder_of_gpu()
-
-
 def main() -> None:
     """Measure what is left, and say what came of all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -303,7 +288,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="weft-zoo-") as folder:
         log = Path(folder) / "log.txt"
         path = None if given.out == Path("-") else given.out or Path(folder) / "record.jsonl"
-        record = Record(_folder(given.device), SUITE, path=path)
+        where = folder_of(given.device, _CONTEXT)
+        if not where:
+            sys.exit("benchmarks.zoo: torch sees no NVIDIA GPU; leave out `--device cuda`")
+        record = Record(where, SUITE, path=path)
         left = wanted(given.device, given.only.split(","), [x for x in given.again.split(",") if x], record.before())
         if lacking := missing(left):
             sys.exit(f"not installed: {', '.join(lacking)} (`pip install {' '.join(lacking)}`)")

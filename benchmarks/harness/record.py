@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import torch
@@ -96,6 +97,22 @@ def _gpu() -> Row:
 def folder_of_gpu() -> str:
     """The name of the folder of this GPU's records."""
     return torch.cuda.get_device_name().lower().replace(" ", "-")
+
+
+def folder_of(device: str, context: BaseContext) -> str:
+    """The folder of the records of `cpu` or of the GPU; empty where torch sees no GPU.
+
+    A GPU is asked for in a process of `context`: this one is not to know it.
+    """
+    if device == "cpu":
+        return "cpu"
+    with context.Pool(1) as pool:
+        found: str = pool.apply(_gpu_folder)
+    return found
+
+
+def _gpu_folder() -> str:
+    return folder_of_gpu() if torch.cuda.is_available() else ""
 
 
 def lines_of(path: Path) -> list[Row]:

@@ -93,6 +93,6 @@ def test_what_is_refused(bad: list[str]) -> None:
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suite, "_folder", lambda device: "")
+    monkeypatch.setattr(suite, "folder_of", lambda device, context: "")
     with pytest.raises(SystemExit, match="no NVIDIA GPU"):
         suite.main(["--only", "dlrm"])

@@ -29,7 +29,7 @@ import torch
 from weft.device.files import publish
 from weft.errors import DeviceError
 from weft.gemm.epilogue import Epilogue, Fused, epilogue
-from weft.gemm.library import IN_PLACE, torch_value
+from weft.gemm.library import follow
 from weft.gemm.spec import Gemm
 from weft.generate.library import execute
 from weft.generate.parameters import Parameters
@@ -323,12 +323,7 @@ def run(text: str, *inputs: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     )
     if status:
         raise DeviceError(problem=f"CUTLASS ended with status {status}")
-    if rest is not None:
-        after = IN_PLACE.get(rest.text)
-        if after is None:
-            out.copy_(torch_value(rest, out, named))
-        else:
-            after(out, named)
+    follow(rest, out, named)
     return out
 
 

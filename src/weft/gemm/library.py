@@ -132,13 +132,19 @@ def run(text: str, number: int, *inputs: torch.Tensor, out: torch.Tensor) -> tor
     bias, c = (named[x].data_ptr() if x else 0 for x in (fused.bias, fused.residual))
     scales = (others[-2].data_ptr(), others[-1].data_ptr()) if g.dtype.is_float8 else (0, 0)
     algorithm.bind(LtAddresses(a.data_ptr(), b.data_ptr(), out.data_ptr(), bias, c, scales, room))(now)
-    if rest is not None:
-        after = IN_PLACE.get(rest.text)
-        if after is None:
-            out.copy_(torch_value(rest, out, named))
-        else:
-            after(out, named)
+    follow(rest, out, named)
     return out
+
+
+def follow(rest: Epilogue | None, out: torch.Tensor, named: Mapping[str, torch.Tensor]) -> None:
+    """What a library did not fuse, by torch's operators on its result, in place."""
+    if rest is None:
+        return
+    after = IN_PLACE.get(rest.text)
+    if after is None:
+        out.copy_(torch_value(rest, out, named))
+    else:
+        after(out, named)
 
 
 def torch_value(e: Epilogue, acc: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
