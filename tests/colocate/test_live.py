@@ -227,16 +227,24 @@ def test_a_policy_that_is_wrong_is_told(numbers: list[int], says: str) -> None:
 
 def test_nothing_is_collected_during_a_run() -> None:
     assert gc.isenabled()
-    with quietly():
-        assert not gc.isenabled() and gc.get_freeze_count() > 0
-    assert gc.isenabled() and gc.get_freeze_count() == 0
-    gc.disable()
+    frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
     try:
+        with quietly():
+            assert not gc.isenabled() and gc.get_freeze_count() > 0
+        assert gc.isenabled() and gc.get_freeze_count() == 0
+        gc.disable()
         with quietly():
             pass
         assert not gc.isenabled(), "as it was before"
+        gc.freeze()
+        with quietly():
+            assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() > 0, "what others froze stays frozen"
     finally:
         gc.enable()
+        if not frozen:
+            gc.unfreeze()
 
 
 def test_what_a_run_on_a_machine_came_to() -> None:

@@ -332,14 +332,16 @@ def run(policy: Policy, backend: LiveBackend) -> Outcome:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Nothing is collected meanwhile, nor looked through later of what there is now."""
-    enabled = gc.isenabled()
+    """Nothing is collected meanwhile, nor looked through of what there is now; what others froze stays frozen."""
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.collect()
-    gc.freeze()
+    if not frozen:
+        gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         if enabled:
             gc.enable()
