@@ -9,8 +9,8 @@ steps: `gpu_training`; several problems in one kernel against one each: `gpu_poo
 jobs of `benchmarks/best_effort` by themselves: `gpu_best_effort`, in the CTAs of products: `gpu_pairs`, as a matrix:
 `pairs_matrix`, when the roles ran: `pair_timeline`; in co-runners beside plans: `gpu_corunner`, whole networks as such:
 `gpu_network_corunner`, their stop: `gpu_stop`; models with targets under scheduling policies: `gpu_colocate`, with
-faults: `colocate_faults`; kernels of public suites, fused as they lie: `fetch_suites`; how long fusing takes:
-`fuse_seconds`.
+faults: `colocate_faults`, their predicted durations and power: `colocate_predictors`; kernels of public suites, fused
+as they lie: `fetch_suites`; how long fusing takes: `fuse_seconds`.
 Trust: `random_programs`, `mutants`, `soak`, `gpu_faults`, `gpu_trust`. The models of the search, on measured tables
 (`benchmarks/data`), without a GPU: `model_quality`, `model_fit`, `shipped_table`, `search_replay`. What all share is in
 `benchmarks/harness`, what is measured in `benchmarks/cases`.

@@ -39,7 +39,7 @@ class Session:
     """Stands in for `weft.colocate.gpu.GpuSession`."""
 
     def __init__(self) -> None:
-        self.device, self.low, self.name = FakeDevice(), None, "net"
+        self.device, self.low, self.models = FakeDevice(), None, ("net",)
         self.job: NetworkGpuJob | None = None
         self.modes = ("priority", "streams")
 
@@ -217,7 +217,7 @@ def prepare(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
                 return recorded(machine, what, modes, queries=30, small=5), {}
 
         @contextmanager
-        def opened(*_: object) -> Iterator[Session]:
+        def opened(*_: object, **__: object) -> Iterator[Session]:
             with on(folder, session):
                 yield session
 
