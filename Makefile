@@ -24,6 +24,8 @@ SEED ?= 1
 WHERE ?= tests
 ALL := not gpu and not multigpu and not whole
 QUICK := $(ALL) and not slow
+WHOLE := tests/colocate/test_network_plans.py tests/generate/cuda/mlp/test_mlp.py \
+	tests/generate/cuda/test_budget_networks.py tests/generate/cuda/test_networks.py
 
 .PHONY: demo test test-all test-random kernels check conformance replay bench gpu-test gpu-bench gpu-faults gpu-sanitize hooks clean
 
@@ -48,9 +50,9 @@ test-all: $(READY) $(RAY)
 test-random: $(READY)
 	$(RUN) tools.random_orders --again --out build/random-order.jsonl --seeds $(SEED)
 
-# every kernel of the ten networks' plans for a GPU, compiled for sm_80 and sm_90a; needs no GPU, takes minutes
+# every kernel of the ten networks' plans for a GPU, compiled for sm_80 and sm_90a, and what else takes minutes; no GPU
 kernels: $(READY)
-	$(RUN) pytest tests/generate/cuda/test_networks.py -n 2 --dist worksteal --durations=10
+	$(RUN) pytest -m "not gpu" $(WHOLE) -n 2 --dist worksteal --durations=10
 
 check: $(READY)
 	$(RUN) ruff check src tests benchmarks tools lab

@@ -27,7 +27,9 @@ H200 = profile("h200")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert_base", "llama_4", "segformer_b0"])
+@pytest.mark.parametrize(
+    "name", ["bert_base", *(pytest.param(n, marks=pytest.mark.whole) for n in ("llama_4", "segformer_b0"))]
+)
 def test_one_cta_of_each_kernel_fits_beside_a_plan(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):

@@ -111,8 +111,8 @@ def predicted(plan: Plan, problems: Problems, facts: GpuFacts) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet50", "bert_base"])
-@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("name", ["resnet50", pytest.param("bert_base", marks=pytest.mark.whole)])
+@pytest.mark.parametrize("batch", [1, pytest.param(16, marks=pytest.mark.whole)])
 def test_a_network_has_a_plan_under_a_budget(
     name: str, batch: int, nvrtc: Nvrtc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -414,7 +414,9 @@ def test_values_in_shared_memory_take_the_place_of_those_that_nobody_reads() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [8, 16, 32, 64, 96, 128, 192, 256, 320, 512])
+@pytest.mark.parametrize(
+    "width", [8, 16, 32, 64, 96, 128, *(pytest.param(n, marks=pytest.mark.whole) for n in (192, 256, 320, 512))]
+)
 def test_schedules_compile_without_spills(width: int) -> None:
     for act in ("relu", "gelu"):
         problem = mlp(Net(1 << 18, (width,) * 5, act, dtype=BF16))
