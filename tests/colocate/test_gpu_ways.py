@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from weft.colocate.gpu import MODES, PROCESS_MODES, Way, way_of
+from weft.colocate.gpu import MODES, MPS_MODES, PROCESS_MODES, Way, way_of
 from weft.colocate.gpu_machine import WHOLE
 from weft.errors import OptionError
 
 
-@pytest.mark.parametrize("name", dict.fromkeys((*MODES, *PROCESS_MODES)))
+@pytest.mark.parametrize("name", dict.fromkeys((*MODES, *PROCESS_MODES, *MPS_MODES)))
 def test_a_way_has_the_name_that_it_was_found_by(name: str) -> None:
     assert way_of(name).name == name
 
@@ -27,7 +27,7 @@ def test_what_names_say() -> None:
     "name",
     ["", "co-runner", "co-runner 100", "co-runner 512", "co-runner 128-duty256", "co-runner 128-duty0", "green",
      "green0", "green36-duty0", "green36-duty256", "priority2", "streams-duty300",
-     "mps", "co-runner  128", "green99999"],
+     "mps100", "co-runner  128", "green99999"],
 )  # fmt: skip
 def test_what_is_no_way(name: str) -> None:
     with pytest.raises(OptionError, match="neither like"):
