@@ -251,7 +251,7 @@ def build(peer: Cutlass, text: str, cache: Path, *, seconds: float = BUILD_S) ->
     return path
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4)
 def _nvcc_version(nvcc: str) -> str:
     done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=30, check=False)
     return done.stdout.strip()
