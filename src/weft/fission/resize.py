@@ -36,18 +36,16 @@ def resize_nearest(
     positions outside the input give `extrapolation`.
     Source: ONNX Resize; `aten.upsample_nearest2d` with the torch_nearest coordinates and floor.
     """
-    axes = _axes(shape_of(b, x), sizes, scales_text, roi_text, coordinate_mode)
-    if isinstance(axes, Declined):
-        return axes
-    places = _coordinates(axes, coordinate_mode)
-    if isinstance(places, Declined):
-        return places
+    placed = _placed(shape_of(b, x), sizes, scales_text, roi_text, coordinate_mode)
+    if isinstance(placed, Declined):
+        return placed
+    axes, places = placed
     y = x
     for k, (axis, at) in enumerate(zip(axes, places, strict=True)):
         index = resize_table.nearest(at, axis.size, nearest_mode)
         if isinstance(index, Declined):
             return index
-        if axis.out != axis.size or (index != np.arange(axis.size)).any():
+        if not _stays(axis, index):
             y = b.add(Prim.GATHER, y, b.constant(index), attrs=GatherAttrs(k))
     return _extrapolated(b, y, axes, places, extrapolation) if coordinate_mode == "tf_crop_and_resize" else y
 
@@ -68,16 +66,14 @@ def _weighted(
 ) -> NodeId | Declined:
     if problem := not_float(b, f"resize_{kind}", x):
         return problem
-    axes = _axes(shape_of(b, x), sizes, scales_text, roi_text, coordinate_mode)
-    if isinstance(axes, Declined):
-        return axes
-    places = _coordinates(axes, coordinate_mode)
-    if isinstance(places, Declined):
-        return places
+    placed = _placed(shape_of(b, x), sizes, scales_text, roi_text, coordinate_mode)
+    if isinstance(placed, Declined):
+        return placed
+    axes, places = placed
     y = widen(b, x)
     for k, (axis, at) in enumerate(zip(axes, places, strict=True)):
-        if axis.out == axis.size and (at == np.arange(axis.size)).all():
-            continue  # every element stays where it is
+        if _stays(axis, at):
+            continue
         index, weight = resize_table.taps(
             at, axis, kind, cubic=cubic_coeff, antialias=antialias, exclude_outside=exclude_outside
         )
@@ -129,8 +125,8 @@ def resize_nearest_gradient(
         assert not isinstance(places, Declined), "a mode of the table's own"
         index = np.minimum(np.floor(places), axis.size - 1).astype(np.int64)
         shape = shape_of(b, y)
-        if axis.out == axis.size and np.array_equal(index, np.arange(axis.out)):
-            continue  # every element stays where it is
+        if _stays(axis, index):
+            continue
         if axis.out % axis.size == 0 and np.array_equal(index, np.arange(axis.out) // (axis.out // axis.size)):
             split = b.reshape(y, (*shape[:k], axis.size, axis.out // axis.size, *shape[k + 1 :]))
             y = b.reshape(b.reduce(Prim.REDUCE_SUM, split, (k + 1,)), (*shape[:k], axis.size, *shape[k + 1 :]))
@@ -152,16 +148,14 @@ def _weighted_gradient(
 ) -> NodeId | Declined:
     if problem := not_float(b, f"resize_{kind}_gradient", dy):
         return problem
-    axes = _axes(tuple(sizes), shape_of(b, dy), scales_text, "", coordinate_mode)
-    if isinstance(axes, Declined):
-        return axes
-    places = _coordinates(axes, coordinate_mode)
-    if isinstance(places, Declined):
-        return places
+    placed = _placed(tuple(sizes), shape_of(b, dy), scales_text, "", coordinate_mode)
+    if isinstance(placed, Declined):
+        return placed
+    axes, places = placed
     y = widen(b, dy)
     for k, (axis, at) in enumerate(zip(axes, places, strict=True)):
-        if axis.out == axis.size and (at == np.arange(axis.size)).all():
-            continue  # every element stays where it is
+        if _stays(axis, at):
+            continue
         taps = resize_table.taps(at, axis, kind, cubic=cubic_coeff, antialias=antialias, exclude_outside=antialias)
         y = _along(b, y, k, *resize_table.transposed(*taps, axis.size))
     return narrow(b, y, dy)
@@ -187,6 +181,22 @@ def resize_cubic_gradient(b: GraphBuilder, dy: NodeId, **how: Any) -> NodeId | D
     Source: `aten.upsample_bicubic2d_backward`.
     """
     return _weighted_gradient(b, dy, "cubic", **how)
+
+
+def _placed(
+    shape: tuple[int, ...], sizes: Sequence[int], scales_text: str, roi_text: str, mode: str
+) -> tuple[list[Axis], list[npt.NDArray[np.float64]]] | Declined:
+    """What is done to each axis, and where each result lies in the operand."""
+    axes = _axes(shape, sizes, scales_text, roi_text, mode)
+    if isinstance(axes, Declined):
+        return axes
+    places = _coordinates(axes, mode)
+    return places if isinstance(places, Declined) else (axes, places)
+
+
+def _stays(axis: Axis, at: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> bool:
+    """Whether every element stays where it is."""
+    return axis.out == axis.size and np.array_equal(at, np.arange(axis.size))
 
 
 def _coordinates(axes: Sequence[Axis], mode: str) -> list[npt.NDArray[np.float64]] | Declined:

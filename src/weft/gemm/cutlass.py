@@ -17,6 +17,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -237,16 +238,19 @@ def build(peer: Cutlass, text: str, cache: Path, *, seconds: float = BUILD_S) ->
         source.write_text(text, encoding="utf-8")
         headers = [f"-I{peer.root / x}" for x in ("include", "tools/util/include")]
         command = [peer.nvcc, *_FLAGS, *headers, "-o", str(made), str(source)]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", cwd=folder,
+            process_group=0,
+        )  # fmt: skip
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False, cwd=folder
-            )
+            said, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the passes that it started, too
+            process.communicate()
             return Declined(f"nvcc was not done after {seconds:g} s")
-        if done.returncode or not made.exists():
-            first = next((x for x in (done.stderr + done.stdout).splitlines() if "error" in x), "no reason given")
+        if process.returncode or not made.exists():
+            first = next((x for x in said.splitlines() if "error" in x), "no reason given")
             return Declined(f"nvcc refuses it: {first.strip()[:300]}")
-        path.parent.mkdir(parents=True, exist_ok=True)
         publish(path, made.read_bytes())
     return path
 
