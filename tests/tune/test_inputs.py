@@ -10,6 +10,7 @@ import torch
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
+from weft.tune import inputs
 from weft.tune.inputs import PERIOD, Domain, InputSet, draw
 from weft.tune.oracle import Evaluation, Mode, evaluate
 
@@ -27,19 +28,19 @@ def _layers(count: int, width: int = 64) -> Graph:
 @pytest.mark.parametrize(("count", "width"), [(3, 256), (5, 64), (8, 128), (24, 32)])
 def test_whole_numbers_stay_exact_through_a_chain_of_products(count: int, width: int) -> None:
     graph = _layers(count, width)
-    inputs = draw(graph, InputSet.INTEGERS, Domain.ZERO_MEAN, seed=3)
-    found = evaluate(graph, inputs, Mode.PRECISE, seed=0)
+    drawn = draw(graph, InputSet.INTEGERS, Domain.ZERO_MEAN, seed=3)
+    found = evaluate(graph, drawn, Mode.PRECISE, seed=0)
     assert isinstance(found, Evaluation) and found.exact == (True,)
     (y,) = found.outputs
     assert 2 <= float(y.max()) < 2048, "all of them are whole in f16, and not all are zero"
-    for weight in inputs[1::2]:
+    for weight in drawn[1::2]:
         assert set(weight.unique().tolist()) == {-1.0, 0.0, 1.0}
         assert 1 <= float((weight != 0).double().sum(0).mean()) <= 3
 
 
 def test_few_products_keep_all_their_terms() -> None:
-    inputs = draw(_layers(2), InputSet.INTEGERS, Domain.ZERO_MEAN, seed=3)
-    assert all(set(x.unique().tolist()) == {-2.0, -1.0, 0.0, 1.0, 2.0} for x in inputs)
+    drawn = draw(_layers(2), InputSet.INTEGERS, Domain.ZERO_MEAN, seed=3)
+    assert all(set(x.unique().tolist()) == {-2.0, -1.0, 0.0, 1.0, 2.0} for x in drawn)
 
 
 @pytest.mark.parametrize("kind", list(InputSet), ids=lambda k: k.value)
@@ -61,9 +62,16 @@ def test_large_inputs_repeat_few_draws_without_a_stride_in_common(
 
     monkeypatch.setattr(torch, "randn", counting(torch.randn))
     monkeypatch.setattr(torch, "randint", counting(torch.randint))
+    inputs._remembered.cache_clear()
     (large,) = draw(graph, kind, Domain.ZERO_MEAN, seed=3)
     assert max(drawn) == PERIOD and sum(drawn) < PERIOD + 100
     assert large.shape == (1024, 1024) and large.is_contiguous()
     for rows in (1, 2, 3, 16, 255, 256, 257, 512):  # whatever is off by whole rows reads other values
         assert not torch.equal(large[rows:], large[:-rows])
     assert not torch.equal(large[:, 1:], large[:, :-1])
+    before = len(drawn)
+    large.zero_()  # nobody else's
+    (again,) = draw(graph, kind, Domain.ZERO_MEAN, seed=3)
+    assert max(drawn[before:], default=0) < 100  # what is planted is drawn anew
+    inputs._remembered.cache_clear()
+    assert torch.equal(again.view(torch.int32), draw(graph, kind, Domain.ZERO_MEAN, seed=3)[0].view(torch.int32))

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 import torch
 
@@ -241,15 +242,15 @@ def _drawn(
 ) -> torch.Tensor:
     """Values of the set, those of floats in f32 or f64."""
     if dtype is DType.BOOL:
-        return torch.randint(0, 2, shape, generator=g, device=g.device).to(torch.bool)
+        return _integers(0, 2, shape, g).to(torch.bool)
     if dtype.is_integer:
         low, high = _integer_range(dtype, role, kind)
-        values = torch.randint(low, high, shape, generator=g, device=g.device)
+        values = _integers(low, high, shape, g)
         if role.divisor:
             values = torch.where(values == 0, torch.ones_like(values), values)
         return values.to(TORCH_DTYPE[dtype])
     if kind in _WHOLE:
-        whole = torch.randint(-2, 3, shape, generator=g, device=g.device)
+        whole = _integers(-2, 3, shape, g)
         if role.root and domain is not Domain.ZERO_MEAN:
             whole = whole.abs() + 1
         if role.thinned > FEW:
@@ -278,10 +279,53 @@ def _floats(dtype: DType, shape: tuple[int, ...], role: Role, domain: Domain, g:
         return torch.rand(shape, generator=g, dtype=held, device=g.device) * 0.8 + 0.1
     if domain is Domain.ABOVE_ONE:
         return torch.rand(shape, generator=g, dtype=held, device=g.device) * 0.9 + 1.1
-    values = torch.randn(shape, generator=g, dtype=held, device=g.device)
+    values = _normals(shape, held, g)
     if role.root and domain is Domain.POSITIVE_ROOTS:
         return values.abs() + 0.1
     return values * (max(role.scale, LEAST_SCALE_F8) if dtype.is_float8 else role.scale)
+
+
+def _normals(shape: tuple[int, ...], held: torch.dtype, g: torch.Generator) -> torch.Tensor:
+    """Standard normals, the first that are drawn from a generator."""
+    return _drawn_first(shape, g, _Normals(held))
+
+
+def _integers(low: int, high: int, shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+    """Of [low, high), int64; the first that are drawn from a generator."""
+    return _drawn_first(shape, g, _Integers(low, high))
+
+
+@dataclass(frozen=True, slots=True)
+class _Normals:
+    held: torch.dtype
+
+    def draw(self, shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+        return torch.randn(shape, generator=g, dtype=self.held, device=g.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Integers:
+    low: int
+    high: int
+
+    def draw(self, shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
+        return torch.randint(self.low, self.high, shape, generator=g, device=g.device)
+
+
+def _drawn_first(shape: tuple[int, ...], g: torch.Generator, what: _Normals | _Integers) -> torch.Tensor:
+    """What a generator that was just seeded gives. On a CPU a copy: large inputs of all problems have equal draws."""
+    if g.device.type != "cpu":
+        return what.draw(shape, g)
+    values, state = _remembered(g.initial_seed(), shape, what)
+    g.set_state(state)
+    return values.clone()
+
+
+@lru_cache(maxsize=32)
+def _remembered(seed: int, shape: tuple[int, ...], what: _Normals | _Integers) -> tuple[torch.Tensor, torch.Tensor]:
+    """A draw, 2 MiB at most, and the generator's state behind it."""
+    g = torch.Generator().manual_seed(seed)
+    return what.draw(shape, g), g.get_state()
 
 
 def _plant(values: torch.Tensor, dtype: DType, g: torch.Generator, *, denormals: bool) -> None:

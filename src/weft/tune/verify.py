@@ -22,7 +22,6 @@ import ctypes
 import math
 import mmap
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -255,7 +254,7 @@ class Subject(Protocol):
         ...
 
 
-PARTED = re.compile(r"\btid \+ 1\) / nt\b|#pragma omp (?:barrier|for)")
+PARTED = ("tid + 1) / nt", "#pragma omp barrier", "#pragma omp for")
 """What a text has once for each piece of work that its threads divide among them."""
 FENCED_BYTES = 256 << 20
 """Inputs and outputs of a problem together, above which nothing is run at a fence."""
@@ -303,6 +302,8 @@ class NativeSubject:
         self._kernel = NativeKernel(path, source.entry)
         self._entry = _ENTRY(self._kernel.address)
         self._weights = weight_positions(problem.graph)
+        # texts of half a megabyte are many, and each is bound several times
+        self._waits = sum(map(source.text.count, PARTED)) > 1
 
     def bind(self, arena: Arena, poison: int) -> Binding:
         """See `Subject`. Weights that the entry does not read are null pointers when it runs."""
@@ -322,7 +323,7 @@ class NativeSubject:
         first, second, third = (ctypes.addressof(x) for x in arguments)
         call = partial(self._entry, first, second, workspace.address, third)
         keep = (inputs, outputs, packed_pointers, self)
-        return Binding(call, (*packed, workspace), keep, waits=len(PARTED.findall(s.text)) > 1)
+        return Binding(call, (*packed, workspace), keep, waits=self._waits)
 
 
 @final

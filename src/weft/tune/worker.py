@@ -189,7 +189,8 @@ class References:
     """The references of the graphs that were asked for last, up to `SHARED_BYTES` in all."""
 
     def __init__(self) -> None:
-        self._kept: dict[ReferenceKey, Reference] = {}
+        self._kept: dict[ReferenceKey, tuple[Reference, int]] = {}
+        """With their bytes."""
 
     def of(
         self, problem: Problem, seed: int, check: Check = lambda: None, tables: Mapping[int, Array] = NO_TABLES
@@ -198,11 +199,12 @@ class References:
         key = reference_key(problem, seed, tables)
         found = self._kept.pop(key, None)
         if found is None:
-            found = reference_of(problem.graph, seed=seed, finite=problem.finite, check=check, tables=tables)
+            made = reference_of(problem.graph, seed=seed, finite=problem.finite, check=check, tables=tables)
+            found = made, made.nbytes
         self._kept[key] = found
-        while len(self._kept) > 1 and sum(r.nbytes for r in self._kept.values()) > SHARED_BYTES:
+        while len(self._kept) > 1 and sum(size for _, size in self._kept.values()) > SHARED_BYTES:
             del self._kept[next(iter(self._kept))]
-        return found
+        return found[0]
 
 
 def run_trial(request: TrialRequest, say: Channel, machine: Machine, references: References | None = None) -> None:
