@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TypeVar, cast, final
 
 import numpy as np
 import torch
@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from weft.frontends.onnx import Limits
     from weft.pipeline.layers import Layer
 
+Read = TypeVar("Read")
 Model = torch.nn.Module | torch.export.ExportedProgram | str | os.PathLike[str] | bytes
 ByName = Mapping[str, torch.Tensor | None]
 """Example inputs of an ONNX file by their names; None, and those that are not named: drawn."""
@@ -111,6 +112,8 @@ class Made(NamedTuple):
 SETTLE_COPIES, SETTLE_SHARE = 2.0, 0.1
 """Where the framework's own execution answers, the module is copied once more: so many times what that took before, but
 no more than a share of the budget, as its weights are not copied then."""
+TRIAL_S = 60.0
+"""For the first run of an ONNX file's partition by ONNX Runtime, in a process of its own."""
 REFITTED = "weights were taken over by refit: the times are those of the weights before"
 
 
@@ -444,7 +447,7 @@ def _refitted(old: Made, source: Source, options: Options, *, recompile: bool) -
 
     before, imported = old.compilation, old.imported
     inputs = example_inputs(before.graph, options.seed, imported.integers)
-    if before.parts:
+    if before.parts or old.whole is not None:
         return source.build(inputs)
     for guard in imported.guards:
         held = inputs[guard.input_index]
@@ -634,16 +637,17 @@ class _Runtime:
         self._made: Callable[..., Sequence[torch.Tensor]] | None = None
         self._wanted = False
 
-    def start(self, imported: Imported, seconds: float) -> Callable[..., Sequence[torch.Tensor]] | None:
+    def start(
+        self, types: Sequence[TensorType], results: int, seconds: float
+    ) -> Callable[..., Sequence[torch.Tensor]] | None:
         """The session, tried in a process of its own before it was made; None where it does not run the model."""
         from weft.frontends.onnx.whole import onnxruntime_model
 
         if self._made is None:
-            graph = imported.graph
             made = onnxruntime_model(
                 self._source,
-                [graph.type_of(n) for n in graph.inputs],
-                len(graph.outputs),
+                types,
+                results,
                 limits=self._limits,
                 threads=self._options.threads or torch.get_num_threads(),
                 seconds=seconds,
@@ -836,31 +840,111 @@ class _OnnxModel:
         """As primitives, for the shapes of these inputs."""
         from weft.frontends.onnx import import_onnx
 
+        return self._read(import_onnx, examples)
+
+    def _read(self, how: Callable[..., Read], examples: Sequence[torch.Tensor] | ByName | None) -> Read:
         arrays: list[Array] | dict[str, Array | None] | None = None
         if isinstance(examples, Mapping):
             arrays = {name: None if t is None else np.asarray(as_array(t)) for name, t in examples.items()}
         elif examples is not None:
             arrays = [np.asarray(as_array(t)) for t in examples]
         with put_off():
-            return import_onnx(
+            return how(
                 self._model, limits=self._limits, dims=self._dims, example_inputs=arrays, initializers=self._data
             )
 
     def build(self, examples: Sequence[torch.Tensor] | ByName | None, run: Run | None = None) -> Made:
         """Compiled for the shapes of these inputs."""
         run = run or Run(Stages(self._options, self._say))
-        imported = run.stages.run("import", self.imported, examples)
+        from weft.frontends.onnx import import_onnx
+
+        try:
+            imported = run.stages.run("import", self._read, partial(import_onnx, on_data=False), examples)
+        except UnsupportedError as error:
+            try:
+                return self._in_parts(examples, run, error)
+            except UnsupportedError:  # a plan for these values alone is better than none
+                imported = run.stages.run("import again", self._read, import_onnx, examples)
         for note in imported.notes:
             warnings.warn(f"Weft: {note}", stacklevel=2)
-        label = self._name if isinstance(self._model, bytes) else self._model.stem
+        label = self._label
         # ONNX Runtime has the file's own weights
         timed = self._options.device == "cpu" and not self._data
+        start = partial(self._runtime.start, _input_types(imported.graph), len(imported.graph.outputs))
         made = compile_imported(
             imported, self._options, example_inputs=self._all(examples, imported), model=label, framework="onnxruntime",
-            start=partial(self._runtime.start, imported) if timed else None, stages=run.stages, clock=run.clock,
+            start=start if timed else None, stages=run.stages, clock=run.clock,
         )  # fmt: skip
         self._runtime.keep_if(made.eager is not None)
         return Made(made, imported)
+
+    @property
+    def _label(self) -> str:
+        return self._name if isinstance(self._model, bytes) else self._model.stem
+
+    def _in_parts(self, examples: Sequence[torch.Tensor] | ByName | None, run: Run, error: UnsupportedError) -> Made:
+        """The file as two partitions, as no plan holds it whole, for the reason that `error` gives.
+
+        Raises:
+            UnsupportedError: `error`, where that is not asked for, or ONNX Runtime does not run what is left.
+        """
+        from weft.frontends.onnx import import_partitioned
+        from weft.frontends.onnx.errors import NeedsValueError
+        from weft.frontends.onnx.whole import onnxruntime_model
+        from weft.pipeline.reference import example_inputs
+
+        options = self._options
+        bounded = options.bounds_plans or options.check_indices
+        # values of inputs, where there are some, may make one plan of it
+        if not options.in_parts or bounded or (isinstance(error, NeedsValueError) and examples is None):
+            raise error
+        try:
+            cut = run.stages.run("partition", self._read, import_partitioned, examples)
+        except UserError:
+            raise error from None
+        graph, threads = cut.compiled.graph, options.threads or torch.get_num_threads()
+        fed = [graph.type_of(graph.outputs[k] if k >= 0 else graph.inputs[-1 - k]) for k in cut.fed]
+        left = sum(k >= 0 for k in cut.results)
+        rest = onnxruntime_model(cut.rest, fed, left, limits=self._limits, threads=threads, seconds=TRIAL_S)
+        if isinstance(rest, Declined):
+            raise error
+        for note in cut.compiled.notes:
+            warnings.warn(f"Weft: {note}", stacklevel=3)
+        place = platform_of(options.device).device_of(options)
+        drawn = self._all(examples, cut.compiled) or example_inputs(graph, options.seed)
+        inputs = [x.detach().to(place, copy=True) for x in drawn]
+        part = None
+        if graph.outputs:
+            stages = Stages(options, self._say)
+            part = compile_imported(
+                cut.compiled, options, example_inputs=inputs, model=f"{self._label}, compiled partition", stages=stages,
+                clock=run.clock,
+            )  # fmt: skip
+
+        def answer(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+            ours = () if part is None else part.run(*tensors)
+            theirs = rest(*((ours[k] if k >= 0 else tensors[-1 - k]).cpu() for k in cut.fed))
+            return [theirs[k].to(place) if k >= 0 else ours[-1 - k] for k in cut.results]
+
+        def whole(*tensors: torch.Tensor) -> Any:
+            outputs = answer(*tensors)
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+        told = ", ".join(f"{n} {op}" for op, n in sorted(cut.operators.items(), key=lambda x: (-x[1], x[0]))[:8])
+        mine = f"{cut.compiled.operators} operators of {self._label}" if part else f"nothing of {self._label}"
+        text = f"Weft compiles {mine}, and ONNX Runtime runs the rest ({told}): {str(error).splitlines()[0]}"
+        warnings.warn(f"{text}; there is no one plan to be saved, see `Compiled.parts`", stacklevel=3)
+        own = None
+        if options.device == "cpu" and not self._data and options.budget_s > 0 and part is not None:
+            own = self._runtime.start(_input_types(graph), len(cut.results), TRIAL_S)
+        imported = replace(_taking(graph), guards=cut.compiled.guards)
+        found = joined(
+            imported, options, [] if part is None else [part], answer, own, inputs, model=self._label, note=text,
+            stages=run.stages, clock=run.clock,
+        )  # fmt: skip
+        beaten = own is not None and found.eager is own
+        self._runtime.keep_if(beaten)
+        return Made(found, imported, whole=None if beaten else whole)
 
     def taking(self, layout: Layout | None) -> _OnnxModel:
         """A file takes tensors by place."""
@@ -1202,6 +1286,17 @@ def _inputs_alone(examples: Sequence[torch.Tensor]) -> Imported:
     b = GraphBuilder()
     inputs = [b.input(TensorType(FROM_TORCH[x.dtype], tuple(x.shape))) for x in examples]
     return Imported(b.build(inputs), operators=0)
+
+
+def _taking(graph: Graph) -> Imported:
+    """As of a graph, its inputs alone."""
+    b = GraphBuilder()
+    inputs = [b.input(t, name) for t, name in zip(_input_types(graph), graph.input_names, strict=True)]
+    return Imported(b.build(inputs), operators=0)
+
+
+def _input_types(graph: Graph) -> list[TensorType]:
+    return [graph.type_of(n) for n in graph.inputs]
 
 
 def _tensors_of(model: torch.nn.Module | torch.export.ExportedProgram) -> dict[str, torch.Tensor]:

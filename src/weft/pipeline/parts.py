@@ -30,7 +30,7 @@ def joined(
     options: Options,
     parts: Sequence[Compilation],
     answer: Callable[..., Sequence[torch.Tensor]],
-    eager: Callable[..., Sequence[torch.Tensor]],
+    eager: Callable[..., Sequence[torch.Tensor]] | None,
     inputs: Sequence[torch.Tensor],
     *,
     model: str,
@@ -45,7 +45,7 @@ def joined(
         options: of the compilation.
         parts: what was compiled of it.
         answer: runs the parts, and what is between them.
-        eager: the model's own execution, which answers where it is the faster one.
+        eager: the model's own execution, which answers where it is the faster one; None: there is none.
         inputs: both are timed on them, where there is a budget for that.
         model: its name.
         note: why no plan holds it.
@@ -55,7 +55,7 @@ def joined(
     setting = stages.run("survey", survey, options)
     job = Job.of(imported, inputs, Framework(NAME, answer, None, None), model, setting, stages, clock)
     samples: dict[str, list[float]] = {}
-    if job.tunes:
+    if job.tunes and eager is not None:
         with stages.timed("time parts"):
             samples = interleave(
                 {NAME: lambda: answer(*inputs), "eager": lambda: eager(*inputs)},
@@ -64,7 +64,7 @@ def joined(
             )  # fmt: skip
     mine, theirs = samples.get(NAME, []), samples.get("eager", [])
     measured = min(len(mine), len(theirs)) >= LEAST_ROUNDS
-    beaten = job.tunes and not (measured and _median(mine) <= _median(theirs))
+    beaten = job.tunes and eager is not None and not (measured and _median(mine) <= _median(theirs))
     verified = all(p.plan is not None for p in parts)
     plans = (
         PlanRecord(NAME, len(parts), 0.0, (), _median(mine), verified=verified, worst_error=math.inf, note="in parts"),
@@ -73,7 +73,7 @@ def joined(
     chosen = "eager" if beaten else NAME
     record = stages.run("record", summary.record, job, Searched(), Decision(None, chosen, plans))
     record = stages.close(_with_parts(record, [p.record for p in parts], note))
-    return Compilation(job.graph, None, record, eager if beaten else answer, tuple(parts))
+    return Compilation(job.graph, None, record, eager if beaten and eager is not None else answer, tuple(parts))
 
 
 def _median(samples: Sequence[float]) -> float:

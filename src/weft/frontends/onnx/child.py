@@ -23,9 +23,10 @@ from weft.frontends.onnx import confine, errors
 from weft.frontends.onnx.importer import ExampleInput, Examples
 from weft.frontends.onnx.limits import Limits
 from weft.frontends.onnx.operators import HANDLERS
+from weft.frontends.onnx.partition import Partition
 from weft.frontends.onnx.pieces import Absent, Runtime, RuntimeWantedError
-from weft.frontends.onnx.read import read_model
-from weft.frontends.onnx.wire import to_message
+from weft.frontends.onnx.read import read_model, read_partition
+from weft.frontends.onnx.wire import partition_to_message, to_message
 from weft.ir.types import Array, DType
 
 
@@ -72,17 +73,22 @@ def serve(request: Any) -> Any:
     )
     confine.confine(readable)
     data = mmap.mmap(request["model"], size, mmap.MAP_PRIVATE, mmap.PROT_READ) if size else b""
+    given: dict[str, Any] = {
+        "directory": Path(directory) if directory is not None else None,
+        "limits": limits,
+        "dims": request["dims"],
+        "examples": _examples(request["examples"]),
+        "file_name": request["file_name"],
+        "initializers": _given(request),
+        "runtime": _absent(request) or Runtime(request["trying"], limits.parse_memory_bytes // 4),
+    }
+    rest: Partition | None = None
     try:
-        imported, external = read_model(
-            memoryview(data),
-            directory=Path(directory) if directory is not None else None,
-            limits=limits,
-            dims=request["dims"],
-            examples=_examples(request["examples"]),
-            file_name=request["file_name"],
-            initializers=_given(request),
-            runtime=_absent(request) or Runtime(request["trying"], limits.parse_memory_bytes // 4),
-        )
+        if request["partitioned"]:
+            rest, external = read_partition(memoryview(data), **given)
+            imported = rest.compiled
+        else:
+            imported, external = read_model(memoryview(data), **given, on_data=request["on_data"])
     except RuntimeWantedError:
         return {"wants": "runtime"}
     except WeftError as error:
@@ -100,7 +106,10 @@ def serve(request: Any) -> Any:
             flat: Any = np.asarray(array, order="C").reshape(-1).view(np.uint8)
             out.write(flat)
         out.truncate(end)
-    return {"imported": document}
+        if rest is not None:
+            out.seek(end)
+            out.write(rest.rest)
+    return {"imported": document, "partition": None if rest is None else partition_to_message(rest, end)}
 
 
 def _given(request: Any) -> dict[str, Array]:

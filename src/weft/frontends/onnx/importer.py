@@ -7,6 +7,7 @@ What no handler takes is tried, in this order: the body that ONNX gives for the 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,8 @@ from weft.ir.reference import evaluate
 from weft.ir.types import Array, DType, TensorType, round_emulated
 
 _OPAQUE_BIT = 1
+FEW_FLOATS = 16
+"""As many may be factors of a resize, or thresholds, that stay the same from call to call."""
 _VALUE_LIMIT = 1 << 22
 """Elements of a value that is evaluated because an operator needs it."""
 
@@ -55,6 +58,18 @@ def too_many(rank: int, where: str) -> LimitError:
     """Of dimensions."""
     problem = f"a tensor of rank {rank}; the most is {MAX_RANK}"
     return LimitError(where=where, problem=problem, remedy="merge dimensions before the export")
+
+
+def live(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[int]:
+    """Which nodes `wanted` needs, in their order."""
+    needed = set(wanted)
+    found = []
+    for i in range(len(nodes) - 1, -1, -1):
+        node = nodes[i]
+        if any(o in needed for o in node.output):
+            found.append(i)
+            needed |= reads(node)
+    return found[::-1]
 
 
 class Importer:
@@ -70,7 +85,11 @@ class Importer:
         file_name: str = "",
         initializers: Mapping[str, Array] = MappingProxyType({}),
         runtime: Runtime | Absent = Absent.UNUSED,
+        *,
+        on_data: bool = True,
     ) -> None:
+        self.on_data = on_data
+        """Whether a graph may be specialised on the values of inputs that are data: floats, more than `FEW_FLOATS`."""
         self.runtime = runtime
         """What tries the operators that ONNX Runtime is to run."""
         self.initializers = initializers
@@ -107,6 +126,14 @@ class Importer:
             ModelError, UnsupportedError: the reason of the refusal; see `errors`.
         """
         graph = self.checked.model.graph
+        scope = self.begin()
+        self.nodes(graph.node, scope, {o.name for o in graph.output})
+        outputs = [self.output(o, scope.names[o.name]) for o in graph.output]
+        return self.finish(outputs, [o.name for o in graph.output])
+
+    def begin(self) -> Scope:
+        """The model's own scope, with its initializers and inputs."""
+        graph = self.checked.model.graph
         scope = Scope(None, self.checked.opsets)
         self._initialisers(graph, scope, self.initializers)
         given = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
@@ -114,24 +141,28 @@ class Importer:
         self._bind(inputs)
         for k, info in enumerate(inputs):
             scope.names[info.name] = self.b.input(self._input_type(info, k), kept(info.name, self.limits.name_bytes))
-        self.nodes(graph.node, scope, {o.name for o in graph.output})
-        outputs = []
-        for o in graph.output:
-            value = scope.names[o.name]
-            if isinstance(value, tuple):
-                raise UnsupportedTypeError(
-                    where=f"output '{shown(o.name)}'",
-                    op="",
-                    what="the output",
-                    type="a sequence",
-                    reason="Weft computes tensors",
-                )
-            if isinstance(value, Foreign):
-                raise foreign_type(value, "the output", f"output '{shown(o.name)}'")
-            self._check_declared(o, value)
-            outputs.append(value)
-        names = [kept(o.name, self.limits.name_bytes) for o in graph.output]
-        built = prune(self.b.build(outputs, names))
+        return scope
+
+    def output(self, info: onnx.ValueInfoProto, value: Value) -> NodeId:
+        """An output of the model, held against what the model says of it.
+
+        Raises:
+            UnsupportedTypeError: it is no tensor of ours [W203].
+            MismatchError: it is declared to be another one [W108].
+        """
+        where = f"output '{shown(info.name)}'"
+        if isinstance(value, tuple):
+            raise UnsupportedTypeError(
+                where=where, op="", what="the output", type="a sequence", reason="Weft computes tensors"
+            )
+        if isinstance(value, Foreign):
+            raise foreign_type(value, "the output", where)
+        self._check_declared(info, value)
+        return value
+
+    def finish(self, outputs: Sequence[NodeId], names: Sequence[str]) -> Imported:
+        """What these values need."""
+        built = prune(self.b.build(outputs, [kept(name, self.limits.name_bytes) for name in names]))
         for n in built.nodes:
             if n.type.nbytes > self.limits.tensor_bytes:
                 where = built.origins[n.origin].source if n.origin >= 0 else ""
@@ -156,14 +187,7 @@ class Importer:
 
     def nodes(self, nodes: Sequence[onnx.NodeProto], scope: Scope, wanted: set[str]) -> None:
         """Import the nodes that `wanted` needs, into `scope`."""
-        needed = set(wanted)
-        live = []
-        for i in range(len(nodes) - 1, -1, -1):
-            node = nodes[i]
-            if any(o in needed for o in node.output):
-                live.append(i)
-                needed |= reads(node)
-        for i in reversed(live):
+        for i in live(nodes, wanted):
             self.node(nodes[i], i, scope)
 
     def node(self, node: onnx.NodeProto, index: int, scope: Scope) -> None:
@@ -729,6 +753,8 @@ class Importer:
             refuse("it is too large")
         if mask & _OPAQUE_BIT:
             refuse("it is the result of an operator that fell back")
+        if any(self._is_data(i) for i in used):
+            refuse("it depends on the model's data, which are others in each call")
         if not self.lent(node):
             refuse("it depends on the model's inputs, and no example of them (or only a large one) is given")
         for i in used:
@@ -742,9 +768,14 @@ class Importer:
         """Whether a value follows from constants and inputs that have an example with values."""
         mask = self.depends(node)
         used = [i for i in range(mask.bit_length() - 1) if mask >> (1 + i) & 1]
-        if mask & _OPAQUE_BIT or (used and self.examples is None):
+        if mask & _OPAQUE_BIT or (used and self.examples is None) or any(self._is_data(i) for i in used):
             return False
         return all(_data(self.examples[i]) is not None for i in used) if self.examples is not None else True
+
+    def _is_data(self, index: int) -> bool:
+        """Whether no graph is to be specialised on the values of this input."""
+        example = self.examples[index] if self.examples is not None and not self.on_data else None
+        return example is not None and example.dtype.is_float and math.prod(example.shape) > FEW_FLOATS
 
     def _example(self, index: int) -> Array:
         assert self.examples is not None

@@ -27,6 +27,7 @@ from weft.frontends.onnx.errors import BindingError, GarbledModelError, ParserDi
 from weft.frontends.onnx.external import ExternalFiles
 from weft.frontends.onnx.limits import Limits, raised_by
 from weft.frontends.onnx.names import shown
+from weft.frontends.onnx.partition import Partition
 from weft.frontends.onnx.pieces import Absent
 from weft.ir.types import Array, DType
 
@@ -45,13 +46,15 @@ def import_onnx(
     dims: Mapping[str, int] = _NO_DIMS,
     example_inputs: Sequence[Array] | Mapping[str, Array | None] | None = None,
     initializers: Mapping[str, Array] = _NO_DATA,
+    on_data: bool = True,
 ) -> Imported:
     """An ONNX model as primitives. Opsets 6 to the newest that the installed onnx knows.
 
     Shapes: static. Symbolic sizes are taken from `dims` (by their names, those without one as `INPUT:AXIS`), else from
     the example inputs (one for each input, or by name; None: there is none), else they are 1 (with a note).
     Conditions: where an operator needs a run-time value (a shape, an axis, a condition) the graph is specialised on
-    the example inputs' values and says so in `Imported.guards`.
+    the example inputs' values and says so in `Imported.guards`; on many floats only
+    with `on_data`.
     `initializers`: data that stand for those of the model's initializers of these names; of equal types and shapes,
     bf16 and 8-bit floats as the float32 that hold them.
     Cost: about 0.4 s to start the parsing process, then about 4 s per GB.
@@ -60,10 +63,46 @@ def import_onnx(
         ModelError: malformed, hostile or over a limit [W101-W114].
         UnsupportedError: nothing can run it, or it needs example inputs [W201-W203].
     """
+    answer = _import(source, limits, dims, example_inputs, initializers, partitioned=False, on_data=on_data)
+    assert isinstance(answer, Imported)
+    return answer
+
+
+def import_partitioned(
+    source: Path | bytes,
+    *,
+    limits: Limits = _LIMITS,
+    dims: Mapping[str, int] = _NO_DIMS,
+    example_inputs: Sequence[Array] | Mapping[str, Array | None] | None = None,
+    initializers: Mapping[str, Array] = _NO_DATA,
+) -> Partition:
+    """A model of which `import_onnx` cannot make one graph, as two partitions; ONNX Runtime must be installed.
+
+    Raises:
+        ModelError: as of `import_onnx`.
+        UnsupportedError: nothing can run it [W201-W203].
+    """
+    answer = _import(source, limits, dims, example_inputs, initializers, partitioned=True)
+    assert isinstance(answer, Partition)
+    return answer
+
+
+def _import(
+    source: Path | bytes,
+    limits: Limits,
+    dims: Mapping[str, int],
+    example_inputs: Sequence[Array] | Mapping[str, Array | None] | None,
+    initializers: Mapping[str, Array],
+    *,
+    partitioned: bool,
+    on_data: bool = False,
+) -> Imported | Partition:
     request: dict[str, Any] = {
         "limits": asdict(limits),
         "dims": {str(k): _size(str(k), v) for k, v in dims.items()},
         "examples": _examples(example_inputs),
+        "partitioned": partitioned,
+        "on_data": on_data,
     }
     model, directory = open_model(source, limits)
     named = "" if directory is None else shown(Path(source).name)  # type: ignore[arg-type]
@@ -78,7 +117,7 @@ def import_onnx(
         request.update(
             model=model, tensors=tensors, given=given, trying=trying, initializers=_lend(initializers, given)
         )
-        request["runtime"] = (Absent.YET if installed else Absent.INSTALLED).name
+        request["runtime"] = "" if partitioned and installed else (Absent.YET if installed else Absent.INSTALLED).name
         answer = _ask(request, limits, (model, tensors, given, trying))
         if "wants" in answer:  # few models do, and it takes longer to start with it
             request["runtime"] = ""
@@ -244,7 +283,7 @@ def _died(problem: str, trying: int | None = None) -> ParserDiedError:
     return ParserDiedError(where=shown(where), problem=problem, remedy=remedy)
 
 
-def _take(answer: Any, tensors: int, directory: str | None, file_name: str, limits: Limits) -> Imported:
+def _take(answer: Any, tensors: int, directory: str | None, file_name: str, limits: Limits) -> Imported | Partition:
     if "error" in answer:
         kind = errors.ALL.get(answer["error"])
         if kind is None:
@@ -259,6 +298,8 @@ def _take(answer: Any, tensors: int, directory: str | None, file_name: str, limi
     block = memoryview(mmap.mmap(tensors, size, mmap.MAP_PRIVATE, mmap.PROT_READ)) if size else memoryview(b"")
     files = ExternalFiles(Path(directory) if directory is not None else None, limits)
     try:
-        return wire.from_message(answer["imported"], block, files.read)
+        imported = wire.from_message(answer["imported"], block, files.read)
+        told = answer["partition"]
+        return imported if told is None else wire.partition_from_message(imported, told, block)
     except wire.WireError as error:
         raise _died(f"an answer that is not consistent ({shown(error)})") from None

@@ -15,6 +15,7 @@ import numpy as np
 
 from weft.frontends.imported import Imported, OpaqueUse, ValueGuard
 from weft.frontends.onnx.external import ExternalRange
+from weft.frontends.onnx.partition import Partition
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Node, Origin, OriginParam, digest_of
 from weft.ir.prims import Prim
@@ -179,6 +180,37 @@ def _from_message(document: Json, block: memoryview, read_external: Callable[[Ex
         guards,
         _texts(document["notes"], None),
     )
+
+
+def partition_to_message(partition: Partition, at: int) -> Json:
+    """What is left to ONNX Runtime, which lies at this byte of the block."""
+    return {
+        "rest": [at, len(partition.rest)],
+        "fed": list(partition.fed),
+        "results": list(partition.results),
+        "operators": sorted(partition.operators.items()),
+    }
+
+
+def partition_from_message(compiled: Imported, told: Json, block: memoryview) -> Partition:
+    """A model in two partitions, checked.
+
+    Raises:
+        WireError: not a message of ours.
+    """
+    try:
+        at, size = told["rest"]
+        _need(isinstance(at, int) and isinstance(size, int) and 0 <= at <= at + size <= len(block), "rest")
+        fed, results = (tuple(told[k]) for k in ("fed", "results"))
+        _need(all(isinstance(k, int) for k in (*fed, *results)), "places")
+        graph = compiled.graph
+        _need(all(-len(graph.inputs) <= k < len(graph.outputs) for k in fed), "what is fed")
+        left = [k for k in results if k >= 0]
+        _need(sorted(left) == list(range(len(left))) and min(results, default=0) >= -len(graph.outputs), "results")
+        operators = {str(name): int(count) for name, count in told["operators"]}
+        return Partition(compiled, bytes(block[at : at + size]), fed, results, operators)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise WireError(f"{type(error).__name__}: {error}") from error
 
 
 def _texts(value: Sequence[object], count: int | None) -> tuple[str, ...]:

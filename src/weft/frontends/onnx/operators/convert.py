@@ -131,7 +131,8 @@ def _blocked(c: Call, v: NodeId, axis: int, block: int) -> NodeId:
 def _scales(c: Call) -> tuple[NodeId, NodeId]:
     """Scale and zero point (or -1), shaped to broadcast with x."""
     rank = c.type(0).rank
-    axis = c.norm(int(c.get("axis", 1)), rank) if c.type(1).rank else 0
+    # one scale is the whole tensor's, whatever axis is said: 1 is the default, of vectors too
+    axis = c.norm(int(c.get("axis", 1)), rank) if c.type(1).size != 1 or c.get("block_size", 0) else 0
     block = int(c.get("block_size", 0))
     zero = c.x(2)
     if block and c.type(1).rank == rank:
