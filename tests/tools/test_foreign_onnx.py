@@ -46,7 +46,11 @@ FLOATS = ("x", TensorProto.FLOAT, ["n", 3])
 
 def test_a_file_that_is_right_and_one_with_an_operator_of_a_library(tmp_path: Path) -> None:
     assert run_file(model(tmp_path / "a.onnx", "Relu", [FLOATS])) == {"status": "right"}
-    places = [("x", TensorProto.FLOAT, [1, 1, 4, 4]), ("r", TensorProto.FLOAT, [1, 4]), ("b", TensorProto.INT64, ["n"])]
+    places: list[Any] = [
+        ("x", TensorProto.FLOAT, [1, 1, 4, 4]),
+        ("r", TensorProto.FLOAT, [1, 4]),
+        ("b", TensorProto.INT64, ["n"]),
+    ]
     found = run_file(model(tmp_path / "b.onnx", "RoiAlign", places))
     assert found == {"status": "opaque", "opaque": ["onnx::RoiAlign"]}
     found = run_file(model(tmp_path / "c.onnx", "NonZero", [FLOATS], TensorProto.INT64))
@@ -163,7 +167,7 @@ def test_inputs_are_of_their_types() -> None:
             kinds = ("float16", "bool", "uint8", "int64")
             return [N(name=k, type=f"tensor({k})", shape=["n", 2] if k != "bool" else []) for k in kinds]
 
-    found = drawn(Session(), Attempt(3, (1, 4)))  # type: ignore[arg-type]
+    found = drawn(Session(), Attempt(3, (1, 4)))
     assert {k: (x.dtype.name, x.shape) for k, x in found.items()} == {
         "float16": ("float16", (3, 2)), "bool": ("bool", ()), "uint8": ("uint8", (3, 2)), "int64": ("int64", (3, 2)),
     }  # fmt: skip

@@ -161,7 +161,7 @@ def test_a_loop_that_ends_when_it_will_reads_values_of_both_sides() -> None:
         [("x", F, [30]), ("t", F, [30])],
         [("z", F, [30]), ("start", F, [30]), ("steps", F, None)],
         yes=np.array(True),
-        most=np.float32(90),
+        most=np.array(90, np.float32),
     )
     x, t = np.linspace(-1, 1, 30, dtype=np.float32), np.full(30, 1.1, np.float32)
     exe = compiled(made, x, t)
@@ -205,7 +205,7 @@ def test_weights_beside_the_file_and_new_ones(tmp_path: Path) -> None:
         helper.make_node("Compress", ["a", "c"], ["b"], axis=0),
         helper.make_node("MatMul", ["b", "v"], ["y"]),
     ]
-    small = {"axis": np.array([1]), "zero": np.float32(0)}
+    small = {"axis": np.array([1]), "zero": np.array(0, np.float32)}
     made = model(nodes, [("x", F, [9, 40])], [("y", F, None)], w=w, v=v, **small)
     path = tmp_path / "m.onnx"
     onnx.save(made, str(path), save_as_external_data=True, location="m.data", size_threshold=1024)
@@ -222,7 +222,7 @@ def test_weights_beside_the_file_and_new_ones(tmp_path: Path) -> None:
 def test_values_of_data_make_no_plan_but_few_floats_and_integers_do() -> None:
     nodes = [helper.make_node("Greater", ["x", "zero"], ["c"]), helper.make_node("Compress", ["x", "c"], ["y"])]
     for size, one_plan in ((16, True), (17, False)):
-        made = model(nodes, [("x", F, [size])], [("y", F, None)], zero=np.float32(0))
+        made = model(nodes, [("x", F, [size])], [("y", F, None)], zero=np.array(0, np.float32))
         x = np.linspace(-1, 1, size, dtype=np.float32)
         found = import_onnx(made.SerializeToString(), example_inputs=[x])
         assert [g.input_index for g in found.guards] == [0]  # who asks for it
