@@ -511,6 +511,32 @@ def zoo() -> str:
     return "\n\n".join(filter(None, (markdown(head, rows, (0, 1)), "\n".join(odd), "\n\n".join(notes))))
 
 
+def foreign_files() -> str:
+    """ONNX files of public repositories: what came of them, and every one that is not right."""
+    lines = records("cpu", "foreign-onnx")
+    cases = [x for x in lines if x["record"] == "case"]
+    if not cases:
+        return "_not measured yet: `python -m tools.foreign_onnx FOLDER --fetch`_"
+    kinds = ("right", "opaque", "split", "refused", "wrong", "crashed")
+    owners = dict.fromkeys("/".join(str(c["case"]).split("/")[:2]) for c in cases)
+    rows = []
+    for owner in [*owners, "all"]:
+        mine = [c for c in cases if owner == "all" or str(c["case"]).startswith(f"{owner}/")]
+        count = Counter(str(c["status"]) for c in mine)
+        ran = len(mine) - count["not_run"]
+        good_ = sum(count[k] for k in kinds[:3])
+        share = f"{100 * good_ / ran:.1f} %" if ran else ""
+        rows.append([owner, f"{len(mine)}", f"{ran}", *(f"{count[k]}" for k in kinds), share])
+    odd = []
+    for c in cases:
+        if c["status"] in kinds[3:]:
+            why = str(c["reason"]).replace("|", "/")
+            odd.append(f"* `{c['case']}`: {c['status']}: {why}")
+    note = f"ONNX Runtime {lines[0]['versions']['onnxruntime']}, commit {lines[0]['commit']}; `{lines[0]['command']}`"
+    head = ["repository", "files", "run by ONNX Runtime", *kinds, "right of those"]
+    return "\n\n".join(filter(None, (markdown(head, rows, (0,)), "\n".join(odd), note)))
+
+
 def classes(folder: str) -> str:
     """Classes of networks against their peers on a device."""
     lines = records(folder, "classes")
@@ -591,6 +617,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "budgets": budgets,
     "library-plans": library_plans,
     "zoo": zoo,
+    "foreign-files": foreign_files,
     "classes": partial(classes, "cpu"),
     "classes-search": partial(classes_search, "cpu"),
     "classes-gpu": partial(classes, "nvidia-h200"),

@@ -29,7 +29,6 @@ from weft.gemm.search import Outcome, SearchResult
 from weft.gemm.spec import Gemm
 from weft.gemm.worker import MODULE
 from weft.ir.declined import Declined
-from weft.ir.types import DType
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.source import CudaSource, Kernel, Schedule
 from weft.options import Options
@@ -115,11 +114,7 @@ def against_cutlass(
     peer = cutlass.find_cutlass()
     if isinstance(peer, Declined):
         raise DeviceError(problem=f"nothing to compare with: {peer.reason}")
-    refusal = cutlass.declined(g)
-    if facts.arch != "sm_90a":
-        refusal = Declined(f"its kernels of this list are for sm_90a, and the GPU is {facts.arch}")
-    elif g.dtype is DType.F32 and not tf32:
-        refusal = Declined("its products of f32 are by TF32: ask for --tf32")
+    refusal = cutlass.declined(g, arch=facts.arch, tf32=tf32)
     if refusal is not None:
         raise DeviceError(problem=f"nothing of CUTLASS to compare with: {refusal.reason}")
     with tempfile.TemporaryDirectory(prefix="weft-cutlass-") as folder:

@@ -44,12 +44,22 @@ MOST = 10
 """Kernels of the list that are built for a product."""
 BUILD_S = 400.0
 """Seconds for one of them."""
+ARCH = "sm_90a"
 SMS = 132
 """Multiprocessors that waves are counted for."""
 LEAST_K = 1024
 """Of a CTA's share of a tile's sum, about: what is cheaper to fix up than to sum."""
 _PACKAGE_HEADERS = Path("source")
-_FLAGS = ("-std=c++17", "-O3", "-arch=sm_90a", "-shared", "-Xcompiler", "-fPIC", "--expt-relaxed-constexpr", "-DNDEBUG")
+_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    f"-arch={ARCH}",
+    "-shared",
+    "-Xcompiler",
+    "-fPIC",
+    "--expt-relaxed-constexpr",
+    "-DNDEBUG",
+)
 _TYPES: Mapping[DType, str] = {DType.F16: "cutlass::half_t", DType.BF16: "cutlass::bfloat16_t", DType.F32: "float"}
 _ACTIVATIONS: Mapping[str, str] = {
     "": "cutlass::epilogue::thread::Identity",
@@ -117,8 +127,12 @@ def fused_of(e: Epilogue) -> tuple[Fused, Epilogue | None]:
     return e.divided
 
 
-def declined(g: Gemm) -> Declined | None:
-    """Why none of these kernels takes a product."""
+def declined(g: Gemm, *, arch: str = ARCH, tf32: bool = True) -> Declined | None:
+    """Why none of these kernels takes a product, on a GPU of this architecture."""
+    if arch != ARCH:
+        return Declined(f"its kernels of this list are for {ARCH}, and the GPU is {arch}")
+    if g.dtype is DType.F32 and not g.bytes and not tf32:
+        return Declined("its products of f32 are by TF32: ask for --tf32")
     if g.bytes or g.dtype not in _TYPES:
         return Declined(f"CUTLASS is a peer for f16, bf16 and f32 (as TF32), not for {g.types}")
     unit = 16 // g.dtype.itemsize
