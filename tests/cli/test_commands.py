@@ -389,6 +389,27 @@ def test_check(run: Weft, model: Path) -> None:
     assert "every operator is compiled" in run("check", model).out
 
 
+@pytest.mark.filterwarnings("default:Weft compiles")
+def test_a_file_of_two_partitions(run: Weft, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("NonZero", ["e"], ["y"])]
+    values = [helper.make_tensor_value_info(n, t, s) for n, t, s in (("x", 1, [2, 3]), ("y", 7, None))]
+    made = helper.make_model(
+        helper.make_graph(nodes, "g", values[:1], values[1:]), opset_imports=[helper.make_opsetid("", 18)]
+    )
+    path = tmp_path / "two.onnx"
+    path.write_bytes(made.SerializeToString())
+    told = run("check", path, "--format", "json").data
+    assert told["operators"] == 1 and told["rest"]["operators"] == {"NonZero": 1}
+    assert "depends on run-time values" in told["rest"]["reason"]
+    text = run("check", path).out
+    assert "ONNX Runtime runs the rest" in text and "every operator is compiled" not in text
+    done = run("compile", path, "--budget", "0", "--format", "json")
+    assert done.code == 0 and "ONNX Runtime runs the rest (1 NonZero)" in done.err
+    for place in (("-o", tmp_path / "two.weft"), ("--report", tmp_path / "two.html")):
+        refused = run("compile", path, "--budget", "0", *place)
+        assert refused.code == 4 and "NonZero" in refused.err and not place[1].exists()
+
+
 # ---------------------------------------------------------------- explain, report
 
 

@@ -36,7 +36,7 @@ from weft.cli.show import (
     writing,
 )
 from weft.device.files import private_directory
-from weft.errors import ArtifactError, OptionError, WeftError
+from weft.errors import ArtifactError, OptionError, UnsupportedError, WeftError
 from weft.options import Options, default_cache_dir, parse_text
 from weft.private import usable, weakness
 from weft.sm_budget import SmBudget
@@ -222,7 +222,10 @@ def compile_command(
     screen = Screen(format)
     _can_be_written(output, report)
     given = given_inputs(input)
-    compiled = _compile(model, _options(budget, memory_limit, sm_budget), dim, device, limits, screen, given)
+    options = _options(budget, memory_limit, sm_budget)
+    if output is not None or report is not None:
+        options = replace(options, in_parts=False)  # there is no one plan: it is told before anything is measured
+    compiled = _compile(model, options, dim, device, limits, screen, given)
     if output is not None:
         from weft.kernels.dataclass_json import to_json
 
@@ -448,25 +451,37 @@ def check(
     limits: Mapping[str, str] = NO_LIMITS,
 ) -> None:
     """Say what Weft can do with a model, without compiling it: every operator that falls back, and why."""
-    from weft.frontends.onnx import import_onnx
+    from weft.frontends.onnx import import_onnx, import_partitioned
 
     screen = Screen(format)
-    imported = import_onnx(
-        model, limits=limits_of(limits), dims=dims_of(dim), example_inputs=_arrays(given_inputs(input))
-    )
+    bounds, sizes, examples = limits_of(limits), dims_of(dim), _arrays(given_inputs(input))
+    left: Mapping[str, int] = {}
+    reason = ""
+    try:
+        imported = import_onnx(model, limits=bounds, dims=sizes, example_inputs=examples)
+    except UnsupportedError as error:
+        try:
+            cut = import_partitioned(model, limits=bounds, dims=sizes, example_inputs=examples)
+        except WeftError:
+            raise error from None
+        imported, left, reason = cut.compiled, cut.operators, str(error).splitlines()[0]
     if screen.json:
         opaque = [{"op": u.op, "reason": u.reason, "count": u.count} for u in imported.opaque]
         notes = list(imported.notes)
         counts = {"operators": imported.operators, "primitives": len(imported.graph)}
-        screen.data({**counts, "notes": notes, "opaque": opaque})
+        rest = {"rest": {"reason": reason, "operators": dict(left)}} if left else {}
+        screen.data({**counts, "notes": notes, "opaque": opaque, **rest})
         return
     print_pairs(screen, {"operators": str(imported.operators), "nodes": str(len(imported.graph))})
     for note in imported.notes:
         screen.out.print(f"note: {plain(note, 400)}")
+    if left:
+        screen.out.print(f"no plan holds the whole, and ONNX Runtime runs the rest: {plain(reason, 400)}")
+        screen.table("the rest:", ["operator", "count"], [[plain(op), str(n)] for op, n in sorted(left.items())])
     if imported.opaque:
         rows = [[plain(u.op), str(u.count), plain(u.reason, 100)] for u in imported.opaque]
         screen.table("run by the framework:", ["operator", "count", "why"], rows)
-    else:
+    elif not left:
         screen.out.print("every operator is compiled")
 
 
