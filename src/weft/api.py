@@ -72,7 +72,7 @@ from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.finish import as_array
 from weft.pipeline.framework import captured
 from weft.pipeline.job import Compilation
-from weft.pipeline.parts import joined
+from weft.pipeline.parts import TIMED_SHARE, joined
 from weft.pipeline.setting import survey
 from weft.pipeline.stages import Say, Stages, silent
 from weft.platform.table import platform_of
@@ -913,12 +913,14 @@ class _OnnxModel:
         place = platform_of(options.device).device_of(options)
         drawn = self._all(examples, cut.compiled) or example_inputs(graph, options.seed)
         inputs = [x.detach().to(place, copy=True) for x in drawn]
+        own = None
+        if options.device == "cpu" and not self._data and options.budget_s > 0 and graph.outputs:
+            own = self._runtime.start(_input_types(graph), len(cut.results), TRIAL_S)
         part = None
         if graph.outputs:
-            stages = Stages(options, self._say)
             part = compile_imported(
-                cut.compiled, options, example_inputs=inputs, model=f"{self._label}, compiled partition", stages=stages,
-                clock=run.clock,
+                cut.compiled, options, example_inputs=inputs, model=f"{self._label}, compiled partition",
+                stages=Stages(options, self._say), clock=run.clock.leaving(TIMED_SHARE * options.budget_s),
             )  # fmt: skip
 
         def answer(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -934,9 +936,6 @@ class _OnnxModel:
         mine = f"{cut.compiled.operators} operators of {self._label}" if part else f"nothing of {self._label}"
         text = f"Weft compiles {mine}, and ONNX Runtime runs the rest ({told}): {str(error).splitlines()[0]}"
         warnings.warn(f"{text}; there is no one plan to be saved, see `Compiled.parts`", stacklevel=3)
-        own = None
-        if options.device == "cpu" and not self._data and options.budget_s > 0 and part is not None:
-            own = self._runtime.start(_input_types(graph), len(cut.results), TRIAL_S)
         imported = replace(_taking(graph), guards=cut.compiled.guards)
         found = joined(
             imported, options, [] if part is None else [part], answer, own, inputs, model=self._label, note=text,
