@@ -33,10 +33,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from google.protobuf.message import DecodeError
 
 import weft
 from tools import pool
 from weft.api import flat
+from weft.frontends.onnx.check import walk_nodes
+from weft.frontends.onnx.opaque import RANDOM
 from weft.ir.types import Array
 from weft.pipeline.finish import as_array
 from weft.pipeline.parts import NAME
@@ -155,7 +158,11 @@ def wanted(path: Path) -> tuple[dict[str, Array], list[Array]]:
 
     Raises:
         NotRunError: there are none, or it answers what can be no tensor of numbers, or something else every time.
+        DecodeError: the file is no model.
     """
+    nodes = walk_nodes(onnx.load(str(path), load_external_data=False).graph.node)
+    if drawing := sorted({n.op_type for n in nodes} & RANDOM - {"Dropout"}):
+        raise NotRunError(f"random: {', '.join(drawing)}")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -217,7 +224,7 @@ def run_file(path: Path) -> dict[str, Any]:
     """One line of the record, without its name."""
     try:
         inputs, want = wanted(path)
-    except NotRunError as error:
+    except (NotRunError, DecodeError) as error:
         return {"status": "not_run", "reason": str(error)}
     try:
         with tempfile.TemporaryDirectory(prefix="weft-foreign-") as folder:

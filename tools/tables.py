@@ -549,6 +549,7 @@ def classes(folder: str) -> str:
         peers = dict(c["peers_ms"])
         kept = f"{c['speedup_best']:.2f}" if c["speedup_best"] >= 1 else f"**{c['speedup_best']:.2f}**"
         refused = ", ".join(f"{name}: {why}" for name, why in dict(c["failed_peers"]).items()).replace("|", "/")
+        refused = re.sub(r"\x1b\[\d*m", "", refused)  # what is made for a terminal
         rows.append(
             [str(c["class"]), f"`{c['case']}`", "yes" if c["tuned"] else "no", f"{c['weft_ms']:.3f}",
              f"{peers[c['best_peer']]:.3f} ({c['best_peer']})" if c["best_peer"] else "", kept, str(c["kernels"]),
