@@ -895,8 +895,9 @@ class _OnnxModel:
 
         options = self._options
         bounded = options.bounds_plans or options.check_indices
+        drawn = examples is None or (isinstance(examples, Mapping) and any(x is None for x in examples.values()))
         # values of inputs, where there are some, may make one plan of it
-        if not options.in_parts or bounded or (isinstance(error, NeedsValueError) and examples is None):
+        if not options.in_parts or bounded or (isinstance(error, NeedsValueError) and drawn):
             raise error
         try:
             cut = run.stages.run("partition", self._read, import_partitioned, examples)
@@ -911,8 +912,8 @@ class _OnnxModel:
         for note in cut.compiled.notes:
             warnings.warn(f"Weft: {note}", stacklevel=3)
         place = platform_of(options.device).device_of(options)
-        drawn = self._all(examples, cut.compiled) or example_inputs(graph, options.seed)
-        inputs = [x.detach().to(place, copy=True) for x in drawn]
+        values = self._all(examples, cut.compiled) or example_inputs(graph, options.seed)
+        inputs = [x.detach().to(place, copy=True) for x in values]
         own = None
         if options.device == "cpu" and not self._data and options.budget_s > 0 and graph.outputs:
             own = self._runtime.start(_input_types(graph), len(cut.results), TRIAL_S)

@@ -493,8 +493,8 @@ def test_queries_wait_for_granted_segments_but_not_for_a_job_that_hangs(
     with started(tmp_path) as job:
         job.measure()
         machine, _ = machine_of(job.anew(), 300.0)
-        machine.kernels(2 * job.segment_us)
         asked = machine.now_ns()
+        machine.kernels(2 * job.segment_us)
         machine.launch(Query("net", 0, 0, 0), 0)
         assert machine.kernels_run()
         while not (found := machine.ended()):

@@ -452,6 +452,7 @@ def check(
 ) -> None:
     """Say what Weft can do with a model, without compiling it: every operator that falls back, and why."""
     from weft.frontends.onnx import import_onnx, import_partitioned
+    from weft.frontends.onnx.errors import NeedsValueError
 
     screen = Screen(format)
     bounds, sizes, examples = limits_of(limits), dims_of(dim), _arrays(given_inputs(input))
@@ -460,6 +461,8 @@ def check(
     try:
         imported = import_onnx(model, limits=bounds, dims=sizes, example_inputs=examples)
     except UnsupportedError as error:
+        if isinstance(error, NeedsValueError):  # it can be given, and then there may be one plan
+            raise
         try:
             cut = import_partitioned(model, limits=bounds, dims=sizes, example_inputs=examples)
         except WeftError:
