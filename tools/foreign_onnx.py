@@ -58,8 +58,6 @@ class Source:
     repository: str
     """OWNER/NAME at GitHub."""
     commit: str
-    folder: str = ""
-    """Only below it."""
 
 
 SOURCES = (
@@ -113,7 +111,7 @@ def fetch(folder: Path, sources: Sequence[Source] = SOURCES, host: str = "https:
         address = f"{host}/{source.repository}"
         for command in (
             ["init", "-q"],
-            ["sparse-checkout", "set", "--no-cone", f"{source.folder}/**/*.onnx" if source.folder else "*.onnx"],
+            ["sparse-checkout", "set", "--no-cone", "*.onnx"],
             ["fetch", "-q", "--depth", "1", "--filter=blob:none", address, source.commit],
             ["-c", "advice.detachedHead=false", "checkout", "-q", "FETCH_HEAD"],
         ):
@@ -123,9 +121,9 @@ def fetch(folder: Path, sources: Sequence[Source] = SOURCES, host: str = "https:
 def files(folder: Path) -> Iterator[Path]:
     """All of a folder, one of each content, in order of their names."""
     seen = set()
-    for path in sorted(folder.rglob("*.onnx")):
+    for path in sorted(p for p in folder.rglob("*.onnx") if p.is_file()):
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if path.is_file() and digest not in seen:
+        if digest not in seen:
             seen.add(digest)
             yield path
 
@@ -230,11 +228,8 @@ def run_file(path: Path) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="weft-foreign-") as folder:
             options = weft.Options(budget_s=0.0, cache_dir=Path(folder))
             given = {name: torch.from_numpy(x) for name, x in inputs.items()}
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                made = weft.compile(str(path), given, options=options)
-        names = [x.name for x in onnx.load(str(path), load_external_data=False).graph.input]
-        got = [as_array(y) for y in flat(made(*(given[n] for n in names if n in given)))]
+            made = weft.compile(str(path), given, options=options)
+        got = [as_array(y) for y in flat(made(*given.values()))]
     except weft.WeftError as error:
         status = "crashed" if error.code.startswith("W9") else "refused"
         return {"status": status, "code": error.code, "reason": str(error).splitlines()[0][:300]}

@@ -41,6 +41,7 @@ def model(
     return path
 
 
+pytestmark = pytest.mark.filterwarnings("default:Weft compiles")
 FLOATS = ("x", TensorProto.FLOAT, ["n", 3])
 
 
