@@ -855,24 +855,27 @@ class _OnnxModel:
 
     def build(self, examples: Sequence[torch.Tensor] | ByName | None, run: Run | None = None) -> Made:
         """Compiled for the shapes of these inputs."""
-        run = run or Run(Stages(self._options, self._say))
         from weft.frontends.onnx import import_onnx
 
+        options = self._options
+        run = run or Run(Stages(options, self._say))
+        whole = not options.in_parts or options.bounds_plans or options.check_indices
         try:
-            imported = run.stages.run("import", self._read, partial(import_onnx, on_data=False), examples)
+            imported = run.stages.run("import", self._read, partial(import_onnx, on_data=whole), examples)
         except UnsupportedError as error:
+            if whole:
+                raise
             try:
                 return self._in_parts(examples, run, error)
             except UnsupportedError:  # a plan for these values alone is better than none
                 imported = run.stages.run("import again", self._read, import_onnx, examples)
         for note in imported.notes:
             warnings.warn(f"Weft: {note}", stacklevel=2)
-        label = self._label
         # ONNX Runtime has the file's own weights
-        timed = self._options.device == "cpu" and not self._data
+        timed = options.device == "cpu" and not self._data
         start = partial(self._runtime.start, _input_types(imported.graph), len(imported.graph.outputs))
         made = compile_imported(
-            imported, self._options, example_inputs=self._all(examples, imported), model=label, framework="onnxruntime",
+            imported, options, example_inputs=self._all(examples, imported), model=self._label, framework="onnxruntime",
             start=start if timed else None, stages=run.stages, clock=run.clock,
         )  # fmt: skip
         self._runtime.keep_if(made.eager is not None)
@@ -886,7 +889,7 @@ class _OnnxModel:
         """The file as two partitions, as no plan holds it whole, for the reason that `error` gives.
 
         Raises:
-            UnsupportedError: `error`, where that is not asked for, or ONNX Runtime does not run what is left.
+            UnsupportedError: `error`, where values of inputs are wanted, or ONNX Runtime does not run what is left.
         """
         from weft.frontends.onnx import import_partitioned
         from weft.frontends.onnx.errors import NeedsValueError
@@ -894,17 +897,15 @@ class _OnnxModel:
         from weft.pipeline.reference import example_inputs
 
         options = self._options
-        bounded = options.bounds_plans or options.check_indices
         drawn = examples is None or (isinstance(examples, Mapping) and any(x is None for x in examples.values()))
-        # values of inputs, where there are some, may make one plan of it
-        if not options.in_parts or bounded or (isinstance(error, NeedsValueError) and drawn):
+        if isinstance(error, NeedsValueError) and drawn:  # with values there may be one plan
             raise error
         try:
             cut = run.stages.run("partition", self._read, import_partitioned, examples)
         except UserError:
             raise error from None
         graph, threads = cut.compiled.graph, options.threads or torch.get_num_threads()
-        fed = [graph.type_of(graph.outputs[k] if k >= 0 else graph.inputs[-1 - k]) for k in cut.fed]
+        fed = [graph.type_of(n) for n in cut.feed(graph.inputs, graph.outputs)]
         left = sum(k >= 0 for k in cut.results)
         rest = onnxruntime_model(cut.rest, fed, left, limits=self._limits, threads=threads, seconds=TRIAL_S)
         if isinstance(rest, Declined):
@@ -926,8 +927,8 @@ class _OnnxModel:
 
         def answer(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
             ours = () if part is None else part.run(*tensors)
-            theirs = rest(*((ours[k] if k >= 0 else tensors[-1 - k]).cpu() for k in cut.fed))
-            return [theirs[k].to(place) if k >= 0 else ours[-1 - k] for k in cut.results]
+            theirs = rest(*(x.cpu() for x in cut.feed(tensors, ours)))
+            return cut.gather(ours, [y.to(place) for y in theirs])
 
         def whole(*tensors: torch.Tensor) -> Any:
             outputs = answer(*tensors)
@@ -937,7 +938,9 @@ class _OnnxModel:
         mine = f"{cut.compiled.operators} operators of {self._label}" if part else f"nothing of {self._label}"
         text = f"Weft compiles {mine}, and ONNX Runtime runs the rest ({told}): {str(error).splitlines()[0]}"
         warnings.warn(f"{text}; there is no one plan to be saved, see `Compiled.parts`", stacklevel=3)
-        imported = replace(_taking(graph), guards=cut.compiled.guards)
+        imported = replace(
+            _taking(zip(_input_types(graph), graph.input_names, strict=True)), guards=cut.compiled.guards
+        )
         found = joined(
             imported, options, [] if part is None else [part], answer, own, inputs, model=self._label, note=text,
             stages=run.stages, clock=run.clock,
@@ -1283,16 +1286,13 @@ def _inputs_alone(examples: Sequence[torch.Tensor]) -> Imported:
     """A model of which nothing is known but what it takes: there was no time to look."""
     from weft.frontends.torch.dtypes import FROM_TORCH
 
-    b = GraphBuilder()
-    inputs = [b.input(TensorType(FROM_TORCH[x.dtype], tuple(x.shape))) for x in examples]
-    return Imported(b.build(inputs), operators=0)
+    return _taking([(TensorType(FROM_TORCH[x.dtype], tuple(x.shape)), "") for x in examples])
 
 
-def _taking(graph: Graph) -> Imported:
-    """As of a graph, its inputs alone."""
+def _taking(inputs: Iterable[tuple[TensorType, str]]) -> Imported:
+    """A model of which no plan holds the whole: its inputs, by type and name."""
     b = GraphBuilder()
-    inputs = [b.input(t, name) for t, name in zip(_input_types(graph), graph.input_names, strict=True)]
-    return Imported(b.build(inputs), operators=0)
+    return Imported(b.build([b.input(t, name) for t, name in inputs]), operators=0)
 
 
 def _input_types(graph: Graph) -> list[TensorType]:

@@ -64,16 +64,17 @@ def joined(
             )  # fmt: skip
     mine, theirs = samples.get(NAME, []), samples.get("eager", [])
     measured = min(len(mine), len(theirs)) >= LEAST_ROUNDS
-    beaten = job.tunes and eager is not None and not (measured and _median(mine) <= _median(theirs))
+    beaten = job.tunes and not (measured and _median(mine) <= _median(theirs))
+    faster = eager if beaten else None
     verified = all(p.plan is not None for p in parts)
     plans = (
         PlanRecord(NAME, len(parts), 0.0, (), _median(mine), verified=verified, worst_error=math.inf, note="in parts"),
         PlanRecord("eager", 0, 0.0, (), _median(theirs), verified=False, worst_error=math.inf, note="the model itself"),
     )
-    chosen = "eager" if beaten else NAME
+    chosen = NAME if faster is None else "eager"
     record = stages.run("record", summary.record, job, Searched(), Decision(None, chosen, plans))
     record = stages.close(_with_parts(record, [p.record for p in parts], note))
-    return Compilation(job.graph, None, record, eager if beaten and eager is not None else answer, tuple(parts))
+    return Compilation(job.graph, None, record, faster or answer, tuple(parts))
 
 
 def _median(samples: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ from weft.frontends.onnx.limits import Limits
 from weft.frontends.onnx.operators import HANDLERS
 from weft.frontends.onnx.partition import Partition
 from weft.frontends.onnx.pieces import Absent, Runtime, RuntimeWantedError
-from weft.frontends.onnx.read import read_model, read_partition
+from weft.frontends.onnx.read import Given, read_model, read_partition
 from weft.frontends.onnx.wire import partition_to_message, to_message
 from weft.ir.types import Array, DType
 
@@ -73,7 +73,7 @@ def serve(request: Any) -> Any:
     )
     confine.confine(readable)
     data = mmap.mmap(request["model"], size, mmap.MAP_PRIVATE, mmap.PROT_READ) if size else b""
-    given: dict[str, Any] = {
+    given: Given = {
         "directory": Path(directory) if directory is not None else None,
         "limits": limits,
         "dims": request["dims"],

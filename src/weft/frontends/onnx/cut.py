@@ -102,7 +102,8 @@ def _made(im: Importer, scope: Scope, cut: _Cut) -> Partition:
     constants: dict[str, onnx.TensorProto] = {}
     dense = {t.name: t for t in graph.initializer}
     sparse = {s.values.name: s for s in graph.sparse_initializer}
-    for name in _read(graph, cut):
+    names = _read(graph, cut)
+    for name in names:
         value = scope.names.get(name)
         if name in sparse or value == ABSENT or value is None:
             continue
@@ -120,10 +121,11 @@ def _made(im: Importer, scope: Scope, cut: _Cut) -> Partition:
             else:
                 fed.append(ours.setdefault(name, len(ours)))
     outputs = [o for o in graph.output if o.name in cut.names]
+    theirs = {o.name: k for k, o in enumerate(outputs)}
     results = []
     for o in graph.output:
-        if o.name in cut.names:
-            results.append([x.name for x in outputs].index(o.name))
+        if o.name in theirs:
+            results.append(theirs[o.name])
         else:
             im.output(o, scope.names[o.name])
             results.append(-1 - ours.setdefault(o.name, len(ours)))
@@ -134,7 +136,7 @@ def _made(im: Importer, scope: Scope, cut: _Cut) -> Partition:
     for node in nodes:
         if node.op_type == "MaxUnpool" and len(node.input) == _MAX_UNPOOL_SIZED:
             raise _not_handed(node.output[0], "ONNX Runtime's MaxUnpool with a size of its result is not ONNX's")
-    rest = _model(im, nodes, inputs, outputs, constants, [sparse[n] for n in _read(graph, cut) if n in sparse])
+    rest = _model(im, nodes, inputs, outputs, constants, [sparse[n] for n in names if n in sparse])
     # of `compiled` each output is there once, whoever reads it
     values = [scope.names[name] for name in ours]
     compiled = im.finish([v for v in values if isinstance(v, int)], list(ours))

@@ -53,8 +53,7 @@ def import_onnx(
     Shapes: static. Symbolic sizes are taken from `dims` (by their names, those without one as `INPUT:AXIS`), else from
     the example inputs (one for each input, or by name; None: there is none), else they are 1 (with a note).
     Conditions: where an operator needs a run-time value (a shape, an axis, a condition) the graph is specialised on
-    the example inputs' values and says so in `Imported.guards`; on many floats only
-    with `on_data`.
+    the example inputs' values and says so in `Imported.guards`; on many floats only with `on_data`.
     `initializers`: data that stand for those of the model's initializers of these names; of equal types and shapes,
     bf16 and 8-bit floats as the float32 that hold them.
     Cost: about 0.4 s to start the parsing process, then about 4 s per GB.

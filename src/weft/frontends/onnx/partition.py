@@ -6,10 +6,13 @@ that reads it, is left to ONNX Runtime, as one model of its own whose inputs are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from weft.frontends.imported import Imported
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +29,11 @@ class Partition:
     """What the model's outputs are: an output of `rest`, or, as -1 - k, output k of `compiled`."""
     operators: Mapping[str, int]
     """How many of each ONNX Runtime runs."""
+
+    def feed(self, inputs: Sequence[Value], ours: Sequence[Value]) -> list[Value]:
+        """The inputs of `rest`, of the model's inputs and the outputs of `compiled`."""
+        return [ours[k] if k >= 0 else inputs[-1 - k] for k in self.fed]
+
+    def gather(self, ours: Sequence[Value], theirs: Sequence[Value]) -> list[Value]:
+        """The model's outputs, of those of `compiled` and of `rest`."""
+        return [theirs[k] if k >= 0 else ours[-1 - k] for k in self.results]

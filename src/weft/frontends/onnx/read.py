@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypedDict, Unpack
 
 from weft.errors import LimitError, WeftError
 from weft.frontends.imported import Imported
@@ -21,57 +22,51 @@ from weft.frontends.onnx.tensors import TensorReader, tensors_of_model
 from weft.ir.types import Array
 
 
+class Given(TypedDict, total=False):
+    """What an import takes besides the bytes."""
+
+    directory: Path | None
+    limits: Limits | None
+    dims: Mapping[str, int] | None
+    examples: Examples | None
+    file_name: str
+    initializers: Mapping[str, Array]
+    """They stand for those of the model."""
+    runtime: Runtime | Absent
+    """Tries the operators that ONNX Runtime is to run."""
+
+
 def read_model(
-    data: bytes | memoryview,
-    *,
-    directory: Path | None = None,
-    limits: Limits | None = None,
-    dims: Mapping[str, int] | None = None,
-    examples: Examples | None = None,
-    file_name: str = "",
-    initializers: Mapping[str, Array] = MappingProxyType({}),
-    runtime: Runtime | Absent = Absent.UNUSED,
-    on_data: bool = True,
+    data: bytes | memoryview, *, on_data: bool = True, **given: Unpack[Given]
 ) -> tuple[Imported, dict[int, ExternalRange]]:
     """The imported model, and where its external arrays lie (by the address of their first byte).
 
-    `initializers` stand for those of the model; `runtime` tries the operators that ONNX Runtime is to run; `on_data`:
-    the graph may be specialised on values of any input.
+    `on_data`: the graph may be specialised on values of any input.
 
     Raises:
-        RuntimeWantedError: it is `Absent.YET`, and there are such operators.
+        RuntimeWantedError: the runtime is `Absent.YET`, and there are operators that it is to run.
         ModelError, UnsupportedError: see `errors`.
     """
-    with _opened(data, directory, limits, dims, examples, file_name, initializers, runtime) as (importer, reader):
+    with _opened(data, **given) as (importer, reader):
         return importer(on_data).run(), reader.external
 
 
-def read_partition(
-    data: bytes | memoryview,
-    *,
-    directory: Path | None = None,
-    limits: Limits | None = None,
-    dims: Mapping[str, int] | None = None,
-    examples: Examples | None = None,
-    file_name: str = "",
-    initializers: Mapping[str, Array] = MappingProxyType({}),
-    runtime: Runtime | Absent = Absent.UNUSED,
-) -> tuple[Partition, dict[int, ExternalRange]]:
+def read_partition(data: bytes | memoryview, **given: Unpack[Given]) -> tuple[Partition, dict[int, ExternalRange]]:
     """As `read_model`, of a model that has no graph of primitives as a whole."""
-    with _opened(data, directory, limits, dims, examples, file_name, initializers, runtime) as (importer, reader):
+    with _opened(data, **given) as (importer, reader):
         return partitioned(lambda: importer(False)), reader.external
 
 
 @contextmanager
 def _opened(
     data: bytes | memoryview,
-    directory: Path | None,
-    limits: Limits | None,
-    dims: Mapping[str, int] | None,
-    examples: Examples | None,
-    file_name: str,
-    initializers: Mapping[str, Array],
-    runtime: Runtime | Absent,
+    directory: Path | None = None,
+    limits: Limits | None = None,
+    dims: Mapping[str, int] | None = None,
+    examples: Examples | None = None,
+    file_name: str = "",
+    initializers: Mapping[str, Array] = MappingProxyType({}),
+    runtime: Runtime | Absent = Absent.UNUSED,
 ) -> Iterator[tuple[Callable[[bool], Importer], TensorReader]]:
     """What begins an import of the model, which was checked, and what reads its tensors."""
     limits = limits or Limits()
