@@ -321,7 +321,7 @@ def _drawn_first(shape: tuple[int, ...], g: torch.Generator, what: _Normals | _I
     return values.clone()
 
 
-@lru_cache(maxsize=96)
+@lru_cache(maxsize=32)
 def _remembered(seed: int, shape: tuple[int, ...], what: _Normals | _Integers) -> tuple[torch.Tensor, torch.Tensor]:
     """A draw, 2 MiB at most, and the generator's state behind it."""
     g = torch.Generator().manual_seed(seed)
