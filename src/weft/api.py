@@ -892,13 +892,12 @@ class _OnnxModel:
             UnsupportedError: `error`, where values of inputs are wanted, or ONNX Runtime does not run what is left.
         """
         from weft.frontends.onnx import import_partitioned
-        from weft.frontends.onnx.errors import NeedsValueError
+        from weft.frontends.onnx.errors import wants_values
         from weft.frontends.onnx.whole import onnxruntime_model
         from weft.pipeline.reference import example_inputs
 
         options = self._options
-        drawn = examples is None or (isinstance(examples, Mapping) and any(x is None for x in examples.values()))
-        if isinstance(error, NeedsValueError) and drawn:  # with values there may be one plan
+        if wants_values(error, examples):
             raise error
         try:
             cut = run.stages.run("partition", self._read, import_partitioned, examples)

@@ -412,6 +412,19 @@ def test_a_file_of_two_partitions(run: Weft, tmp_path: Path) -> None:
         assert refused.code == 4 and "NonZero" in refused.err and not place[1].exists()
 
 
+def test_check_says_what_compile_does_of_a_condition_that_follows_from_data(run: Weft, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Greater", ["x", "zero"], ["c"]), helper.make_node("Compress", ["x", "c"], ["y"])]
+    values = [helper.make_tensor_value_info(n, 1, s) for n, s in (("x", [20]), ("y", None))]
+    zero = numpy_helper.from_array(np.array(0, np.float32), "zero")
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], [zero])
+    path, x = tmp_path / "data.onnx", tmp_path / "x.npy"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    np.save(x, np.linspace(-1, 1, 20, dtype=np.float32))
+    told = run("check", path, "--input", f"x={x}", "--format", "json").data
+    assert told["rest"]["operators"] == {"Compress": 1} and "others in each call" in told["rest"]["reason"]
+    assert run("check", path).code == 4  # no value is given
+
+
 # ---------------------------------------------------------------- explain, report
 
 

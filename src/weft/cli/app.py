@@ -452,16 +452,16 @@ def check(
 ) -> None:
     """Say what Weft can do with a model, without compiling it: every operator that falls back, and why."""
     from weft.frontends.onnx import import_onnx, import_partitioned
-    from weft.frontends.onnx.errors import NeedsValueError
+    from weft.frontends.onnx.errors import wants_values
 
     screen = Screen(format)
     bounds, sizes, examples = limits_of(limits), dims_of(dim), _arrays(given_inputs(input))
     left: Mapping[str, int] = {}
     reason = ""
     try:
-        imported = import_onnx(model, limits=bounds, dims=sizes, example_inputs=examples)
+        imported = import_onnx(model, limits=bounds, dims=sizes, example_inputs=examples, on_data=False)
     except UnsupportedError as error:
-        if isinstance(error, NeedsValueError):  # it can be given, and then there may be one plan
+        if wants_values(error, examples):
             raise
         try:
             cut = import_partitioned(model, limits=bounds, dims=sizes, example_inputs=examples)

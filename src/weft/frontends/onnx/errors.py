@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from weft.errors import LimitError, ModelError, UnsupportedError
 
 
@@ -103,6 +105,12 @@ class NeedsValueError(UnsupportedError):
     code = "W202"
     template = "operator {op!r} needs the value of {what} at compile time: {reason}"
     todo = "pass example inputs (--input NAME=FILE); the model is then specialised on their values, and guarded"
+
+
+def wants_values(error: UnsupportedError, examples: Sequence[object] | Mapping[str, object] | None) -> bool:
+    """Whether a model was refused for values of inputs that nobody gave: with them there may be one graph of it."""
+    drawn = examples is None or (isinstance(examples, Mapping) and any(x is None for x in examples.values()))
+    return drawn and isinstance(error, NeedsValueError)
 
 
 class UnsupportedTypeError(UnsupportedError):
