@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.training.interrupts import everything, interrupt
 from torch import nn
 
 import weft
@@ -272,32 +273,49 @@ def test_state_is_taken_over_in_both_directions() -> None:
     _close(model, twin)
 
 
-def test_a_step_that_fails_or_is_interrupted_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def _normed() -> tuple[Any, torch.optim.Optimizer, Any]:
     model: Any = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     step = compile_step(model, nn.CrossEntropyLoss(), optimizer, *_batch(), options=UNTUNED)
     step(*_batch())
-    before, kept = _state(model), copy.deepcopy(optimizer.state_dict()["state"])
-    plan = next(iter(step._plans.values()))
-    real = type(plan.compilation).run
+    return model, optimizer, step
 
-    def failing(error: BaseException) -> None:
-        def run(*tensors: torch.Tensor) -> Any:
-            real.fget(plan.compilation)(*tensors)  # type: ignore[attr-defined]
-            raise error
 
-        monkeypatch.setattr(type(plan.compilation), "run", property(lambda self: run))
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), torch.OutOfMemoryError("no memory")])
+def test_a_step_that_fails_or_is_interrupted_writes_nothing(error: BaseException) -> None:
+    model, optimizer, step = _normed()
+    before = [x.clone() for x in everything(model, optimizer)]
+    run: Any = step.compilation.run
+    launches = list(run._launches)
+    assert len(launches) > 20
 
-    for error in (KeyboardInterrupt(), torch.OutOfMemoryError("no memory")):
-        failing(error)
+    def failing() -> None:
+        raise error
+
+    for k in range(0, len(launches) - 1, 7):
+        run._launches[k] = failing
         with pytest.raises(type(error)):
             step(*_batch())
-        assert all(torch.equal(x, before[n]) for n, x in model.state_dict().items())
-        for k, state in optimizer.state_dict()["state"].items():
-            assert all(torch.equal(value, kept[k][name]) for name, value in state.items())
-    monkeypatch.undo()
+        run._launches[k] = launches[k]
+        assert all(torch.equal(x, y) for x, y in zip(everything(model, optimizer), before, strict=True))
     step(*_batch())
-    assert not torch.equal(model[0].weight, before["0.weight"])
+    assert not torch.equal(model[0].weight, before[0])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a callback of the collector
+def test_interrupted_at_any_time_a_step_has_written_all_or_nothing() -> None:
+    model, optimizer, step = _normed()
+    met = interrupt(lambda k: step(*_batch(seed=k)), lambda: everything(model, optimizer))
+    assert met[False] > 20
+    step(*_batch())
+
+
+def test_what_saved_the_old_weights_is_told_that_they_changed() -> None:
+    model, _, step = _normed()
+    waiting = model(_batch()[0]).sum()
+    step(*_batch())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        waiting.backward()
 
 
 def test_two_runs_have_the_same_bits() -> None:

@@ -6,6 +6,7 @@ A plan computes new values of everything that a step writes before anything is w
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, final
@@ -22,6 +23,7 @@ from weft.pipeline.job import Compilation
 from weft.runtime.executable import without_autocast
 from weft.torch_backend.engine import Run
 from weft.torch_backend.region import eager_of
+from weft.training.eager import EagerStep
 from weft.training.trace import Both, Form, Scaling, Tensors, Traced, trace, without_gradient
 from weft.training.updates import made_state, rules_of, settings_of
 
@@ -154,7 +156,7 @@ class Step:
         self._both, self._optimizer, self._scaler, self._chosen = both, optimizer, scaler, chosen
         self._options = options
         self._lock = threading.RLock()
-        self._plans: dict[object, _Plan] = {}
+        self._plans: OrderedDict[object, _Plan] = OrderedDict()  # the one used last at the end
         self._unused: dict[object, frozenset[str]] = {}
         self._state: _State | None = None
         self._settings: tuple[object, torch.Tensor] | None = None
@@ -172,7 +174,7 @@ class Step:
 
     @property
     def compilation(self) -> Compilation:
-        """What the example inputs' plan came to; on a GPU, once it was called, `run` reads and writes in place."""
+        """What the example inputs' plan came to; once it was called, `run` reads and writes in place."""
         assert self._first is not None, "compile_step makes it"
         return self._first.compilation
 
@@ -220,6 +222,8 @@ class Step:
                 if targets and plan.place is None:
                     # one call: neither an interrupt nor an error of Python's comes between two of the copies
                     torch._foreach_copy_(targets, [found[k] for k in sources])
+                elif targets:
+                    torch.autograd.graph.increment_version(targets)  # graphs of autograd that saved them raise then
             if self._state is not None:
                 self._state.seen = _seen(self._state.tensors, self._state.counted)
             self._summed = 0 if last else self._summed + 1
@@ -304,11 +308,11 @@ class Step:
         key: tuple[object, ...] = (shapes, rules, known, both.training, self._scaling(), last)
         plan = self._plans.get(key)
         if plan is not None and self._found_state(plan) == plan.form.counters:
-            self._plans[key] = self._plans.pop(key)
+            self._plans.move_to_end(key)  # one call: an interrupt beside it costs no plan
             return plan
         if plan is None:
             while len(self._plans) >= max(self._options.max_plans, 1) * min(self._chosen.batches, 2):
-                self._plans.pop(next(iter(self._plans)))
+                self._plans.popitem(last=False)
         with heap_trimmed():
             plan = self._made(given, last=last)
         self._plans[key] = plan
@@ -347,15 +351,27 @@ class Step:
             examples = [self._example(k, arguments[k], count) for k in program.arguments]
             own = {n for n, k in enumerate(program.arguments) if not len(trained) + len(fixed) <= k < count}
             own |= {n for n, k in enumerate(program.arguments) if not arguments[k].is_floating_point()}
-            eager: Run = eager_of(traced.gm, program)
+            eager = self._eager(held, tensors, arguments, len(given))
             compilation = compile_imported(
                 replace(program.imported, held=frozenset(own)),
                 options,
                 example_inputs=examples,
-                eager=lambda *tensors: eager(tensors),
+                eager=eager,
                 model="training step",
             )
         return replace(held, compilation=compilation)
+
+    def _eager(
+        self, plan: _Plan, tensors: Tensors, arguments: Sequence[torch.Tensor], inputs: int
+    ) -> Callable[..., Sequence[torch.Tensor]]:
+        """The step by the framework's own operators: a loop's; else, operator by operator, the traced graph."""
+        if arguments[0].is_cpu and not plan.traced.draws:
+            try:
+                return EagerStep(self._both, tensors, plan.form, plan.traced, plan.program, arguments, inputs)
+            except Exception:
+                pass
+        graph: Run = eager_of(plan.traced.gm, plan.program)
+        return lambda *given: graph(given)
 
     def _example(self, position: int, value: torch.Tensor, count: int) -> torch.Tensor:
         """What a plan is judged on: the model's own tensors; state of the optimizer that is not zero everywhere."""

@@ -305,7 +305,7 @@ def _traced_update(tensors: Tensors, form: Form) -> fx.GraphModule:
 
     def step(*flat: torch.Tensor) -> list[torch.Tensor]:
         rest = iter(flat)
-        return _step(form, rules, *([next(rest) for _ in range(size)] for size in sizes))
+        return stepped(form, rules, *([next(rest) for _ in range(size)] for size in sizes))
 
     with _tracing(), mode:
         behind = make_fx(step, decomposition_table=decompositions())(*(x for group in groups for x in group))
@@ -321,7 +321,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
 _NAMES = ("parameter", "gradient", "state", "counter", "settings", "scale", "growth", "skipped", "sum")
 
 
-def _step(
+def stepped(
     form: Form,
     rules: Sequence[Rule],
     parameters: Sequence[torch.Tensor],
@@ -334,7 +334,7 @@ def _step(
     skipped: Sequence[torch.Tensor],
     sums: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """See `_traced_update`."""
+    """What happens to gradients, operation by operation; arguments and results as those of `_traced_update`."""
     if sums:
         gradients = [x + g.to(x.dtype) for x, g in zip(sums, gradients, strict=True)]
     if not form.last:
