@@ -92,9 +92,10 @@ def test_what_only_gpus_take_is_looked_for_there() -> None:
     """The number of multiprocessors is known after a survey."""
     options = Options(max_members=3, max_candidates=17)
     here, there = Cpu.limits(options, CpuFacts()), Cuda.limits(options, profile("h200"))
-    assert (here.attention, here.multiprocessors, here.library_calls) == (False, 0, False)
+    assert (here.attention, here.multiprocessors, here.unions, here.library_calls) == (False, 0, False, False)
     assert (there.attention, there.multiprocessors, there.library_calls) == (True, profile("h200").sms, True)
-    assert replace(there, attention=False, multiprocessors=0, library_calls=False) == here
+    assert there.unions
+    assert replace(there, attention=False, multiprocessors=0, unions=False, library_calls=False) == here
     assert (here.max_members, here.max_candidates) == (3, 17)
     assert Cuda.limits(options).multiprocessors == 0
 

@@ -18,12 +18,14 @@ SIZES = tuple(1 << k for k in (16, 18, 20, 22, 24, 26, 29))
 """Array sizes of the bandwidth table in bytes: 64 KiB to 512 MiB."""
 
 PROBE_TEXT = r"""
-#include <chrono>
+#include <time.h>
 #include <cstddef>
 #include <cstdint>
 #include <omp.h>
 static double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  timespec t;  // of the C library: C++'s is not linked
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 #ifndef WEFT_LANES
 #if defined(__AVX512F__)

@@ -107,12 +107,22 @@ class Graph:
         return print_graph(self)
 
 
+_NEAR_BITS = 60
+_NEAR = (1 << _NEAR_BITS) - 1
+
+
 def bits(mask: Mask) -> Iterator[NodeId]:
     """Members of a mask, ascending."""
+    at = 0
     while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+        empty = (mask & -mask).bit_length() - 1
+        at, mask = at + empty, mask >> empty
+        near = mask & _NEAR  # small integers are quicker than masks of thousands of nodes
+        while near:
+            low = near & -near
+            yield at + low.bit_length() - 1
+            near ^= low
+        at, mask = at + _NEAR_BITS, mask >> _NEAR_BITS
 
 
 def mask_of(nodes: Iterable[NodeId]) -> Mask:

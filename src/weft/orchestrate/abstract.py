@@ -106,13 +106,13 @@ class Reentry:
                 forward[v] |= forward[c] | 1 << c
         return Reentry(tuple(forward), tuple(backward), forbidden, slack)
 
-    def close(self, members: Mask) -> Mask:
-        """Add everything on a path from member to member that touches no barrier."""
-        below = above = 0
+    def reach(self, members: Mask, known: tuple[Mask, Mask] = (0, 0)) -> tuple[Mask, Mask]:
+        """What these reach, and what reaches them, over paths without a barrier; `known`: of other members."""
+        below, above = known
         for m in bits(members):
             below |= self.forward[m]
             above |= self.backward[m]
-        return members | below & above
+        return below, above
 
     def reason(self, dag: Dag, members: Mask, larger: Mask, weight: Callable[[Mask], float] | None) -> str:
         """Why `larger`, grown from `members`, is refused; "" where it is convex or may re-enter."""
@@ -167,25 +167,38 @@ def grow(
     found: list[Mask] = []
     raw = 1
 
+    def choices(members: Mask) -> Iterator[Mask]:
+        """Sets with one more producer, closed; such as nothing that holds them is admitted are left as they are."""
+        reached = reentry.reach(members) if reentry is not None else (0, 0)
+        for p in bits(dag.inputs_of(members)):
+            near = members | 1 << p
+            if admit(near):
+                yield near
+                continue
+            closed = near | dag.descendants[p] & dag.ancestors[sink]
+            if reentry is None:
+                yield closed
+                continue
+            both: dict[Mask, None] = {}
+            for s in (closed, near):
+                below, above = (0, 0) if s != near and admit(s) else reentry.reach(s & ~members, reached)
+                both[s | below & above] = None
+            yield from both
+
     def steps(members: Mask) -> Iterator[Mask]:
         nonlocal raw
-        for p in bits(dag.inputs_of(members)):
-            closed = members | 1 << p | dag.descendants[p] & dag.ancestors[sink]
-            choices = {closed: None}
-            if reentry is not None:
-                choices = {reentry.close(s): None for s in (closed, members | 1 << p)}
-            for larger in choices:
-                raw += 1
-                if larger in seen:
-                    continue
-                seen.add(larger)
-                reason = admit(larger)
-                if not reason and reentry is not None:
-                    reason = reentry.reason(dag, members, larger, weight)
-                if reason:
-                    rejected[reason] += 1
-                else:
-                    yield larger
+        for larger in choices(members):
+            raw += 1
+            if larger in seen:
+                continue
+            seen.add(larger)
+            reason = admit(larger)
+            if not reason and reentry is not None:
+                reason = reentry.reason(dag, members, larger, weight)
+            if reason:
+                rejected[reason] += 1
+            else:
+                yield larger
 
     if not cap:
         stack = [start]

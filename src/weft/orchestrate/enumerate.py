@@ -19,6 +19,7 @@ from weft.orchestrate.idioms import IDIOMS
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
 from weft.orchestrate.stored import Stored, stored_root, tables_inside
+from weft.orchestrate.unions import unions
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,9 @@ def enumerate_candidates(
             continue
         if limits.multi_output:
             _add_siblings(found, stored, legality, groups, rejected)
+        if limits.unions and version == 0:
+            for members, outputs in list(unions(graph, stored, [c for _, c in found.candidates.values()])):
+                found.add(stored, members, outputs, Kind.GROUP, -1)
         every = {**every, **groups}
         _add_idioms(found, stored, limits, every, only, rejected, merged=alternatives.versions > 1)
     kept = [c for _, c in found.candidates.values()]

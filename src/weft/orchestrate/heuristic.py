@@ -5,9 +5,10 @@ Source: area recovery in FPGA technology mapping (area flow, then exact area), a
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
 
-from weft.orchestrate.instance import Instance, execute, trim
+from weft.orchestrate.instance import Instance, execute, trim, waiting_of
 
 ROUNDS = 8
 
@@ -28,18 +29,21 @@ def heuristic_plan(instance: Instance, kept: Sequence[int]) -> tuple[int, ...]:
 def _forward(instance: Instance, kept: Iterable[int]) -> list[int]:
     """Everything that can run and adds something, cheapest first: a last resort, executable where anything is."""
     have = set(instance.given)
-    waiting = sorted(kept, key=lambda k: (instance.price(k), k))
+    missing, readers = waiting_of(instance, kept)
+    ready = [(instance.price(k), k) for k, count in missing.items() if not count]
+    heapq.heapify(ready)
     plan: list[int] = []
-    progress = True
-    while progress:
-        progress = False
-        for k in waiting:
-            option = instance.options[k]
-            if option.reads <= have and not option.writes <= have:
-                have |= option.writes
-                plan.append(k)
-                progress = True
-                break
+    while ready:
+        _, k = heapq.heappop(ready)
+        new = instance.options[k].writes - have
+        if not new:
+            continue
+        have |= new
+        plan.append(k)
+        for q in (q for v in new for q in readers.get(v, ())):
+            missing[q] -= 1
+            if not missing[q]:
+                heapq.heappush(ready, (instance.price(q), q))
     return plan
 
 

@@ -6,7 +6,7 @@ Values are small integers; a value in two formats is two values.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from weft.errors import InvalidGraphError
@@ -76,8 +76,12 @@ def execute(instance: Instance, chosen: Iterable[int]) -> tuple[tuple[int, ...],
     The second part is empty iff every chosen kernel ran and every result exists. Otherwise it holds the unavailable
     values that stuck kernels read or that are results.
     """
+    return _run(instance, sorted(set(chosen), key=lambda k: _position(instance, k)))
+
+
+def _run(instance: Instance, waiting: Sequence[int]) -> tuple[tuple[int, ...], frozenset[int]]:
+    """As `execute`, of options by their positions."""
     have = set(instance.given)
-    waiting = sorted(set(chosen), key=lambda k: _position(instance, k))
     order: list[int] = []
     progress = True
     while waiting and progress:
@@ -94,6 +98,18 @@ def execute(instance: Instance, chosen: Iterable[int]) -> tuple[tuple[int, ...],
     missing = {v for k in waiting for v in instance.options[k].reads if v not in have}
     missing |= {g for g in instance.results if g not in have}
     return tuple(order), frozenset(missing)
+
+
+def waiting_of(instance: Instance, kept: Iterable[int]) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """How many values each option waits for, those that are given left out; and the options that wait for a value."""
+    missing: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    for k in kept:
+        needed = instance.options[k].reads - instance.given
+        missing[k] = len(needed)
+        for v in needed:
+            readers.setdefault(v, []).append(k)
+    return missing, readers
 
 
 def out_of_reach(instance: Instance) -> tuple[int, ...]:
@@ -136,18 +152,23 @@ def trim(instance: Instance, chosen: Iterable[int]) -> tuple[int, ...]:
     """
     kept = set(chosen)
     options = instance.options
+    in_order = sorted(kept, key=lambda k: _position(instance, k))
     readers = Counter(v for k in kept for v in options[k].reads)
     readers.update(instance.results)
     writers = Counter(v for k in kept for v in options[k].writes)
     writers.update(instance.given)
     for k in sorted(kept, key=lambda k: (-instance.price(k), k)):
         option = options[k]
-        # only if all it writes is unread or also written elsewhere; then in earnest
-        if all(not readers[v] or writers[v] > 1 for v in option.writes) and not execute(instance, kept - {k})[1]:
+        # only if all it writes is unread or also written elsewhere; what is written elsewhere may hang on it
+        if any(readers[v] and writers[v] <= 1 for v in option.writes):
+            continue
+        rest = [q for q in in_order if q != k]
+        if not any(readers[v] for v in option.writes) or not _run(instance, rest)[1]:
             kept.remove(k)
+            in_order = rest
             readers.subtract(option.reads)
             writers.subtract(option.writes)
-    order, missing = execute(instance, kept)
+    order, missing = _run(instance, in_order)
     if missing:
         raise InvalidGraphError(problem=f"a plan cannot run: values {sorted(missing)} are never written")
     return order

@@ -45,6 +45,9 @@ class EnumerationLimits:
     """Of the GPU: products that do not fill so many are candidates in one launch, too (see `orchestrate.grouped`); 0:
     none are."""
 
+    unions: bool = False
+    """Also small elementwise groups that have nothing to do with each other in one launch, see `orchestrate.unions`."""
+
     library_calls: bool = False
     """Also what one call of a GPU's libraries covers (see `orchestrate.calls`), for the library plan alone."""
 

@@ -29,7 +29,7 @@ from weft.errors import InvalidGraphError, OptionError, WeftError
 from weft.kernels.plan import SolverReport
 from weft.orchestrate.constraints import Rows, build_rows, demand
 from weft.orchestrate.heuristic import heuristic_plan
-from weft.orchestrate.instance import Instance, Option, execute, out_of_reach, trim
+from weft.orchestrate.instance import Instance, Option, execute, out_of_reach, trim, waiting_of
 from weft.orchestrate.memory import fits, limit_memory, peak_bytes
 from weft.orchestrate.partition import Part, parts_of
 
@@ -61,16 +61,15 @@ def presolve(instance: Instance) -> list[int]:
     """
     options = instance.options
     have = set(instance.given)
-    usable: set[int] = set()
-    waiting = set(range(len(options)))
-    while True:
-        ready = {k for k in waiting if options[k].reads <= have}
-        if not ready:
-            break
-        for k in ready:
-            have |= options[k].writes
-        usable |= ready
-        waiting -= ready
+    missing, readers = waiting_of(instance, range(len(options)))
+    usable = [k for k, count in missing.items() if not count]
+    for k in usable:  # grows meanwhile
+        for v in options[k].writes - have:
+            have.add(v)
+            for q in readers.get(v, ()):
+                missing[q] -= 1
+                if not missing[q]:
+                    usable.append(q)
     kept: list[int] = []
     writers: dict[int, list[int]] = {}
     for k in sorted(sorted(usable), key=[instance.price(k) for k in range(len(options))].__getitem__):

@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, cast, final
 
 import torch
@@ -46,6 +45,7 @@ from weft.kernels.plan import Plan, Step
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
 from weft.runtime.budgeted import SM_BUDGET, Budgeted
 from weft.runtime.executable import InputError, Linked, check_count, to_torch, typed, without_autocast
+from weft.runtime.in_place import NOTHING_BOUND, InPlace, held_by_caller, written_last
 from weft.runtime.indices import checked
 from weft.runtime.lanes import Use, order_of
 from weft.runtime.memory import Lifetime, MemoryPlan, plan_memory
@@ -57,11 +57,6 @@ ALIGNMENT = 256
 Run = Callable[[], None]
 Rebind = Callable[[BoundCuda, Addresses, bool], Prepared]
 """Another way to launch a step, from its kernel, its addresses and whether it may begin before its predecessor ends."""
-NOTHING_BOUND: Mapping[int, torch.Tensor] = MappingProxyType({})
-InPlace = Callable[
-    [Mapping[int, torch.Tensor], Sequence[tuple[int, torch.Tensor]]], Callable[..., Sequence[torch.Tensor]]
-]
-"""From inputs by position and (output, tensor that gets it): what a call then runs."""
 _POLICY = threading.RLock()
 """The numeric policy belongs to the process: two threads that set and restore it in turn would leave it changed."""
 
@@ -173,6 +168,7 @@ class CudaExecutable:
         `bound`: inputs by position that every call is given in these tensors: they are read where they lie, if dense,
         aligned, and no output is a view of them.
         `written`: tensors that get an output each, behind the last step and in the same graph; not by the run here.
+        Where that is safe, the step that computes an output writes it there itself (see `in_place`).
 
         Raises:
             InvalidGraphError: the plan reads a value before a step wrote it: our bug.
@@ -194,9 +190,18 @@ class CudaExecutable:
         self._values: Values = survey(self.graph, self.plan)
         self._bound: dict[int, torch.Tensor] = {}
         self._bound.update((k, x.detach()) for k, x in bound.items() if self._may_lie(k, x))
+        if written:
+            self.plan = written_last(self.graph, self.plan, self._values, written, self._bound)
+            self._values = survey(self.graph, self.plan)
         hosted = any(isinstance(s.kernel, LibraryCall) and not is_capturable(s.kernel) for s in self.plan.steps)
         self.order = order_of(self.plan, self._values, 1 if hosted or stage_kernels else self.plan.branches)
         several = hosted or stage_kernels > 0 or self.order.width > 1
+        args = (self.graph, self.plan, self._values, self.order, written, self._bound, ALIGNMENT)
+        direct = held_by_caller(*args) if written else {}
+        self._direct = {key: target.detach() for key, (_, target) in direct.items()}
+        self._apart = frozenset(self._values.first_write[key] for key in direct)
+        """Steps that write what is the caller's."""
+        copied = frozenset(range(len(written))) - {at for at, _ in direct.values()}
         kept = frozenset() if several else _kept_values(self.plan, self._values)
         self._held: dict[Key, Held] = {key: self._room_of(key) for key in kept}
         self._constants: dict[NodeId, torch.Tensor] = {}
@@ -213,7 +218,7 @@ class CudaExecutable:
             self.static_outputs = tuple(self._shaped(n) for n in self.graph.outputs)
             self._ends = self._copied_outputs()
             self._written = frozenset(k for k, _ in written)
-            self._writes = self._copies_into(written)
+            self._writes = self._copies_into([x for at, x in enumerate(written) if at in copied])
             self.stages: tuple[Stage, ...] = tuple(self._record())
             """One after another they are a run."""
             self._segments = [stage.launch for stage in self.stages]
@@ -265,6 +270,8 @@ class CudaExecutable:
         apart: list[Lifetime] = []
         for key, first in self._values.first_write.items():
             last = end if key in kept else self._values.last_use(key)
+            if key in self._direct:
+                continue
             if key in self._held:
                 apart.append(Lifetime(self.graph.type_of(key[0]).nbytes, first, last))
                 continue
@@ -287,6 +294,8 @@ class CudaExecutable:
             key: typed(self._arena, self.graph.type_of(key[0]), key[1], memory.offsets[slot])
             for key, slot in slots.items()
         }
+        for key, target in self._direct.items():
+            self._static[key] = target.view(self.graph.type_of(key[0]).shape)
         for position, node in enumerate(self.graph.inputs):
             t = self.graph.type_of(node)
             if position in self._bound:
@@ -447,12 +456,13 @@ class CudaExecutable:
         return stages
 
     def _run_once(self, stream: torch.cuda.Stream) -> None:
-        """On a stream, and wait."""
+        """On a stream, and wait; what writes to the caller's tensors is left out."""
         if stream != torch.cuda.current_stream():
             stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for launch in (*self._launches, *self._ends):
-                launch()
+            for i, launch in enumerate((*self._launches, *self._ends)):
+                if i not in self._apart:
+                    launch()
         stream.synchronize()
 
     def stages_on(self, stream: torch.cuda.Stream, lengths: Sequence[int]) -> tuple[torch.cuda.CUDAGraph, ...]:

@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -35,6 +35,7 @@ from weft.ir.types import Array, DType, TensorType
 from weft.kernels.formats import Format
 from weft.kernels.plan import Plan, Step
 from weft.kernels.source import KernelSource, LibraryCall
+from weft.runtime.in_place import NOTHING_BOUND, Ending, InPlace, aliasing, ending, is_stored
 from weft.runtime.indices import checked
 from weft.runtime.memory import ALIGNMENT, Lifetime, MemoryPlan, plan_memory
 from weft.runtime.runner import NativeRun, NativeStep, Runner
@@ -129,8 +130,20 @@ class Executable:
     device: ClassVar[torch.device] = torch.device("cpu")
     """Where inputs must be."""
 
-    def __init__(self, linked: Linked) -> None:
+    def __init__(
+        self,
+        linked: Linked,
+        *,
+        bound: Mapping[int, torch.Tensor] = NOTHING_BOUND,
+        written: Sequence[tuple[int, torch.Tensor]] = (),
+    ) -> None:
         """Lay out memory, repack weights and bind all launches.
+
+        `bound`: inputs by position that every call is given in these tensors: they are read where they lie, if dense
+        and aligned.
+        `written`: tensors that get an output each, by its position, at the end of a call: nothing of Python runs
+        between the first byte that is written there and the last. Where that is safe, the step that computes an output
+        writes it there itself (see `in_place`). Needs a compiler.
 
         Raises:
             InvalidGraphError: the plan reads a value before a step wrote it: our bug.
@@ -139,6 +152,13 @@ class Executable:
         self.linked = linked
         self.graph = linked.graph
         self.plan = linked.plan
+        self._values = survey(self.graph, self.plan)
+        self._bound = {k: x.detach() for k, x in bound.items() if self._may_lie(k, x)}
+        self._written = [(k, x.detach()) for k, x in written]
+        self._ending: Ending | None = None
+        if written:
+            self._ending = ending(self.graph, self.plan, self._values, self._written, self._bound, ALIGNMENT)
+            self.plan, self._values = self._ending.plan, self._ending.values
         self._lock = threading.Lock()
         self._poison: int | None = None
         self._shown: tuple[Sequence[torch.Tensor], list[torch.Tensor]] | None = None
@@ -148,14 +168,20 @@ class Executable:
         self._threads = linked.plan.threads or linked.threads or torch.get_num_threads()
         self._constants: dict[NodeId, torch.Tensor] = {}
         self._native = {i for i, s in enumerate(self.plan.steps) if isinstance(s.kernel, KernelSource)}
-        self._values = survey(self.graph, self.plan)
-        self._direct_inputs = [self._all_native((n, Format.ROW)) for n in self.graph.inputs]
+        self._direct_inputs = [
+            k not in self._bound and self._all_native((n, Format.ROW)) for k, n in enumerate(self.graph.inputs)
+        ]
         self._direct_outputs = self._choose_direct_outputs()
+        self._targets = dict(self._written)
+        self._overwritten = {x.untyped_storage().data_ptr() for _, x in self._written}
+        self._rest: list[tuple[int, torch.Tensor]] = []
+        """Outputs by position, and tensors, that the framework copies them to behind the last step."""
         self._patches: list[_Patch] = []
         self._packs: list[Callable[[], None]] = []
         # what is made in inference mode cannot be written outside of it
         with torch.inference_mode(mode=False), without_autocast("cpu"):
             self.memory = self._allocate()
+            self._fixed = self._fixed_outputs()
             self._weights = _Pool([n for i in sorted(self._native) for n in self._source(i).packed_bytes])
             self._launches = self._bind()
             self._pack_weights()
@@ -169,6 +195,7 @@ class Executable:
             and all(self._direct_outputs.get(n) == k for k, n in enumerate(self._values.finals))
             and all(isinstance(launch, NativeRun) for launch in self._launches)
             and not self.plan.checks
+            and not self._written
         )
         """Nothing but kernels on the caller's own tensors: a call needs no context of the framework."""
 
@@ -180,6 +207,23 @@ class Executable:
 
     def _all_native(self, key: Key) -> bool:
         return all(i in self._native for i in self._values.readers.get(key, []))
+
+    def _may_lie(self, position: int, tensor: torch.Tensor) -> bool:
+        """Whether an input may be read where it lies, by kernels and library calls alike."""
+        viewed = self.graph.inputs[position] in self._values.finals
+        plain = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+        return plain and tensor.data_ptr() % ALIGNMENT == 0 and not viewed
+
+    def _fixed_outputs(self) -> dict[int, torch.Tensor]:
+        """Outputs by position that every call writes into the same memory: the caller's, or what is copied there."""
+        if self._ending is None:
+            return {}
+        found = dict(self._ending.held)
+        for k, _ in self._written:
+            if k not in found and self._direct_outputs.get(self._values.finals[k]) == k:
+                t = self.graph.type_of(self.graph.outputs[k])
+                found[k] = typed(_aligned(t.nbytes), t, Format.ROW, 0)
+        return found
 
     def _choose_direct_outputs(self) -> dict[NodeId, int]:
         """Stored values that native kernels write straight into the tensor that is returned."""
@@ -218,6 +262,7 @@ class Executable:
         for node in self.graph.inputs:
             t = self.graph.type_of(node)
             self._static[node, Format.ROW] = typed(_aligned(t.nbytes), t, Format.ROW, 0)
+        self._static.update(((self.graph.inputs[k], Format.ROW), x) for k, x in self._bound.items())
         return memory
 
     def _view(self, key: Key, offset: int) -> torch.Tensor:
@@ -242,23 +287,69 @@ class Executable:
                 launches.append(runner.bind(run, keep, self._threads))
             run, keep = [], []
 
+        end = self._ending
+        others = self._aliasing_kernels(end.over) if end is not None else {}
         for i, step in enumerate(self.plan.steps):
+            if end is not None and i == end.first:
+                flush()
             if i in self._native:
                 if runner is None:
                     runner = self._runner()
-                native, used = self._bind_native(i, step)
+                native, used = self._bind_native(i, step, others.get(i))
                 run.append(native)
                 keep += used
             else:
                 flush()
                 launches.append(self._bind_call(step))
+        if end is not None:
+            runner = runner or self._runner()
+            copies, self._rest = self._copies()
+            copy, arrays = runner.copying(copies)
+            run.append(copy)
+            keep += arrays
         flush()
         return launches
 
+    def _aliasing_kernels(self, steps: Iterable[int]) -> dict[int, NativeKernel]:
+        """Kernels of steps that write over what they read."""
+        compiler = self._compiler()
+
+        def made(i: int) -> NativeKernel:
+            source = aliasing(self._source(i))
+            path = compiler.compile(source.text, source.flags, cache_dir=self.linked.cache_dir).path
+            return NativeKernel(path, source.entry)
+
+        with ThreadPoolExecutor(self._threads) as pool:
+            return dict(zip(steps, pool.map(made, steps), strict=True))
+
+    def _copies(self) -> tuple[list[tuple[int, int, int]], list[tuple[int, torch.Tensor]]]:
+        """What is copied to the caller's tensors in memory (from, to, bytes), and what the framework has to copy."""
+        assert self._ending is not None
+        copies, rest = [], []
+        for k, target in self._written:
+            node, held = self._values.finals[k], self._ending.held.get(k)
+            if held is not None and held.data_ptr() == target.data_ptr():
+                continue
+            t = self.graph.type_of(node)
+            plain = target.is_contiguous() and target.dtype is TORCH_DTYPE[t.dtype] and target.nbytes == t.nbytes
+            if not plain or not is_stored(self.graph, self._values, k):
+                rest.append((k, target))
+                continue
+            direct = self._direct_outputs.get(node)
+            source = self._fixed.get(k if direct is None else direct, self._static.get((node, Format.ROW)))
+            if source is None:  # it lies in a result that a call makes
+                rest.append((k, target))
+            elif target.nbytes:
+                copies.append((source.data_ptr(), target.data_ptr(), target.nbytes))
+        return copies, rest
+
     def _runner(self) -> Runner:
+        return Runner(self._compiler(), self.linked.cache_dir)
+
+    def _compiler(self) -> HostCompiler:
         if self.linked.compiler is None:
             raise InvalidGraphError(problem="a plan with generated kernels but no compiled runner")
-        return Runner(self.linked.compiler, self.linked.cache_dir)
+        return self.linked.compiler
 
     def _loaded(self, source: KernelSource) -> NativeKernel:
         """A kernel of its object, which lies in the cache; whoever keeps that may have taken it away since."""
@@ -269,9 +360,12 @@ class Executable:
                 raise
         return NativeKernel(self.linked.compiler.compile(source.text, source.flags).path, source.entry)
 
-    def _bind_native(self, i: int, step: Step) -> tuple[NativeStep, list[NativeKernel | Pointers]]:
+    def _bind_native(
+        self, i: int, step: Step, kernel: NativeKernel | None
+    ) -> tuple[NativeStep, list[NativeKernel | Pointers]]:
+        """`kernel`: in place of the step's own."""
         source = self._source(i)
-        kernel = self._loaded(source)
+        kernel = kernel or self._loaded(source)
         skipped = set(source.replaces_weights)
         inputs = pointer_array([0] * len(step.inputs))
         for slot, key in enumerate(step.inputs):
@@ -347,10 +441,37 @@ class Executable:
         with self._lock, torch.no_grad(), without_autocast("cpu"):
             fresh = self._point_at(tensors)
             with threads_of(self.plan.threads):
-                for launch in self._launches:
+                for launch in self._launches[: -1 if self._written else None]:
                     launch()
+            if self._written:
+                self._write(tensors, fresh)
             found = tuple(self._finish(i, tensors, fresh) for i in range(len(fresh)))
         return checked(found, self.plan.checks, look=self.check_indices) if self.plan.checks else found
+
+    def _write(self, tensors: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> None:
+        """The last steps, and the copies behind them: all or nothing, should an interrupt come."""
+        last = self._launches[-1]
+        assert isinstance(last, NativeRun)
+        run, address, count, threads = last.call
+        copy, targets = torch._foreach_copy_, [x for _, x in self._rest]
+        sources = [self._shaped(self.graph.outputs[k], tensors, fresh) for k, _ in self._rest]
+        try:
+            run(address, count, threads)
+        finally:
+            if targets:
+                copy(targets, sources)
+
+    @property
+    def in_place(self) -> InPlace | None:
+        """What makes the same plan for tensors that stay where they are, as `bound` and `written` say.
+
+        It knows nothing of this executable, which may be gone by then. None: a call looks at indices before it is done
+        with, or there is no compiler.
+        """
+        linked = self.linked
+        if self.plan.checks or linked.compiler is None:
+            return None
+        return lambda bound, written: Executable(linked, bound=bound, written=written)
 
     def time_steps(self, *tensors: torch.Tensor, rounds: int) -> tuple[float, ...]:
         """Median microseconds of each step in its place, between its neighbours, launched one by one from Python."""
@@ -410,9 +531,9 @@ class Executable:
         """Check the inputs, make the outputs, and point the launches at both."""
         check_count(tensors, self._input_types)
         addresses = [self._take(i, t) for i, t in enumerate(tensors)]
-        fresh = [torch.empty_like(t) for t in self._like]
+        fresh = [self._fixed[k] if k in self._fixed else torch.empty_like(t) for k, t in enumerate(self._like)]
         if self._poison is not None:
-            for memory in (self._arena, *fresh):
+            for memory in (self._arena, *(x for k, x in enumerate(fresh) if k not in self._fixed)):
                 ctypes.memset(memory.data_ptr(), self._poison, memory.nbytes)
             self._poison = None
         self._patch(addresses, fresh)
@@ -447,7 +568,13 @@ class Executable:
             raise InputError(position=position, problem=f"expected {expected}, got {got}")
         if tensor.device.type != "cpu":
             raise InputError(position=position, problem=f"expected a CPU tensor, got {tensor.device}")
+        if position in self._bound:
+            if tensor.data_ptr() != self._bound[position].data_ptr():
+                raise InputError(position=position, problem="it lies elsewhere than the tensor that is read in place")
+            return tensor.data_ptr()
         plain = tensor.is_contiguous() and not tensor.is_neg()  # a negated view has the bits of what it negates
+        if self._overwritten:
+            plain = plain and tensor.untyped_storage().data_ptr() not in self._overwritten
         if self._direct_inputs[position] and plain and tensor.data_ptr() % ALIGNMENT == 0:
             return tensor.data_ptr()
         static = self._static[self.graph.inputs[position], Format.ROW]
@@ -457,6 +584,8 @@ class Executable:
     def _finish(self, position: int, tensors: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> torch.Tensor:
         node = self._values.finals[position]
         out = fresh[position]
+        if position in self._targets:
+            return self._targets[position]
         if self._direct_outputs.get(node) == position:
             return out
         out.copy_(self._shaped(self.graph.outputs[position], tensors, fresh))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from weft.device.launch import NativeKernel, Pointers
+from weft.device.launch import NativeKernel, Pointers, pointer_array
 from weft.device.toolchain import HostCompiler
 
 TEXT = """
@@ -24,6 +24,15 @@ static void run(const Step* steps, long count, int threads) {
   if (threads > 0 && threads != before) omp_set_num_threads(threads);
   for (const Step* s = steps; s < steps + count; ++s) s->entry(s->inputs, s->outputs, s->workspace, s->packed);
   if (threads > 0 && threads != before) omp_set_num_threads(before);
+}
+extern "C" void weft_copy(const void* const* from, void* const* to, void*, const void* const* given) {
+  const long* sizes = (const long*)given;
+  #pragma omp parallel
+  for (long k = 0; k < sizes[0]; ++k) {
+    const long n = sizes[k + 1], nt = omp_get_num_threads(), tid = omp_get_thread_num();
+    const long begin = n / nt * tid, end = tid + 1 < nt ? n / nt * (tid + 1) : n;
+    __builtin_memcpy((char*)to[k] + begin, (const char*)from[k] + begin, end - begin);
+  }
 }
 struct Run { const Step* steps; long count; int threads; };
 static void* apart(void* given) {
@@ -69,11 +78,20 @@ class Runner:
         self._run = library.weft_run
         self._run.argtypes = [ctypes.c_void_p, ctypes.c_long, ctypes.c_int]
         self._run.restype = None
+        self._copy = ctypes.cast(library.weft_copy, ctypes.c_void_p).value or 0
 
     def bind(self, steps: Sequence[NativeStep], keep: Sequence[NativeKernel | Pointers], threads: int) -> NativeRun:
         """A callable that launches these steps in order; `keep` are their kernels and the pointer arrays they use."""
         array = (NativeStep * len(steps))(*steps)
         return NativeRun(self._run, array, list(keep), threads)
+
+    def copying(self, copies: Sequence[tuple[int, int, int]]) -> tuple[NativeStep, list[Pointers]]:
+        """A step that copies memory: (from, to, bytes) each; and the arrays that it uses."""
+        columns = zip(*copies, strict=True) if copies else ((), (), ())
+        sources, targets, sizes = (pointer_array(list(x)) for x in columns)
+        given = pointer_array([len(copies), *sizes])
+        at = [ctypes.addressof(x) for x in (sources, targets, given)]
+        return NativeStep(self._copy, at[0], at[1], 0, at[2]), [sources, targets, given]
 
 
 class NativeRun:
@@ -97,6 +115,11 @@ class NativeRun:
         """The launches one by one, for timing each of them in its place, as long as this lives."""
         size = ctypes.sizeof(NativeStep)
         return [partial(self._function, self._address + k * size, 1, self._threads) for k in range(self._count)]
+
+    @property
+    def call(self) -> tuple[Callable[[int, int, int], None], int, int, int]:
+        """The function of C and its arguments: between the call and its begin nothing of Python runs."""
+        return self._function, self._address, self._count, self._threads
 
     def __call__(self) -> None:
         """Run all; returns when the last kernel has."""

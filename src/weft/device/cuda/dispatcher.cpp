@@ -9,6 +9,7 @@
 #include <semaphore.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -255,15 +256,16 @@ void* weft_dispatcher(const char* library, void* context, int64_t spin_ns, void*
       !symbol(lib, "cuMemcpyDtoHAsync_v2", v.copy_to_host) ||
       !symbol(lib, "cuMemcpyHtoDAsync_v2", v.copy_to_device))
     return nullptr;
-  Dispatcher* d = new (std::nothrow) Dispatcher();
-  if (!d) return nullptr;
+  void* memory;  // by the C library alone: C++'s is not linked
+  if (posix_memalign(&memory, alignof(Dispatcher), sizeof(Dispatcher))) return nullptr;
+  Dispatcher* d = new (memory) Dispatcher();
   d->driver = v;
   d->context = context;
   d->spin_ns = spin_ns;
   d->status = (Status*)words;
   d->events = (Event*)((char*)words + sizeof(Status));
   if (pthread_create(&d->thread, nullptr, dispatch, d)) {
-    delete d;
+    free(d);
     return nullptr;
   }
   return d;
@@ -334,7 +336,7 @@ void weft_close(void* given, int events) {
     sem_destroy(&d->clock_over);
   }
   for (int i = 0; i < events; ++i) d->driver.event_destroy(d->handles[i]);
-  delete d;
+  free(d);
 }
 
 }  // extern "C"

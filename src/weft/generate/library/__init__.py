@@ -87,8 +87,9 @@ class LibraryGenerator:
         between = [p for p in prims if p is not Prim.CAST] in ([Prim.ADD], [Prim.MUL]) and len(prims) == 3
         if on_gpu and between:
             found.append(_schedule("widened"))
-        # in front of others these are strides of an operand
-        moved = sum(p in (Prim.TRANSPOSE, Prim.SLICE) for p in prims) if on_gpu else 0
+        # in front of others these are strides of an operand; on a CPU other operators copy, or are slow with them
+        strided = on_gpu or (Prim.MATMUL in prims and Prim.SLICE not in prims)
+        moved = sum(p in (Prim.TRANSPOSE, Prim.SLICE) for p in prims) if strided else 0
         if len(prims) - moved <= 1 or all(p is Prim.OPAQUE for p in prims):
             found.append(_schedule("primitives"))
         if isinstance(facts, GpuFacts) and Prim.CONV in prims:

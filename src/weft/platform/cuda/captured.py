@@ -12,8 +12,9 @@ from weft.generate.library.execute import plain_math
 from weft.ir.declined import Declined
 from weft.options import Options
 from weft.platform.cuda.device import device_of
-from weft.runtime.cuda_executable import NOTHING_BOUND, InPlace, StreamOrder
+from weft.runtime.cuda_executable import StreamOrder
 from weft.runtime.executable import InputError
+from weft.runtime.in_place import NOTHING_BOUND, InPlace
 from weft.runtime.streams import Lease
 
 Tensors = Sequence[torch.Tensor]

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.gpu
 
 WIDTHS = (4, 8, 16, 24, 32, 48, 64, 128)
 WINDOWS = (3, 5, (1, 9))
+TOO_LARGE = {(128, 1, 5), (128, 2, 5), (128, 2, (1, 9))}
+"""Widths, strides and windows of which no three k-blocks of weights fit in shared memory: other templates take them."""
 UNIT = {F16: 2.0**-11, BF16: 2.0**-8}
 
 
@@ -37,7 +39,7 @@ def test_a_width(
     problem = convolution(2, of * width, 15, 13, of * width, window, stride, pad, 1, of, dtype=dtype, residual=True)
     p = matched(problem)
     found = choose.shapes(p, facts)
-    assert found
+    assert bool(found) == ((width, stride, window) not in TOO_LARGE)
     made = [kernel.emit(p, s.schedule(), f"k{i}") for i, (_, s) in enumerate(found)]
     sources = [x for x in made if isinstance(x, CudaSource)]
     assert sources == made

@@ -85,7 +85,9 @@ class _Loops(CudaText):
             return
         for segment in segments:
             for part in parts_of(scene, segment.stages[0], self.form, "i"):
-                self.profiles.append(_profile(scene, part, self._number))
+                profile = _profile(scene, part, self._number)
+                if profile.size:  # a pad that cuts leaves ranges without a result
+                    self.profiles.append(profile)
         self._number += 1
 
 

@@ -1,0 +1,292 @@
+"""Which results of a plan a caller's tensor may hold itself, also one that the plan reads: new weights in place of old.
+
+A result is then written where its last readers are done with what lay there: by a later step, or by the step that reads
+it, if each thread has read all that it writes before it does (`overwrites`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import cast
+
+import torch
+
+from weft.generate.library.execute import TORCH_DTYPE
+from weft.ir.graph import Graph, NodeId
+from weft.ir.prims import CATEGORY, FREE, Category, Prim
+from weft.kernels.formats import Format
+from weft.kernels.plan import Plan, Step
+from weft.kernels.source import CudaSource, KernelSource
+from weft.runtime.lanes import Order, order_of
+from weft.runtime.values import Key, Values, survey
+
+InPlace = Callable[
+    [Mapping[int, torch.Tensor], Sequence[tuple[int, torch.Tensor]]], Callable[..., Sequence[torch.Tensor]]
+]
+"""From inputs by position and (output, tensor that gets it): what a call then runs."""
+NOTHING_BOUND: Mapping[int, torch.Tensor] = MappingProxyType({})
+_LANES = (1, 2, 4, 8, 16)
+"""Elements that a thread may take at once."""
+_BODY = 'extern "C" __global__'
+_STORE = re.compile(r"\bw_st\w*\s*(?:<[^>]*>)?\s*\(")
+_INNERMOST = re.compile(r"{([^{}]*)}")
+_OVERLAPPING = re.compile(r"^\s*x\d+ = \d+;$", re.MULTILINE)
+"""The last vector of a loop of C++ begins before the end of the one before."""
+
+
+def overwrites(graph: Graph, step: Step, source: NodeId, result: NodeId) -> bool:
+    """Whether a step gives the same `result` where that lies in the memory of its operand `source`.
+
+    So it is for elementwise loops that compute every element once (no thread beyond the end does the last one again),
+    where all that depends on the operand has its shape, and an element is read before it is written.
+    """
+    kernel = step.kernel
+    if not isinstance(kernel, CudaSource | KernelSource) or not _is_elementwise(graph, step, source, result):
+        return False
+    slots = [k for k, key in enumerate(step.inputs) if key == (source, Format.ROW)]
+    if isinstance(kernel, CudaSource):
+        return _cuda_reads_first(kernel, slots, math.prod(graph.type_of(result).shape))
+    return _cpp_reads_first(kernel, slots, step.outputs.index((result, Format.ROW)))
+
+
+def _is_elementwise(graph: Graph, step: Step, source: NodeId, result: NodeId) -> bool:
+    """Whether all of the step that depends on the operand has its shape, and the result elements as large."""
+    t, shape = graph.type_of(source), graph.type_of(result).shape
+    if t.shape != shape or t.dtype.itemsize != graph.type_of(result).dtype.itemsize:
+        return False
+    dependent, members = {source}, set(step.members)
+    for m, node in enumerate(graph.nodes):
+        if dependent.isdisjoint(node.inputs):
+            continue
+        if node.prim in FREE:
+            dependent.add(m)  # a member may read through it
+            continue
+        if m not in members:
+            continue
+        if CATEGORY[node.prim] is not Category.ELEMENTWISE or node.type.shape != shape:
+            return False
+        dependent.add(m)
+    return True
+
+
+def _cuda_reads_first(kernel: CudaSource, slots: Sequence[int], size: int) -> bool:
+    """Whether each thread of one launch has read its elements of the operand before it writes, and nobody else does."""
+    if len(kernel.launches) != 1 or kernel.workspace_bytes or kernel.state_bytes:
+        return False
+    form, (launch,) = dict(kernel.schedule.params), kernel.launches
+    if "template" in form or form.get("tile") or "items" not in form or launch.cluster != (1, 1, 1):
+        return False
+    blocks, beside, above = launch.grid
+    at_once = blocks * math.prod(launch.block) * cast("int", form["items"])
+    # of a grid of one block more lanes than there are would look the same
+    if beside * above != 1 or blocks < 2 or size % at_once or size // at_once not in _LANES:
+        return False
+    head, _, body = kernel.text.rpartition(_BODY)
+    body = body[body.find("{") :]
+    stores = _STORE.search(body)
+    reads = [m.end() for k in slots for m in re.finditer(rf"\bin{k}\b", body)]
+    return bool(head and reads) and stores is not None and "for (" not in body and max(reads) < stores.start()
+
+
+def _cpp_reads_first(kernel: KernelSource, slots: Sequence[int], place: int) -> bool:
+    """Whether each turn of the innermost loops reads the operand's elements and writes the result's, in this order.
+
+    No loop then reads what an earlier one wrote, and no vector what the one before it wrote.
+    """
+    form = dict(kernel.schedule.params)
+    _, found, body = kernel.text.partition(f"static void {kernel.entry}_body(")
+    if "template" in form or "rows" not in form or not found or kernel.workspace_bytes or "#pragma omp barrier" in body:
+        return False
+    # behind the declarations, of which those of outputs come last
+    declared, end = body.find(f"out{place} = "), body.find(f'extern "C" void {kernel.entry}(')
+    if not slots or not 0 <= declared < end or _OVERLAPPING.search(body):
+        return False
+    body = body[body.find("\n", declared) : end]
+    read = re.compile("|".join(rf"\bin{k}\b" for k in slots))
+    written = re.compile(rf"\bout{place}\b")
+    for block in _INNERMOST.findall(body):
+        reads, writes = ([m.start() for m in x.finditer(block)] for x in (read, written))
+        if reads and writes and max(reads) > min(writes):
+            return False
+        if bool(reads) != bool(writes):
+            return False
+    around = _INNERMOST.sub("", body)
+    return written.search(body) is not None and not read.search(around) and not written.search(around)
+
+
+def aliasing(kernel: KernelSource) -> KernelSource:
+    """The same kernel, whose results may lie in the memory of operands: its compiler is told of it."""
+    return replace(kernel, text=kernel.text.replace("__restrict ", ""))
+
+
+def written_last(
+    graph: Graph,
+    plan: Plan,
+    values: Values,
+    written: Sequence[tuple[int, torch.Tensor]],
+    bound: Mapping[int, torch.Tensor],
+) -> Plan:
+    """The plan with each step whose results nobody reads behind the last reader of what they are written over.
+
+    An update of weights that computes the new momentum for itself reads the old one; that of the momentum waits for it.
+    """
+    places: dict[int, list[NodeId]] = {}
+    for k, x in bound.items():
+        places.setdefault(x.data_ptr(), []).append(graph.inputs[k])
+    over: dict[int, set[NodeId]] = {}
+    for output, target in written:
+        key = values.finals[output], Format.ROW
+        for writer in values.writers.get(key, ()):
+            over.setdefault(writer, set()).update(places.get(target.data_ptr(), ()))
+    at = [float(i) for i in range(len(plan.steps))]
+    for writer, operands in over.items():
+        if any(values.readers.get(key) for key in plan.steps[writer].outputs):
+            continue  # a step that is waited for stays
+        readers = {r for n in operands for r in values.readers.get((n, Format.ROW), ()) if r != writer}
+        at[writer] = max([at[writer], *(r + 0.5 for r in readers)])
+    order = sorted(range(len(at)), key=lambda i: (at[i], i))
+    return plan if order == list(range(len(at))) else replace(plan, steps=tuple(plan.steps[i] for i in order))
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A plan for a processor whose last steps alone write tensors of the caller's: no Python runs between them."""
+
+    plan: Plan
+    values: Values
+    first: int
+    """Of these steps, by position."""
+    held: Mapping[int, torch.Tensor]
+    """By the position of an output: the caller's tensor that it is written into."""
+    over: frozenset[int]
+    """Steps that write over what they read."""
+
+
+def ending(
+    graph: Graph,
+    plan: Plan,
+    values: Values,
+    written: Sequence[tuple[int, torch.Tensor]],
+    bound: Mapping[int, torch.Tensor],
+    alignment: int,
+) -> Ending:
+    """Put steps whose results nobody else reads at the end, and say which of these the caller's tensors hold.
+
+    Args: as for `held_by_caller`.
+    """
+    plan = written_last(graph, plan, values, written, bound)
+    values = survey(graph, plan)
+    ends = zip(graph.outputs, values.finals, strict=True)
+    other = {end for node, end in ends if not _is_that(graph, node, end)}
+    own = {(values.finals[k], Format.ROW) for k, _ in written if values.finals[k] not in other}
+
+    def is_last(step: Step) -> bool:
+        unread = all(len(values.writers[key]) == 1 and not values.readers.get(key) for key in step.outputs)
+        return isinstance(step.kernel, KernelSource) and unread and own.issuperset(step.outputs)
+
+    steps = sorted(plan.steps, key=is_last)
+    first = len(steps) - sum(map(is_last, steps))
+    plan = replace(plan, steps=tuple(steps))
+    values = survey(graph, plan)
+    once = [(k, x) for k, x in written if values.finals.count(values.finals[k]) == 1]
+    found = held_by_caller(graph, plan, values, order_of(plan, values, 1), once, bound, alignment)
+    held, over = {}, set()
+    for key, (at, target) in found.items():
+        (writer,) = values.writers[key]
+        if writer < first:
+            continue
+        held[once[at][0]] = target.detach()
+        read = [x for k, x in bound.items() if (graph.inputs[k], Format.ROW) in plan.steps[writer].inputs]
+        if any(_overlap(target, x) for x in read):
+            over.add(writer)
+    return Ending(plan, values, first, held, frozenset(over))
+
+
+def held_by_caller(
+    graph: Graph,
+    plan: Plan,
+    values: Values,
+    order: Order,
+    written: Sequence[tuple[int, torch.Tensor]],
+    bound: Mapping[int, torch.Tensor],
+    alignment: int,
+) -> dict[Key, tuple[int, torch.Tensor]]:
+    """Stored values that may lie in the tensors that are to get them: the position in `written`, and the tensor.
+
+    Args:
+        graph: that of the plan.
+        plan: steps.
+        values: of the plan.
+        order: which steps have ended when another begins.
+        written: outputs by position, and what gets them.
+        bound: inputs by position that are read where they lie.
+        alignment: of the memory of values, in bytes.
+    """
+    found: dict[Key, tuple[int, torch.Tensor]] = {}
+    taken: list[torch.Tensor] = []
+    for at, (output, target) in enumerate(written):
+        node, end = graph.outputs[output], values.finals[output]
+        key = end, Format.ROW
+        t = graph.type_of(end)
+        if key in found or len(values.writers.get(key, ())) != 1 or not _is_that(graph, node, end):
+            continue
+        if target.dtype is not TORCH_DTYPE[t.dtype] or target.nbytes != t.nbytes or not t.nbytes:
+            continue
+        if not target.is_contiguous() or target.data_ptr() % alignment or any(_overlap(target, x) for x in taken):
+            continue
+        (writer,) = values.writers[key]
+        if not isinstance(plan.steps[writer].kernel, CudaSource | KernelSource):
+            continue  # what a library call does with its operands, nobody says
+        if all(
+            _is_read_before(graph, plan, values, order, graph.inputs[k], x, target, writer, end)
+            for k, x in bound.items()
+            if _overlap(target, x)
+        ):
+            found[key] = at, target
+            taken.append(target)
+    return found
+
+
+def _is_read_before(
+    graph: Graph,
+    plan: Plan,
+    values: Values,
+    order: Order,
+    operand: NodeId,
+    held: torch.Tensor,
+    target: torch.Tensor,
+    writer: int,
+    result: NodeId,
+) -> bool:
+    """Whether nobody reads what lies in the tensor once the writer writes there."""
+    for reader in values.readers.get((operand, Format.ROW), ()):
+        if reader != writer:
+            if not order.before[writer] >> reader & 1:
+                return False
+        elif held.data_ptr() != target.data_ptr() or not overwrites(graph, plan.steps[writer], operand, result):
+            return False
+    return operand not in values.finals
+
+
+def is_stored(graph: Graph, values: Values, output: int) -> bool:
+    """Whether an output, by position, has the elements of a value that a step stores, in their order."""
+    end = values.finals[output]
+    return (end, Format.ROW) in values.first_write and _is_that(graph, graph.outputs[output], end)
+
+
+def _is_that(graph: Graph, node: NodeId, end: NodeId) -> bool:
+    """Whether an output has the elements of a stored value in their order."""
+    while node != end and graph.nodes[node].prim is Prim.RESHAPE:
+        node = graph.nodes[node].inputs[0]
+    return node == end
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Of dense tensors; of others all that lies between their first and last element counts."""
+    begin, end = one.data_ptr(), one.data_ptr() + one.nbytes
+    span = sum((n - 1) * s for n, s in zip(other.shape, other.stride(), strict=True)) + 1 if other.numel() else 0
+    return begin < other.data_ptr() + span * other.element_size() and other.data_ptr() < end

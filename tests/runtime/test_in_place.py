@@ -1,0 +1,182 @@
+"""Results in the caller's own tensors: what a kernel may do to its operand, and when nobody reads that any more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.runtime.plans import library_plan
+
+from weft.device.cuda.facts import profile
+from weft.generate.cuda.generator import CudaGenerator
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Kind, Problem
+from weft.kernels.formats import Format
+from weft.kernels.plan import Plan, Step
+from weft.kernels.source import CudaSource
+from weft.runtime.in_place import held_by_caller, overwrites, written_last
+from weft.runtime.lanes import order_of
+from weft.runtime.values import survey
+
+F32 = DType.F32
+SIZE = 1 << 20
+
+
+def momentum(size: int = SIZE) -> Graph:
+    """(weights, gradient, momentum, rate) -> new momentum, new weights."""
+    b = GraphBuilder()
+    w, g, m = (b.input(TensorType(F32, (size,))) for _ in range(3))
+    rate = b.input(TensorType(F32, ()))
+    new = b.apply(Prim.ADD, b.apply(Prim.MUL, m, b.scalar(0.9, F32)), g)
+    return b.build([new, b.apply(Prim.SUB, w, b.apply(Prim.MUL, new, rate))])
+
+
+def kernels(graph: Graph) -> list[CudaSource]:
+    rows = tuple(Format.ROW for _ in graph.inputs), tuple(Format.ROW for _ in graph.outputs)
+    problem = Problem(graph, str(graph), *rows)
+    generator = CudaGenerator()
+    schedules = generator.schedules(problem, profile("h200"))
+    assert not isinstance(schedules, Declined)
+    return [x for s in schedules if isinstance(x := generator.emit(problem, s), CudaSource)]
+
+
+def step_of(graph: Graph, kernel: CudaSource) -> Step:
+    members = tuple(i for i, n in enumerate(graph.nodes) if n.prim not in (Prim.INPUT, Prim.CONSTANT))
+    inputs, outputs = (tuple((n, Format.ROW) for n in nodes) for nodes in (graph.inputs, graph.outputs))
+    return Step(kernel, inputs, outputs, members, Kind.GROUP, "", 1.0)
+
+
+def test_an_update_may_overwrite_what_it_reads() -> None:
+    graph = momentum()
+    w, g, m, _ = graph.inputs
+    new, weights = graph.outputs
+    found = kernels(graph)
+    assert found
+    for kernel in found:
+        step = step_of(graph, kernel)
+        exact = SIZE % (kernel.launches[0].grid[0] * kernel.launches[0].block[0]) == 0
+        assert overwrites(graph, step, w, weights) == overwrites(graph, step, m, new) == exact
+        assert overwrites(graph, step, g, new) == exact
+    assert any(overwrites(graph, step_of(graph, k), w, weights) for k in found)
+
+
+@pytest.mark.parametrize("size", [SIZE + 4, 1000, 128])
+def test_the_last_element_is_computed_by_several_threads(size: int) -> None:
+    """Or the grid is one block, which says nothing."""
+    graph = momentum(size)
+    for kernel in kernels(graph):
+        assert not overwrites(graph, step_of(graph, kernel), graph.inputs[0], graph.outputs[1])
+
+
+def test_what_other_elements_depend_on_stays() -> None:
+    b = GraphBuilder()
+    x, y = (b.input(TensorType(F32, (1024, 1024))) for _ in range(2))
+    turned = b.add(Prim.TRANSPOSE, x, attrs=a.TransposeAttrs((1, 0)))
+    graph = b.build([b.apply(Prim.ADD, turned, y)])
+    b = GraphBuilder()
+    x, y = b.input(TensorType(F32, (1024,))), b.input(TensorType(F32, (1024, 1024)))
+    wide = b.build([b.apply(Prim.ADD, b.broadcast(b.reshape(x, (1, 1024)), (1024, 1024)), y)])
+    for given in (graph, wide):
+        found = kernels(given)
+        assert found
+        for kernel in found:
+            assert not overwrites(given, step_of(given, kernel), given.inputs[0], given.outputs[0])
+
+
+def test_a_read_behind_a_write_is_seen() -> None:
+    graph = momentum()
+    kernel = next(k for k in kernels(graph) if overwrites(graph, step_of(graph, k), graph.inputs[0], graph.outputs[1]))
+    for text in (
+        kernel.text.rstrip().rstrip("}") + " w_ld(in0 + 1); }",
+        kernel.text.replace("role.pdl_trigger();", "for (int i = 0; i < 2; ++i) {}"),
+    ):
+        changed = replace(kernel, text=text)
+        assert not overwrites(graph, step_of(graph, changed), graph.inputs[0], graph.outputs[1])
+    for launch in (replace(kernel.launches[0], cluster=(2, 1, 1)), replace(kernel.launches[0], grid=(1, 1, 1))):
+        changed = replace(kernel, launches=(launch,))
+        assert not overwrites(graph, step_of(graph, changed), graph.inputs[0], graph.outputs[1])
+    assert not overwrites(graph, step_of(graph, replace(kernel, workspace_bytes=4)), graph.inputs[0], graph.outputs[1])
+
+
+def _two_steps(*, late: bool) -> tuple[Graph, Plan]:
+    """An update by one kernel, and a reader of the old weights before it or behind it."""
+    b = GraphBuilder()
+    w, g = (b.input(TensorType(F32, (SIZE,))) for _ in range(2))
+    new, used = b.apply(Prim.SUB, w, g), b.apply(Prim.TANH, w)
+    graph = b.build([new, used])
+    plan = library_plan(graph)
+    inner = GraphBuilder()
+    x, y = (inner.input(TensorType(F32, (SIZE,))) for _ in range(2))
+    alone = inner.build([inner.apply(Prim.SUB, x, y)])
+    kernel = next(k for k in kernels(alone) if overwrites(alone, step_of(alone, k), x, alone.outputs[0]))
+    steps = [replace(s, kernel=kernel) if s.outputs[0][0] == new else s for s in plan.steps]
+    steps.sort(key=lambda s: (s.outputs[0][0] == new) == late)
+    return graph, replace(plan, steps=tuple(steps))
+
+
+def lying(size: int, at: int = 0) -> torch.Tensor:
+    room = torch.zeros(4 * size + 1024, dtype=torch.uint8)
+    start = -room.data_ptr() % 256 + at
+    return room[start : start + 4 * size].view(torch.float32)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("branches", [1, 2])
+def test_nobody_may_read_what_was_overwritten(branches: int, late: bool) -> None:
+    """`late`: the update is the last step, which in several lanes says nothing about the other one's end."""
+    graph, plan = _two_steps(late=late)
+    values = survey(graph, plan)
+    order = order_of(plan, values, branches)
+    w, apart = lying(SIZE), lying(SIZE)
+    key = graph.outputs[0], Format.ROW
+
+    def found(bound: dict[int, torch.Tensor], target: torch.Tensor) -> bool:
+        held = held_by_caller(graph, plan, values, order, [(0, target)], bound, 256)
+        assert set(held) <= {key}
+        return key in held
+
+    assert found({0: w}, w) == (late and branches == 1)
+    assert found({}, w), "what is copied in is read elsewhere"
+    assert found({0: w}, apart)
+    assert not found({0: w}, lying(SIZE, 4)), "it has to be aligned"
+    assert not found({0: w}, w.double())
+    assert not found({0: w}, w.reshape(1024, 1024).t())
+    whole = lying(2 * SIZE)
+    assert not found({0: whole[:SIZE]}, whole[256 : 256 + SIZE]), "part of an operand"
+    assert found({0: whole[:SIZE]}, whole[SIZE:])
+
+
+def test_one_tensor_gets_one_result_without_a_copy() -> None:
+    graph, plan = _two_steps(late=True)
+    values = survey(graph, plan)
+    target = lying(SIZE)
+    written = [(0, target), (0, lying(SIZE)), (1, target)]
+    held = held_by_caller(graph, plan, values, order_of(plan, values, 1), written, {}, 256)
+    assert {key[0]: at for key, (at, _) in held.items()} == {graph.outputs[0]: 0}
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+def test_an_update_waits_for_who_reads_the_old_value(branches: int) -> None:
+    graph, early = _two_steps(late=False)
+    w = lying(SIZE)
+    plan = written_last(graph, early, survey(graph, early), [(0, w)], {0: w})
+    assert [s.outputs for s in plan.steps] == [s.outputs for s in reversed(early.steps)]
+    values = survey(graph, plan)
+    held = held_by_caller(graph, plan, values, order_of(plan, values, branches), [(0, w)], {0: w}, 256)
+    assert len(held) == (branches == 1)
+    for written, bound in (([(0, lying(SIZE))], {0: w}), ([(0, w)], {}), ([], {0: w})):
+        assert written_last(graph, early, survey(graph, early), written, bound) is early
+
+
+def test_a_step_that_is_waited_for_stays() -> None:
+    b = GraphBuilder()
+    w, g = (b.input(TensorType(F32, (SIZE,))) for _ in range(2))
+    new = b.apply(Prim.SUB, w, g)
+    graph = b.build([new, b.apply(Prim.TANH, new), b.apply(Prim.EXP, w)])
+    plan, x = library_plan(graph), lying(SIZE)
+    assert written_last(graph, plan, survey(graph, plan), [(0, x)], {0: x}) is plan
