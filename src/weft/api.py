@@ -52,11 +52,14 @@ from weft.frontends.torch.structure import (
     Results,
     argument_names,
     bound,
+    holds,
     is_plain,
     program_results,
     signature_of,
     state_of,
+    taken,
     taken_arguments,
+    tensors_in,
     with_names,
 )
 from weft.ir.declined import Declined
@@ -203,6 +206,9 @@ class Compiled:
         made, tensors = self._plan_for(inputs, named)
         if made.whole is not None:
             return made.whole(*tensors)
+        if isinstance(own := made.compilation.eager, _Eager):
+            args, kwargs = self._source.bound(inputs, named) if named else (inputs, named)
+            return own.called(args, kwargs, tensors)
         outputs = made.compilation.run(*tensors)
         layout = made.results.layout if made.results is not None else None
         if layout is None:
@@ -1392,6 +1398,8 @@ class _Eager:
         self._module, self._kind, self._owned = module, kind, owned
         self._held: frozenset[int] | None = None
         """Where weights lie, once it has settled."""
+        self._apart = False
+        """Whether objects among its results held no weights and no arguments when they were looked through."""
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         with torch.no_grad(), without_autocast(self._kind):
@@ -1400,6 +1408,24 @@ class _Eager:
                 return found
             held = self._held | {_place(t) for t in tensors}
             return [t.clone() if _place(t) in held else t for t in found]
+
+    def called(self, args: Sequence[object], kwargs: Mapping[str, object], tensors: Sequence[torch.Tensor]) -> Any:
+        """What the module gives, in its own form; `tensors`: those of the arguments."""
+        with torch.no_grad(), without_autocast(self._kind):
+            found = cast("OfTensors", self._module).module(*args, **kwargs)
+        if self._held is None:
+            return found
+        results, whole = tensors_in(found)
+        held = self._held | {_place(t) for t in tensors}
+        if any(_place(t) in held for t in results) or not (whole or self._apart):
+            results, layout = taken(found)  # copies objects that nobody can look through
+            shared = [_place(t) in held for t in results]
+            own = (*self._module.parameters(), *self._module.buffers(), *tensors)
+            self._apart = not any(shared) and (whole or not holds(found, {id(t) for t in own}))
+            if not self._apart:
+                apart = [t.detach().clone() if mine else t for t, mine in zip(results, shared, strict=True)]
+                return layout.made(apart)
+        return found
 
     def settle(self) -> None:
         """From here on it is the module as it stands now, whoever holds that one, and results are nobody else's."""

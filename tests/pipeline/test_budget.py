@@ -249,15 +249,26 @@ def test_an_export_that_takes_longer_than_the_budget_is_given_up(x: torch.Tensor
 
 
 @pytest.mark.filterwarnings("ignore:Weft")
-def test_a_clean_up_that_would_end_with_the_budget_is_not_begun(tmp_path: Path) -> None:
+def test_a_clean_up_that_would_end_with_the_budget_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside other work that of VGG-16, whose weights are 550 MB, took 4.6 s of a budget of 5."""
     stages = Stages(Options(budget_s=5.0, cache_dir=tmp_path))
     stages.records.append(StageRecord("import", 0.4, ""))
+    monkeypatch.setattr(compiling, "CLEAN_UP_NODE_S", 1.0)  # as if it had many
     made = compiling.compile_imported(
         Imported(residual_net(1), operators=1), stages.options, eager=lambda *x: x, stages=stages,
         clock=Deadline(0.0, 5.0, lambda: 4.0),
     )  # fmt: skip
     assert made.plan is None and "clean up" not in {s.name for s in made.record.stages}
+
+
+def test_modules_that_the_first_import_loads_are_no_sign_of_a_long_clean_up() -> None:
+    graph = residual_net(1)
+    size = sum(x.nbytes for x in graph.constants.values())
+    found = compiling.clean_up_s(graph, 1.6)
+    assert found < 0.2 and found == pytest.approx(6e-4 * len(graph.nodes) + 1e-8 * size)
+    assert compiling.clean_up_s(graph, 1e-3) == pytest.approx(4e-3)
 
 
 @pytest.mark.filterwarnings("ignore:Weft")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -20,9 +21,10 @@ from weft.ir.types import DType, TensorType
 from weft.kernels.record import PlanRecord
 from weft.kernels.source import CallStep, LibraryCall, Ref
 from weft.pipeline import finish, reference
-from weft.pipeline.finish import Contender, Expected, as_good, interleave, verify, wins
+from weft.pipeline.finish import Contender, Expected, as_good, interleave, near_on_device, verify, wins
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.runtime.executable import Executable, Linked
+from weft.tune.tolerance import gate_b
 from weft.tune.verify import POISONS
 
 
@@ -388,3 +390,29 @@ def test_no_difference_is_told_of_rounding_or_where_nothing_is_right(framework: 
     contenders, expected = contenders_of(framework=framework, plan=plan)
     _, plans = finish.decide(contenders, expected, DType.F32, seed=0, budget_s=1.0)
     finish.tell_difference(record_of(plans))
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-3, 0.02, 0.3])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("size", [0, 1, 50, 5000])
+def test_what_is_near_on_a_gpu_passes_gate_b(size: int, scale: float, off: float) -> None:
+    """The short way accepts what the long one does, with the same share outside, and nothing else."""
+    g = torch.Generator().manual_seed(size)
+    want = scale * torch.randn(size, dtype=torch.float64, generator=g)
+    got = (want * (1 + off * torch.randn(size, dtype=torch.float64, generator=g))).float()
+    if size == 5000:
+        got[7] += 100 * scale
+    found = gate_b(DType.F16, got=got.numpy(), want=want.numpy())
+    assert near_on_device(DType.F16, got, want) == (found.outside if found.ok else None)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_what_is_not_finite_is_left_to_the_host(odd: float) -> None:
+    want = torch.ones(10, dtype=torch.float64)
+    want[3] = odd
+    assert near_on_device(DType.F32, want.float(), want) is None
+    assert near_on_device(DType.F32, torch.ones(10), want) is None
+    assert near_on_device(DType.F32, want.float(), torch.ones(10, dtype=torch.float64)) is None
+    assert near_on_device(DType.F32, torch.zeros(10), torch.ones(10, dtype=torch.float64)) is None
+    assert near_on_device(DType.F32, torch.ones(9), torch.ones(10, dtype=torch.float64)) is None
+    assert near_on_device(DType.F32, torch.zeros(10), torch.zeros(10, dtype=torch.float64)) == 0.0

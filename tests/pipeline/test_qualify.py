@@ -28,7 +28,7 @@ from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline import choose, finish, qualify, recall
 from weft.pipeline import link as linking
 from weft.pipeline import plans as planning
-from weft.pipeline.deadline import Deadline
+from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.problems import Problems, collect
 from weft.pipeline.search import measure as measuring
 from weft.pipeline.search.emission import Emission
@@ -248,7 +248,10 @@ def test_what_is_about_to_be_measured_is_not_verified_ahead(posed: tuple[Alterna
     first = next(ahead)
     ahead.leave(every[1])
     ahead.leave(first.problem.key)
-    assert not ahead.takes(Measurement(first.problem.key, first.kernels[0][0], Verdict.OK, (1.0,))), "it was timed"
+    call = first.problem.key, first.kernels[0][0]
+    assert not ahead.takes(Measurement(*call, Verdict.OK, (1.0,))), "it was timed"
+    assert ahead.takes(Measurement(*call, Verdict.OK)) and known.right == {call}, "an answer on its way is no time"
+    assert not ahead.takes(Measurement(*call, Verdict.WRONG)) and not known.refused
     assert [t.problem.key for t in ahead] == every[2:]
 
 
@@ -496,3 +499,34 @@ def test_without_a_budget_only_covered_calls_stand_in_a_plan(tmp_path: Path, mon
         torch.testing.assert_close(compiled(x), model(x))
     monkeypatch.undo()
     assert weft.compile(model, x, options=options).executable.kernels > 0
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_framework_that_does_not_end_in_time_answers_unless_a_plan_was_faster(
+    quick: bool, posed: tuple[Alternatives, Problems], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the one plan that was there, unjudged, would."""
+    plan = planned(posed, knows(posed))[1]
+    graph = posed[0].graph
+    inputs = [torch.zeros(graph.type_of(i).shape) for i in graph.inputs]
+    setting = Setting(Options(budget_s=9.0), Cpu(FACTS))
+    clock = [0.0]
+    monkeypatch.setattr("weft.pipeline.link.time.perf_counter", lambda: clock[0])
+
+    def bounded(_: Setting, run: Callable[..., Any], __: Deadline) -> Callable[..., Any]:
+        def watched(*given: torch.Tensor) -> Any:
+            clock[0] += 0.5 if run is eager else 0.25 if quick else 1.0
+            if run is eager:
+                raise OutOfTime
+            return run(*given)
+
+        return watched
+
+    monkeypatch.setattr(Setting, "bounded", bounded)
+
+    def eager(*given: torch.Tensor) -> Any:
+        raise AssertionError(given)
+
+    found = linking.link_all(graph, [plan], setting, inputs, eager, [])
+    assert [c.name for c in found] == (["library"] if quick else ["library", "eager"])
+    assert found[-1].first_s == (0.25 if quick else 0.5)

@@ -17,7 +17,8 @@ from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate as reference
 from weft.ir.types import Array, DType, TensorType
-from weft.tune import oracle
+from weft.kernels.measurement import Verdict
+from weft.tune import oracle, verify
 from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.oracle import TABLE, Evaluation, Mode, decisions, evaluate, truncated_to_tf32
 from weft.tune.tolerance import ULPS
@@ -29,8 +30,8 @@ def as_array(x: torch.Tensor) -> Array:
     return (x.float() if x.dtype in EMULATED else x).numpy()
 
 
-def run(graph: Graph, inputs: list[torch.Tensor], mode: Mode) -> Evaluation:
-    found = evaluate(graph, inputs, mode, seed=0)
+def run(graph: Graph, inputs: list[torch.Tensor], mode: Mode, *, padded: bool = True) -> Evaluation:
+    found = evaluate(graph, inputs, mode, seed=0, padded=padded)
     assert isinstance(found, Evaluation)
     return found
 
@@ -319,3 +320,58 @@ def test_large_windows_alone_are_taken_in_strips() -> None:
     assert oracle._strip(c, data, weight, (1, 3, 224, 224)) == 1
     deep = torch.empty(512, 512, 3, 3, device="meta")
     assert oracle._strip(c, torch.empty(1, 512, 16, 16, device="meta"), deep, (1, 512, 14, 14)) == 0
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("strides", [(1, 1), (3, 2)])
+@pytest.mark.parametrize("dilations", [(1, 1), (2, 1)])
+@pytest.mark.parametrize("pads", [((0, 0), (0, 0)), ((1, 2), (3, 0)), ((0, 4), (0, 4))])
+def test_taps_one_by_one_make_the_whole_convolution(
+    strides: tuple[int, int], dilations: tuple[int, int], pads: tuple[tuple[int, int], tuple[int, int]], groups: int
+) -> None:
+    g = torch.Generator().manual_seed(5)
+    data = torch.randn(2, 4, 11, 9, dtype=torch.float64, generator=g)
+    weight = torch.randn(6, 4 // groups, 3, 2, dtype=torch.float64, generator=g)
+    (top, left), (bottom, right) = pads
+    padded = torch.nn.functional.pad(data, (left, right, top, bottom))
+    want = torch.nn.functional.conv2d(padded, weight, None, strides, 0, dilations, groups)
+    c = a.ConvAttrs(strides=strides, pads_lo=(top, left), pads_hi=(bottom, right), dilations=dilations, groups=groups)
+    got = oracle._without_padding(c, data, weight, tuple(want.shape))
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.F32, DType.F64])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_an_infinite_weight_meets_padding_or_not(groups: int, dtype: DType) -> None:
+    """torch's own convolutions multiply both or do not, by type, number of groups and device."""
+    b = GraphBuilder()
+    x = b.input(TensorType(dtype, (1, 6, 5, 5)))
+    w = b.input(TensorType(dtype, (6, 6 // groups, 3, 3)))
+    attrs = a.ConvAttrs(strides=(1, 1), pads_lo=(1, 1), pads_hi=(1, 1), dilations=(1, 1), groups=groups)
+    graph = b.build([b.add(Prim.CONV, x, w, attrs=attrs)])
+    data = torch.ones(1, 6, 5, 5, dtype=TORCH_DTYPE[dtype])
+    weight = torch.ones(6, 6 // groups, 3, 3, dtype=TORCH_DTYPE[dtype])
+    weight[4, 1, 0, 0] = math.inf
+    for mode in (Mode.PRECISE, Mode.NATIVE):
+        for padded in (True, False):
+            (y,) = run(graph, [data, weight], mode, padded=padded).outputs
+            assert int(y.isnan().sum()) == (9 if padded else 0)
+            assert int(y.isinf().sum()) == 16
+            assert torch.equal(y[0, 4].isnan()[1:, 1:], torch.zeros(4, 4, dtype=torch.bool))
+
+
+def test_a_kernel_may_multiply_padding_with_infinite_weights_or_not() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (1, 28, 7, 7)))
+    w = b.input(TensorType(DType.F32, (28, 2, 3, 3)), is_weight=True)
+    attrs = a.ConvAttrs(strides=(1, 1), pads_lo=(1, 1), pads_hi=(1, 1), dilations=(1, 1), groups=14)
+    graph = b.build([b.add(Prim.CONV, x, w, attrs=attrs)])
+    inputs = draw(graph, InputSet.ADVERSARIAL, Domain.ZERO_MEAN, seed=0)
+    inputs[1][:, 0, 0, 0] = math.inf
+    (want,) = verify._case(graph, InputSet.ADVERSARIAL, inputs, 0, torch.device("cpu"), lambda: None).expected
+    for padded in (True, False):
+        (y,) = run(graph, inputs, Mode.NATIVE, padded=padded).outputs
+        assert verify.compare(y, want, "").verdict is Verdict.OK
+    assert want.judged is not None
+    assert want.judged[..., 1:-1, 1:-1].all()
+    assert not want.judged[..., 0, :].all()

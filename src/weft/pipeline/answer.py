@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from weft.errors import BudgetWarning, NoPlanError, RefusedError
+from weft.ir.types import Array
 from weft.kernels.dataclass_json import to_json
 from weft.kernels.record import CompileRecord, PlanRecord
 from weft.orchestrate.alternatives import Alternatives
@@ -69,9 +70,13 @@ def other_set(job: Job, inputs: Tensors, expected: Expected | None) -> Other | N
         )
     except (RefusedError, RuntimeError, IndexError):  # an operator that does not take such values
         return None
-    if wanted is None or wanted.note or not all(np.isfinite(x).all() for x in (*wanted.exact, *wanted.plain)):
+    if wanted is None or wanted.note or not all(_is_finite(x) for x in (*wanted.exact, *wanted.plain)):
         return None
     return Other(found, wanted, inputs)
+
+
+def _is_finite(x: Array | torch.Tensor) -> bool:
+    return bool(torch.isfinite(x).all()) if isinstance(x, torch.Tensor) else bool(np.isfinite(x).all())
 
 
 def others(job: Job, inputs: Tensors) -> list[torch.Tensor] | None:

@@ -18,7 +18,7 @@ from weft.device.any import DeviceFacts
 from weft.errors import InvalidGraphError
 from weft.generate.registry import generators
 from weft.kernels.candidate import Problem
-from weft.kernels.measurement import Measurement
+from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.plan import Plan, Step
 from weft.kernels.source import Schedule
 from weft.options import Options
@@ -209,7 +209,10 @@ class CallsAhead:
         step = self._asked.pop(key, None)
         used_s, self._heard_s = self._worked_s() - self._heard_s, self._worked_s()
         if step is None:
-            return False
+            late = found.verdict is Verdict.OK and not found.samples_us
+            if late:  # asked for before its problem's kernels were
+                self._known.heard(found, finite=False)
+            return late
         self._took_s += used_s
         self._should_s += self._expected_s(step.problem_key)
         was_odd = self._known.is_odd(*key)

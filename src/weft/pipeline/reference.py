@@ -76,7 +76,7 @@ def outputs(
     """
     with torch.no_grad():
         try:
-            plain = [as_array(x) for x in primitive_by_primitive(graph, inputs, allow_tf32=allow_tf32)]
+            plain = kept(primitive_by_primitive(graph, inputs, allow_tf32=allow_tf32))
         except RefusedError as error:
             raise _placed(error, graph) from error
         return _precise(graph, inputs, plain, eager, lambda: None)
@@ -98,9 +98,9 @@ def outputs_in_time(
     """
     check = _raising(stop)
     with torch.no_grad():
-        plain: list[Array] = []
+        plain: list[Array | torch.Tensor] = []
         try:
-            plain = [as_array(x) for x in primitive_by_primitive(graph, inputs, allow_tf32=allow_tf32, check=check)]
+            plain = kept(primitive_by_primitive(graph, inputs, allow_tf32=allow_tf32, check=check))
             if precise:
                 return _precise(graph, inputs, plain, eager, check)
         except RefusedError as error:
@@ -108,7 +108,7 @@ def outputs_in_time(
         except OutOfTime:
             pass  # what is known by now must do
         try:
-            own = [as_array(x) for x in eager(*inputs)] if eager is not None else plain
+            own = kept(eager(*inputs)) if eager is not None else plain
         except (IndexError, RuntimeError, OutOfTime):
             own = plain
         if not own:
@@ -127,7 +127,7 @@ def _raising(stop: Callable[[], bool]) -> Callable[[], None]:
 def _precise(
     graph: Graph,
     inputs: Sequence[torch.Tensor],
-    plain: Sequence[Array],
+    plain: Sequence[Array | torch.Tensor],
     eager: Callable[..., Sequence[torch.Tensor]] | None,
     check: Callable[[], None],
 ) -> Expected:
@@ -137,11 +137,27 @@ def _precise(
     except torch.OutOfMemoryError:
         found = Declined("no memory for float64")
     if not isinstance(found, Declined):
-        return Expected([as_array(x) for x in found.outputs], plain)
+        return Expected(kept(found.outputs), plain)
     try:
-        return Expected([as_array(x) for x in eager(*inputs)] if eager is not None else plain, plain)
+        return Expected(kept(eager(*inputs)) if eager is not None else plain, plain)
     except (IndexError, RuntimeError):  # the framework cannot run it, or refuses drawn indices
         return Expected(plain, plain)
+
+
+LARGE, KEPT_SHARE = 1 << 24, 0.1
+"""Bytes of outputs from which on they stay on a GPU, and the share of its free memory that they may take there."""
+
+
+def kept(outputs: Sequence[torch.Tensor]) -> list[Array | torch.Tensor]:
+    """Outputs to compare with: on the host, but copies on the GPU where they are many bytes and there is room."""
+    size = sum(x.nbytes for x in outputs)
+    on_gpu = size >= LARGE and all(x.is_cuda for x in outputs)
+    if not on_gpu or size > KEPT_SHARE * torch.cuda.mem_get_info(outputs[0].device)[0]:
+        return [as_array(x) for x in outputs]
+    try:
+        return [x.detach().clone() for x in outputs]  # what runs again may write where these lie
+    except torch.OutOfMemoryError:
+        return [as_array(x) for x in outputs]
 
 
 def _placed(error: RefusedError, graph: Graph) -> RefusedError:

@@ -61,6 +61,8 @@ class _State:
     """Units by which operands of comparisons are off."""
     overflow: float = 1.0
     """Times the largest 16-bit float: what is beyond it becomes infinite."""
+    padded: bool = True
+    """Infinite weights are multiplied with the zeros of a convolution's padding."""
     undefined: bool = False
     """Set by a primitive that met an undefined case."""
 
@@ -125,6 +127,7 @@ def evaluate(
     undecided: float = 0.0,
     scaled: Collection[int] = (),
     overflow: float = 1.0,
+    padded: bool = True,
     check: Callable[[], None] = lambda: None,
 ) -> Evaluation | Declined:
     """Run a graph. `inputs` have the graph's own element types and shapes; `seed` is that of the noise of PLAIN.
@@ -134,6 +137,7 @@ def evaluate(
     powers of two): off by a unit of both operands in PLAIN, evenly spread.
 
     `overflow`: f16 and bf16 overflow at so many times their largest number; not in PRECISE, where nothing is rounded.
+    `padded`: infinite and NaN weights of a convolution are multiplied with the zeros of its padding.
 
     `exactness`: find out which outputs are exact (PRECISE mode only; without it none is). `device`: that of the inputs;
     everything is computed there. On a GPU the caller sees to it that products of f32 are products of f32. `check` is
@@ -144,7 +148,7 @@ def evaluate(
     """
     if any(n.prim is Prim.OPAQUE for n in graph.nodes):
         return Declined("an opaque primitive has no reference")
-    state = _State(mode, torch.Generator(device).manual_seed(seed), undecided, overflow)
+    state = _State(mode, torch.Generator(device).manual_seed(seed), undecided, overflow, padded)
     live = _live(graph)
     uses = [0] * len(graph)
     for i in live:
@@ -736,12 +740,15 @@ def _conv(s: _State, n: Node, x: list[T]) -> T:
     if n.type.size == 0 or 0 in data.shape or 0 in weight.shape:
         return data.new_zeros(n.type.shape)
     k = len(c.strides)
+    meets = not c.transposed and any(c.pads_lo + c.pads_hi) and not torch.isfinite(weight).all()
+    if meets and not s.padded:
+        return _without_padding(c, data, weight, n.type.shape)
     if not c.transposed and weight.shape[1] == 1 and data.dtype == torch.float64:
         return _depthwise(n, c, data, weight)
     if not c.transposed:
         if data.dtype == torch.float64 and data.is_cpu and (rows := _strip(c, data, weight, n.type.shape)):
             return _in_strips(c, data, weight, n.type.shape, rows)
-        if c.pads_lo == c.pads_hi:
+        if c.pads_lo == c.pads_hi and not meets:
             return _CONV[k - 1](data, weight, None, c.strides, c.pads_lo, c.dilations, c.groups)
         flat = [p for lo, hi in zip(reversed(c.pads_lo), reversed(c.pads_hi), strict=True) for p in (lo, hi)]
         return _CONV[k - 1](F.pad(data, flat), weight, None, c.strides, 0, c.dilations, c.groups)
@@ -753,6 +760,30 @@ def _conv(s: _State, n: Node, x: list[T]) -> T:
             flat = [0, 0] * (k - 1 - j) + [0, beyond]
             out = F.pad(out, flat)
         out = out.narrow(dim, c.pads_lo[j], size)
+    return out
+
+
+def _without_padding(c: a.ConvAttrs, data: T, weight: T, shape: tuple[int, ...]) -> T:
+    """One product per tap with what lies inside the operand.
+
+    Whether an infinite weight is multiplied with the zeros of the padding differs between a framework's own kernels.
+    """
+    k = len(c.strides)
+    out = data.new_zeros(shape)
+    for tap in itertools.product(*(range(t) for t in weight.shape[2:])):
+        part, place, factor = data, out, weight
+        for j, (t, step) in enumerate(zip(tap, c.strides, strict=True)):
+            start = t * c.dilations[j] - c.pads_lo[j]
+            lo = max(0, -(start // step))
+            hi = min(shape[2 + j], (data.shape[2 + j] - 1 - start) // step + 1)
+            if lo >= hi:
+                break
+            inside = (slice(None),) * (2 + j)
+            part = part[(*inside, slice(start + lo * step, start + (hi - 1) * step + 1, step))]
+            place = place.narrow(2 + j, lo, hi - lo)
+            factor = factor.narrow(2 + j, t, 1)
+        else:
+            place += _CONV[k - 1](part, factor, None, 1, 0, 1, c.groups)
     return out
 
 
