@@ -27,6 +27,22 @@ class Base(nn.Module):
         self.linear = nn.Linear(4, 4)
 
 
+class Rescaled(nn.Module):
+    """Divides its weights in its first call, as RWKV does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.rescaled = nn.Linear(4, 4), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.rescaled:
+            with torch.no_grad():
+                self.line.weight.div_(2)
+            self.rescaled = True
+        y: torch.Tensor = self.line(x)
+        return y
+
+
 def of(forward: Callable[..., Any], *inputs: Any) -> Model:
     forward.__code__ = forward.__code__.replace(co_name="forward")  # torch begins its traces at a frame of that name
     made: nn.Module = type("Net", (Base,), {"forward": forward})()
@@ -147,6 +163,7 @@ MODELS: dict[str, tuple[Callable[[], Model], str, str, str]] = {
     ),
     "a gradient": (lambda: of(gradient), "W207", HERE, "torch.func.grad"),
     "an input is written": (lambda: of(in_place), "W201", "Net", "new value"),
+    "a parameter is written": (lambda: (Rescaled().eval(), (torch.ones(2, 4),)), "W201", "Rescaled", "model once"),
     "a buffer is written": (lambda: (Counter().eval(), (torch.ones(2, 4),)), "W201", "Counter", "new value"),
     "random numbers": (lambda: of(lambda self, x: x + torch.randn(2, 4)), "W201", HERE, "give them as an input"),
     "dropout in training": (lambda: (nn.Sequential(nn.Dropout()), (torch.ones(2),)), "W201", "module 0", ".eval()"),
@@ -174,6 +191,7 @@ MODELS: dict[str, tuple[Callable[[], Model], str, str, str]] = {
 
 @pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")
 @pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
+@pytest.mark.filterwarnings("ignore:Weft. forward changes:UserWarning")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_cannot_be_compiled_says_where_and_what_to_do(name: str) -> None:
     make, code, where, advice = MODELS[name]
@@ -215,6 +233,14 @@ def test_the_way_on_that_errors_name_is_one(name: str) -> None:
         warnings.simplefilter("ignore")
         for mine, want in zip(flat(split(*inputs)), flat(model(*inputs)), strict=True):
             torch.testing.assert_close(mine, want)
+
+
+def test_a_model_that_writes_parameters_once_is_compiled_behind_its_first_call() -> None:
+    model, x = Rescaled().eval(), torch.ones(2, 4)
+    with torch.no_grad():
+        want = model(x)
+        compiled = weft.compile(model, (x,), options=NOW)
+        torch.testing.assert_close(flat(compiled(x)), [want])
 
 
 def test_an_exception_that_no_row_knows_is_told_too() -> None:

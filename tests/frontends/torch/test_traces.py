@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import sys
 import threading
 from collections import deque
 from contextvars import copy_context
@@ -83,3 +84,32 @@ def test_nobody_traces_while_operators_are_taken_apart(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch_frontend, "import_exported", watched)
     weft.compile(nn.Linear(3, 3).eval(), (torch.ones(1, 3),), options=Options(budget_s=0))
     assert held == [True]
+
+
+class Branch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if (x + 1).sum() > 0 else -x
+
+
+def test_a_graph_that_is_not_finished_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """torch shows it in hundreds of lines where a branch depends on values; what others print is theirs."""
+    given = (Branch(), (torch.ones(3),))
+    with pytest.raises(RuntimeError, match="data-dependent"):
+        torch.export.export(*given, strict=False)
+    assert "def forward(" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="data-dependent"):
+        traced(torch.export.export, *given, strict=False)
+    assert not capsys.readouterr().err.strip()
+
+    def prints() -> None:
+        sys.stderr.write("\n\ndef forward(self):\n")
+        sys.stderr.write("\n")
+        sys.stderr.write("of ours\n")
+        other = threading.Thread(target=lambda: sys.stderr.write("def forward(theirs)\n"))
+        other.start()
+        other.join()
+
+    traced(prints)
+    assert capsys.readouterr().err.split("\n") == ["of ours", "def forward(theirs)", ""]
+    sys.stderr.write("def forward(behind)")
+    assert "behind" in capsys.readouterr().err

@@ -754,7 +754,7 @@ def import_exported_program(program: torch.export.ExportedProgram, *, device: st
     out = torch.export.graph_signature.OutputKind
     for output in program.graph_signature.output_specs:
         if output.kind is not out.USER_OUTPUT:
-            reason = _WRITES.get(output.kind, f"the program does {output.kind.name}")
+            reason = _WRITES.get(output.kind.name, f"the program does {output.kind.name}")
             raise UnsupportedError(op=f"output {output.target!r}", reason=reason)
         name = getattr(output.arg, "name", None)
         wanted.append(nodes[name] if name in nodes else getattr(output.arg, "value", None))
@@ -766,8 +766,9 @@ def import_exported_program(program: torch.export.ExportedProgram, *, device: st
 
 
 _WRITES = {
-    torch.export.graph_signature.OutputKind.BUFFER_MUTATION: "the program writes its buffer (BUFFER_MUTATION)",
-    torch.export.graph_signature.OutputKind.USER_INPUT_MUTATION: "the program writes its input (USER_INPUT_MUTATION)",
+    "BUFFER_MUTATION": "the program writes its buffer (BUFFER_MUTATION)",
+    "PARAMETER_MUTATION": "the program writes its parameter (PARAMETER_MUTATION)",
+    "USER_INPUT_MUTATION": "the program writes its input (USER_INPUT_MUTATION)",
 }
 
 

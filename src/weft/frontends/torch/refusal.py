@@ -197,6 +197,9 @@ def advised(error: UnsupportedError, module: torch.nn.Module, label: str, *, wra
         remedy = f"leave out `.item()` and `.tolist()`: compute with the tensor; {SPLIT}"
     elif "which torch does not" in reason:
         remedy = "give inputs of the weights' element type, or convert them in the model"
+    elif "writes its parameter" in reason:
+        once = "call the model once before compiling it, if it writes parameters in its first call alone"
+        remedy = f"{once}, else give back the new value; {SPLIT}"
     elif "writes" in reason:
         remedy = f"give back the new value in place of writing it; {SPLIT}"
     return ModuleOperatorError(where=where, remedy=remedy, **error.details)

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, final
@@ -179,6 +179,49 @@ def taken(value: object) -> tuple[list[torch.Tensor], Layout]:
     walk = _Walk(arguments=False)
     root, key = walk.part(value, ())
     return walk.tensors, Layout(root, key, walk.names)
+
+
+def tensors_in(value: object) -> tuple[list[torch.Tensor], bool]:
+    """The tensors of a result, without a copy of anything; and whether all it holds was looked through.
+
+    Objects that are neither containers nor dataclasses are not.
+    """
+    found: list[torch.Tensor] = []
+    waiting, whole = [value], True
+    while waiting:
+        x: Any = waiting.pop()
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif isinstance(x, _FIXED):
+            continue
+        elif (node := _pytree.SUPPORTED_NODES.get(_pytree._get_node_type(x))) is not None:
+            waiting += node.flatten_fn(x)[0]
+        elif dataclasses.is_dataclass(x) and not isinstance(x, type):
+            waiting += [getattr(x, f.name) for f in dataclasses.fields(x) if hasattr(x, f.name)]
+        else:
+            whole = False
+    return found, whole
+
+
+class _Met(dict[int, Any]):
+    """Notes of `copy.deepcopy` that notice some of the objects it comes to, by their identities."""
+
+    def __init__(self, watched: Collection[int]) -> None:
+        super().__init__()
+        self._watched, self.met = watched, False
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """What `copy.deepcopy` asks first of every object."""
+        self.met = self.met or key in self._watched
+        return super().get(key, default)
+
+
+def holds(value: object, watched: Collection[int]) -> bool:
+    """Whether an object with one of these identities is somewhere in a value, which can be copied."""
+    notes = _Met(watched)
+    with _Cut([]):
+        copy.deepcopy(value, notes)
+    return notes.met
 
 
 def taken_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[list[torch.Tensor], Layout]:

@@ -9,11 +9,13 @@ more, of settings that it changed meanwhile. A service that meets new shapes mak
 from __future__ import annotations
 
 import linecache
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from contextvars import copy_context
-from typing import ParamSpec, TypeVar
+from threading import get_ident
+from typing import Any, ParamSpec, TextIO, TypeVar, final
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import graph_module
@@ -29,11 +31,30 @@ _kept: deque[object] = deque()
 def traced(trace: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """What `trace` gives. No text of it is left behind, no variable, and of all calls together `KEPT` results.
 
-    What others leave there stays; of what another thread traces meanwhile some may go: the tracebacks of such a module
+    The graph so far, hundreds of lines, which torch prints where a size depends on values, is not shown. What others
+    leave there stays; of what another thread traces meanwhile some may go: the tracebacks of such a module
     lack its lines, and a result is computed anew. One thread at a time.
     """
-    with _bounded():
+    with _bounded(), redirect_stderr(_Unprinted(sys.stderr)):
         return copy_context().run(trace, *args, **kwargs)
+
+
+@final
+class _Unprinted:
+    """What this thread prints of a graph does not reach the stream; all else does."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._thread, self._left_out = stream, get_ident(), False
+
+    def write(self, text: str) -> int:
+        """As of a stream."""
+        if get_ident() != self._thread:
+            return self._stream.write(text)
+        ends, self._left_out = self._left_out and text == "\n", text.lstrip().startswith("def forward(")
+        return len(text) if ends or self._left_out else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager
