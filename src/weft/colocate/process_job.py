@@ -197,7 +197,7 @@ class ProcessJob:
 
     def progress(self) -> JobProgress:
         """How far the job has come: units that are done or, of a job with a state, were saved."""
-        return JobProgress(self._digest, self._words.word("saved"), 0, 0)
+        return JobProgress(self._digest, self._words.kept(), 0, 0)
 
     # -- what waits
 

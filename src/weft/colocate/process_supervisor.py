@@ -42,7 +42,7 @@ class Supervisor:
             words.say("lives", life)
             if (status := self._life(life)) is None or status == 0:
                 return
-            units, saved = words.word("units"), words.word("saved")
+            units, saved = words.word("units"), words.kept()
             barren = barren + 1 if units <= most[0] and saved <= most[1] else 0
             most = max(most[0], units), max(most[1], saved)
             words.say("lost", words.word("lost") + max(0, units - saved))

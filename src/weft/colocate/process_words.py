@@ -27,7 +27,8 @@ _WORDS = (
     # of the thread that launches queries
     "granted", "part", "duty", "measure", "stop", "kill",
     # of the job's process
-    "ready", "begun", "ended", "units", "partial", "saved", "unit", "longest", "segments", "raised", "unsaved", "over",
+    "ready", "begun", "ended", "units", "partial", "saved", "stateless", "unit", "longest", "segments", "raised",
+    "unsaved", "over",
     # of what starts it
     "lives", "alive", "pid", "lost", "failed",
 )  # fmt: skip
@@ -51,8 +52,9 @@ class Words:
     `granted`: segments that may have begun, over all lives of the process; `part`, `duty`: a `Confinement`; `measure`:
     not 0: segments are timed; `stop`: not 0: end behind the unit under way; `kill`: the life that is to be killed.
     `ready`: the life that can work; `begun`, `ended`: segments; `units`: that are done; `partial`: of the unit under
-    way, in its time alone; `saved`: units that the next life has done; `unit`, `longest`, `segments`: time of a unit
-    and of its longest segment alone, and their number; `raised`: the life that raised; `over`: all units are done.
+    way, in its time alone; `saved`: units that its last state is behind; `stateless`: 1: it has none; `unit`,
+    `longest`, `segments`: time of a unit and of its longest segment alone, and their number; `raised`: the life that
+    raised; `over`: all units are done.
     `lives`: that were started; `alive`: 1: the last one is; `lost`: units that were done and are done again; `failed`:
     not 0: it is not started again.
     """
@@ -70,6 +72,13 @@ class Words:
     def say(self, name: str, value: int) -> None:
         """Write a word of one's own."""
         self._words[_AT[name]] = value
+
+    def kept(self) -> int:
+        """Units that the next life need not do.
+
+        Of a job without a state all that are done, in one word: whenever a life is killed, each is counted or not.
+        """
+        return self.word("units" if self.word("stateless") else "saved")
 
     def tell(self, text: str, *, unsaved: bool = False) -> None:
         """Why it failed, or could not be saved; cut to what has room."""

@@ -170,8 +170,6 @@ class Work:
         while not (end and self._units >= end):
             if not self._unit():
                 break
-            if self._function.save is None:
-                self._words.say("saved", self._units)
             if time.monotonic() >= self._save_at:
                 self.save()
         self.save()
@@ -316,7 +314,7 @@ def work(task: ProcessTask, words: Words) -> None:
         WeftError: the file, its state or the device cannot be taken.
         BaseException: what the function raises.
     """
-    done = words.word("saved") if task.life > 1 else task.first
+    done = words.kept() if task.life > 1 else task.first
     with ExitStack() as held:
         place = GpuPlace(task.memory_bytes, held) if task.device == "cuda" else HostPlace()
         with place.inside(0):
@@ -329,6 +327,7 @@ def work(task: ProcessTask, words: Words) -> None:
             place.finish()
         words.say("units", done)
         words.say("saved", done)
+        words.say("stateless", int(function.save is None))
         words.say("partial", 0)
         words.say("begun", words.word("ended"))
         made = Work(task, words, function, place, done)
