@@ -1,11 +1,14 @@
 """Fully connected networks: Weft's kernel against eager layers, cuBLASLt and torch.compile, on an NVIDIA GPU.
 
     python -m benchmarks.gpu_mlp [--only TEXT] [--first K] [--seconds S] [--dtype T] [--autotune K] [--again] [--dry]
+                                 [--tiny-cuda-nn FILE]
 
 Every network maps width to width in each of its layers, with a bias and an activation behind each, the last included.
 Weft: the fastest of the first K schedules that the tuner is offered. Peers: eager layers, for ReLU one cuBLASLt call
 per layer with bias and activation inside (`library`), torch.compile in its default mode, and in mode
-max-autotune-no-cudagraphs for the first `--autotune` of its cases. All are recorded into a CUDA graph. torch.compile's
+max-autotune-no-cudagraphs for the first `--autotune` of its cases; in f16 tiny-cuda-nn, if `--tiny-cuda-nn` names what
+was built of it (`benchmarks/peers/tiny_cuda_nn`): its fused kernels, ahead of time and by its JIT, and its CUTLASS
+layers, none of which has a bias. All are recorded into a CUDA graph. torch.compile's
 kernels are compiled before anything is timed, by processes of their own that fill its cache on disk; the slow mode also
 makes its choices there, by the least of many timings, beside other processes.
 
@@ -22,6 +25,7 @@ Cases on record at this commit with all their peers are passed over (not with `-
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import os
@@ -33,6 +37,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -53,6 +58,7 @@ from benchmarks.cases.mlp import (
 )
 from benchmarks.harness.gpu_time import Kernel, median_us
 from benchmarks.harness.record import DIRTY, Record, folder_of_gpu
+from benchmarks.peers import tiny_cuda_nn
 from weft.device.cuda.driver import Function, Module
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, Nvrtc, find_nvrtc
@@ -64,7 +70,9 @@ from weft.kernels.source import CudaSource
 ROUNDS = 7
 CHECKED = 4096
 """Rows that are compared."""
-NAMES = ("eager", "library", "compile", "autotune")
+SUMS_IN_F16 = 2e-2
+"""Of an error of tiny-cuda-nn's, whose fused kernels sum in f16: a row says how large each is."""
+NAMES = ("eager", "library", "compile", "autotune", *tiny_cuda_nn.KINDS)
 MODES = {"compile": None, "autotune": "max-autotune-no-cudagraphs"}
 PATIENCE_S = 40.0
 """For a case."""
@@ -202,16 +210,55 @@ def peers(
     return times, failures
 
 
+def by_tiny_cuda_nn(
+    c: Case, net: nn.Sequential, x: torch.Tensor, library: tiny_cuda_nn.Library
+) -> tuple[dict[str, float], dict[str, str], dict[str, float]]:
+    """The same for tiny-cuda-nn, with the network's weights and no biases, and the errors of its results."""
+    times: dict[str, float] = {}
+    failures: dict[str, str] = {}
+    errors: dict[str, float] = {}
+    plain = copy.deepcopy(net)
+    for layer in plain:
+        if isinstance(layer, nn.Linear):
+            layer.register_parameter("bias", None)
+    weights = torch.stack([m.weight.detach() for m in plain if isinstance(m, nn.Linear)])
+    exact = plain.double()(x[:CHECKED].double())
+    for name, (_, jit) in tiny_cuda_nn.KINDS.items():
+        try:
+            run = library.network(name, c.act, weights)
+            given = x.t().contiguous() if jit else x
+            out = torch.full_like(given, math.nan)
+            errors[name] = float(f"{error_of(run(given, out).t() if jit else run(given, out), exact):.3g}")
+            if errors[name] > SUMS_IN_F16:
+                failures[name] = f"wrong: an error of {errors[name]}"
+                continue
+            times[name] = median_us(partial(run, given, out), launches=launches_for(8 * c.floor_us), rounds=ROUNDS)
+        except Exception as error:  # as above
+            failures[name] = (str(error).splitlines() or [type(error).__name__])[0][:90]
+            torch.cuda.synchronize()
+    return times, failures, errors
+
+
 def measured(
-    c: Case, dtype: DType, tried: Sequence[Candidate], asked: Sequence[str], probes: Probes
+    c: Case,
+    dtype: DType,
+    tried: Sequence[Candidate],
+    asked: Sequence[str],
+    probes: Probes,
+    library: tiny_cuda_nn.Library | None = None,
 ) -> dict[str, object]:
     """One case on the GPU."""
     net = network(c, dtype)
     x = torch.randn(c.rows, c.width, device="cuda", dtype=TORCH[dtype])
     layers = [m for m in net if isinstance(m, nn.Linear)]
     inputs = [x, *(t for m in layers for t in (m.weight.detach().t().contiguous(), m.bias.detach()))]
+    peer_errors: dict[str, float] = {}
     with torch.no_grad():
-        found, failures = peers(c, net, x, asked)
+        found, failures = peers(c, net, x, [name for name in asked if name not in tiny_cuda_nn.KINDS])
+        if library is not None and not tiny_cuda_nn.KINDS.keys().isdisjoint(asked):
+            more, why_not, peer_errors = by_tiny_cuda_nn(c, net, x, library)
+            found.update(more)
+            failures.update(why_not)
         own = net(x[:CHECKED])
         exact = net.double()(x[:CHECKED].double())
     eager_error = error_of(own, exact)
@@ -243,6 +290,7 @@ def measured(
         "peers_us": {k: round(v, 3) for k, v in found.items()}, "best_peer": best,
         "ratio": round(found[best] / us, 3) if best else None, "failures": failures,
         "error": float(f"{errors[at]:.3g}"), "eager_error": float(f"{eager_error:.3g}"),
+        **({"peer_errors": peer_errors} if peer_errors else {}),
         "clock_ghz": round(clocks[at], 3), "launch_us": round(probes.launch_us, 2),
         "busy": {k: round(v, 3) for k, v in busy(c, ran).items()}, "registers": tried[at].registers, "rank": at,
         "schedule": tried[at].brief,
@@ -253,10 +301,11 @@ def measured(
 # torch.compile in processes of its own
 
 
-def wanted_peers(c: Case, dtype: DType, slow: Sequence[Case]) -> list[str]:
-    """Of a case; torch.compile's speak for bf16."""
+def wanted_peers(c: Case, dtype: DType, slow: Sequence[Case], *, has_tiny_cuda_nn: bool = False) -> list[str]:
+    """Of a case; torch.compile's speak for bf16, tiny-cuda-nn has f16."""
     compiled = [k for k, cases in (("compile", COMPILED), ("autotune", slow)) if c in cases and dtype is DType.BF16]
-    return ["eager", *(["library"] if c.act == "relu" else []), *compiled]
+    fused = tiny_cuda_nn.KINDS if has_tiny_cuda_nn and c.act in tiny_cuda_nn.ACTIVATIONS and dtype is DType.F16 else ()
+    return ["eager", *(["library"] if c.act == "relu" else []), *compiled, *fused]
 
 
 def flag(cache: str, c: Case, way: str) -> Path:
@@ -365,7 +414,15 @@ def named(c: Case, dtype: DType) -> str:
     return c.name if dtype is DType.BF16 else f"{c.name} {dtype.value}"
 
 
-def missing(record: Record, cases: Sequence[Case], dtype: DType, slow: Sequence[Case], commit: object) -> list[Case]:
+def missing(
+    record: Record,
+    cases: Sequence[Case],
+    dtype: DType,
+    slow: Sequence[Case],
+    commit: object,
+    *,
+    has_tiny_cuda_nn: bool = False,
+) -> list[Case]:
     """Those not on record at this commit with all their peers."""
     old = record.before()
 
@@ -374,7 +431,7 @@ def missing(record: Record, cases: Sequence[Case], dtype: DType, slow: Sequence[
         if line.get("commit") != commit or str(commit).endswith(DIRTY) or "failed" in line:
             return False
         have = {**cast("dict[str, float]", line["peers_us"]), **cast("dict[str, str]", line["failures"])}
-        return all(who in have for who in wanted_peers(c, dtype, slow))
+        return all(who in have for who in wanted_peers(c, dtype, slow, has_tiny_cuda_nn=has_tiny_cuda_nn))
 
     return [c for c in cases if not done(c)]
 
@@ -389,9 +446,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--autotune", type=int, default=8, help="cases of torch.compile's slow mode (8)")
     parser.add_argument("--again", action="store_true", help="also what is on record at this commit")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
+    parser.add_argument("--tiny-cuda-nn", type=Path, metavar="FILE", help="libweft_tcnn.so, for --dtype f16")
     parser.add_argument("--warm", default="", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.tiny_cuda_nn and given.dtype != "f16":
+        parser.error("--tiny-cuda-nn wants --dtype f16")
+    return given
 
 
 def main() -> int:
@@ -414,12 +475,18 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("benchmarks.gpu_mlp: torch sees no NVIDIA GPU; --dry needs none", file=sys.stderr)
         return 2
+    try:
+        library = tiny_cuda_nn.Library(given.tiny_cuda_nn) if given.tiny_cuda_nn else None
+    except OSError as error:
+        print(f"benchmarks.gpu_mlp: --tiny-cuda-nn: {error}", file=sys.stderr)
+        return 2
     torch.zeros(1, device="cuda")  # the context that modules are loaded into
     facts = gpu_facts(None, calibrate=False)
     record = Record(folder_of_gpu(), "mlp")
     slow = AUTOTUNED[: given.autotune]
     if not given.again:
-        cases = missing(record, cases, dtype, slow, record.head["commit"])
+        commit = record.head["commit"]
+        cases = missing(record, cases, dtype, slow, commit, has_tiny_cuda_nn=library is not None)
     rows = []
     with tempfile.TemporaryDirectory(prefix="weft-mlp-", ignore_cleanup_errors=True) as cache:
         jobs = [(c, way) for c in cases for way in wanted_peers(c, dtype, slow) if way in MODES]
@@ -440,7 +507,8 @@ def main() -> int:
             if time.perf_counter() - started > given.seconds:
                 print(f"no time left for {c.name} and what follows", file=sys.stderr)
                 break
-            asked = [w for w in wanted_peers(c, dtype, slow) if w not in MODES or (c, w) in ready]
+            every = wanted_peers(c, dtype, slow, has_tiny_cuda_nn=library is not None)
+            asked = [w for w in every if w not in MODES or (c, w) in ready]
             watch = threading.Timer(PATIENCE_S, lambda what=c.name: (print("HANGS:", what, flush=True), os._exit(3)))
             watch.daemon = True
             watch.start()
@@ -449,7 +517,7 @@ def main() -> int:
                     "act": c.act, "dtype": dtype.value}  # fmt: skip
             with record.measuring(case=name):
                 try:
-                    rows.append({**head, **measured(c, dtype, kernels.get(c, []), asked, probes)})
+                    rows.append({**head, **measured(c, dtype, kernels.get(c, []), asked, probes, library)})
                 finally:
                     watch.cancel()
                 record.add(rows[-1])

@@ -23,11 +23,9 @@ import argparse
 import copy
 import dataclasses
 import importlib.util
-import json
 import math
 import multiprocessing
 import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -35,8 +33,6 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +40,7 @@ import torch
 
 import weft
 from benchmarks.cases.zoo_models import ARCHITECTURES, Architecture
+from benchmarks.harness import own_process
 from benchmarks.harness.record import Record, folder_of
 from benchmarks.models import vision_operators
 from weft.frontends.torch.dtypes import FROM_TORCH
@@ -184,57 +181,28 @@ def _timed(mine: Runs, theirs: Runs, options: weft.Options) -> Row:
     }
 
 
-def _answer(name: str, device: str, budget_s: float, pipe: Connection, log: str) -> None:
-    """What a process does: say what came of one architecture."""
-    os.setsid()  # it and all that it starts can be ended together
-    told = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(told, 1)
-    os.dup2(told, 2)
+def answered(name: str, device: str, budget_s: float) -> Row:
+    """What came of the architecture of that name."""
     architecture = next(a for a in ARCHITECTURES if a.name == name)
-    try:
-        if architecture.library != "torch" and importlib.util.find_spec("torchvision"):
-            vision_operators.provide()
-        if architecture.library == "transformers":
-            import transformers
+    if architecture.library != "torch" and importlib.util.find_spec("torchvision"):
+        vision_operators.provide()
+    if architecture.library == "transformers":
+        import transformers
 
-            transformers.logging.set_verbosity_error()
-        row = measured(architecture, device, budget_s)
-    except Exception as error:
-        import traceback
-
-        traceback.print_exc()
-        line = str(error).strip().partition("\n")[0]
-        row = {"outcome": "crashed", "why": f"{type(error).__name__}: {line}"[:_TOLD]}
-    pipe.send(json.dumps(row))
-    pipe.close()
+        transformers.logging.set_verbosity_error()
+    return measured(architecture, device, budget_s)
 
 
 # --- asking such processes
 
 
-def asked(name: str, device: str, budget_s: float, log: str) -> Row:
+def asked(name: str, device: str, budget_s: float, log: Path) -> Row:
     """The row of one architecture, from a process of its own that is ended when its time is over."""
-    ours, theirs = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=_answer, args=(name, device, budget_s, theirs, log))
-    began = time.perf_counter()
-    process.start()
-    theirs.close()
     limit_s = 2 * budget_s + AROUND_S
-    try:
-        row: Row = json.loads(ours.recv()) if ours.poll(limit_s) else _crash(f"no answer in {limit_s:g} s")
-    except EOFError:
-        process.join(10.0)
-        code = process.exitcode or 0
-        row = _crash(f"the process died: {signal.Signals(-code).name}" if code < 0 else f"it ended with status {code}")
-    with suppress(ProcessLookupError, PermissionError):
-        if process.pid is not None and os.getpgid(process.pid) == process.pid:
-            os.killpg(process.pid, signal.SIGKILL)
-    process.join()
-    return {**row, "seconds": round(time.perf_counter() - began, 1), "load": round(os.getloadavg()[0], 1)}
-
-
-def _crash(why: str) -> Row:
-    return {"outcome": "crashed", "why": why}
+    row: Row = {**own_process.asked(_CONTEXT, answered, (name, device, budget_s), limit_s, log)}
+    why = row.pop("failed", None)
+    found: Row = row if why is None else {"outcome": "crashed", "why": why, **row}
+    return {**found, "load": round(os.getloadavg()[0], 1)}
 
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -299,11 +267,10 @@ def main() -> None:
             if time.perf_counter() > end:
                 break
             with record.measuring(case=architecture.name):
-                log.write_text("")
-                row = asked(architecture.name, given.device, given.budget, str(log))
+                row = asked(architecture.name, given.device, given.budget, log)
                 head = {"record": "case", "suite": SUITE, "case": architecture.name, "family": architecture.family}
                 record.add({**head, **row})
-                if row["outcome"] in ("crashed", "wrong"):
+                if row["outcome"] == "wrong":
                     print(log.read_text()[-4000:], file=sys.stderr, flush=True)
         record.add(summary(record.cases))
         record.close()

@@ -414,7 +414,39 @@ def serve_overload() -> str:
     return markdown(head, rows + failed(lines, len(head))) + f"\n\n{_run_by(lines)}"
 
 
+def training(device: str = GPU, module: str = "gpu_training") -> str:
+    """Training steps beside their peers."""
+    lines = records(device, "training")
+    cases = good(lines)
+    if not cases:
+        return f"_not measured yet: `python -m benchmarks.{module} --out -`_"
+    rows = []
+    for c in cases:
+        own, best = c["runs"].get("weft", {}), c.get("best_peer", "")
+        peers = ", ".join(f"{who} {ms:.2f}" for who, ms in c["peers_ms"].items())
+        ratio = f"{c['speedup_best']:.2f}" if "speedup_best" in c else ""
+        bold = ratio if float(ratio or 1) >= 1 else f"**{ratio}**"
+        rows.append([
+            f"`{c['case']}`",
+            f"{c['weft_ms']:.2f}" if "weft_ms" in c else str(own.get("failed", "")),
+            peers,
+            bold + (f" ({best})" if best else ""),
+            *([f"{c['memory_share']:.2f}" if "memory_share" in c else ""] if device == GPU else []),
+            {"True": "yes", "False": "**no**"}.get(str(c.get("right")), ""),
+            str(own.get("plan", "")),
+            str(own.get("kernels", "")),
+            f"{own['tuning_s']:.0f}" if "tuning_s" in own else "",
+            str(c.get("commit", "")),
+        ])  # fmt: skip
+    memory = ["memory over torch.compile's"] if device == GPU else []
+    head = ["network/batch", "Weft ms", "peers ms", "× best peer", *memory, "losses right",
+            "plan", "kernels", "seconds of search", "commit"]  # fmt: skip
+    return markdown(head, rows + failed(lines, len(head))) + f"\n\n{_run_by(lines)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "training": training,
+    "training-cpu": partial(training, "cpu", "training"),
     "serve": serve,
     "serve-soak": serve_soak,
     "serve-many": serve_many,

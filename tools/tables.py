@@ -14,7 +14,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -511,6 +511,52 @@ def zoo() -> str:
     return "\n\n".join(filter(None, (markdown(head, rows, (0, 1)), "\n".join(odd), "\n\n".join(notes))))
 
 
+def ran(head: Mapping[str, Any]) -> str:
+    """For below a table of a record of a processor: what it ran on, and its command."""
+    return f"{head['device']}, {head['threads']} threads, torch {head['torch']}; `{head['command']}`"
+
+
+def tvm() -> str:
+    """Networks as TVM's MetaSchedule tunes them in some minutes, beside Weft and eager."""
+    lines = records("cpu", "tvm")
+    cases = good(lines)
+    if not lines:
+        return "_not measured yet: `python -m benchmarks.tvm_networks --out -`_"
+    rows = []
+    for c in cases:
+        peers, ratio = dict(c["peers_ms"]), c["speedup_tvm"]
+        wrong = f"wrong by {dict(c['errors'])['tvm']:.1e}"
+        rows.append([
+            str(c["case"]), f"{c['weft_ms']:.2f}", f"{peers['tvm']:.2f}" if ratio else wrong, f"{peers['eager']:.2f}",
+            f"{ratio:.2f}" if ratio else "", f"{c['tuning_s']:.0f} s", f"{c['tvm_tuning_s']:.0f} s",
+            f"{c['tvm_trials']}", f"{c['tvm_tuned_tasks']} of {c['tvm_tasks']}", str(c["commit"]),
+        ])  # fmt: skip
+    head = ["case", "Weft ms", "TVM", "eager", "TVM / Weft", "Weft's tuning", "TVM's tuning", "trials", "tasks tuned",
+            "commit"]  # fmt: skip
+    rows += failed(lines, len(head))
+    return markdown(head, rows) + "\n\n" + ran(lines[0])
+
+
+H200_TFLOPS = 989.4
+"""Dense products in f16, by the data sheet."""
+
+
+def published() -> str:
+    """Figures of peers that could not be run, by their makers and on their GPUs, beside rows of ours."""
+    known = {str(x["case"]): x for x in good(records("nvidia-h200", "networks"))}
+    rows = []
+    for p in json.loads((ROOT / "benchmarks" / "data" / "published.json").read_text()):
+        ours = float(known[p["case"]]["weft_ms"])
+        theirs, mine = (p["gflop"] / ms / peak for ms, peak in ((p["ms"], p["peak_tflops"]), (ours, H200_TFLOPS)))
+        rows.append([
+            p["peer"], p["case"].rpartition("/")[0], p["what"], p["on"], f"{p['ms']:.2f}", f"{100 * theirs:.0f} %",
+            f"{ours:.3f}", f"{100 * mine:.0f} %", p["source"],
+        ])  # fmt: skip
+    ours_as = "Weft ms, f16, NVIDIA H200"
+    head = ["peer", "case", "form", "its GPU", "ms, published", "of its peak", ours_as, "of its peak", "source"]
+    return markdown(head, rows, (0, 1, 2, 3, 8))
+
+
 def foreign_files() -> str:
     """ONNX files of public repositories: what came of them, and every one that is not right."""
     lines = records("cpu", "foreign-onnx")
@@ -563,8 +609,7 @@ def classes(folder: str) -> str:
     head = ["class", "case", "looked at", "Weft ms", "best peer", "× best peer", "kernels", "plan", "tuning", "commit",
             "peers that failed"]  # fmt: skip
     rows += failed(lines, len(head))
-    note = f"{lines[0]['device']}, {lines[0]['threads']} threads, torch {lines[0]['torch']}; `{lines[0]['command']}`"
-    return markdown(head, rows, (0, 1)) + "\n\n" + note
+    return markdown(head, rows, (0, 1)) + "\n\n" + ran(lines[0])
 
 
 def classes_search(folder: str) -> str:
@@ -583,8 +628,7 @@ def classes_search(folder: str) -> str:
     rows.append(["geometric mean", "", *(f"**{geometric_mean(x):.2f}**" for x in means)])
     head = ["class", "case", *(f"{s} s" for s in seconds)]
     rows += failed(lines, len(head))
-    note = f"{lines[0]['device']}, {lines[0]['threads']} threads, torch {lines[0]['torch']}; `{lines[0]['command']}`"
-    return markdown(head, rows, (0, 1)) + "\n\n" + note
+    return markdown(head, rows, (0, 1)) + "\n\n" + ran(lines[0])
 
 
 def latency_critical() -> str:
@@ -618,6 +662,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "budgets": budgets,
     "library-plans": library_plans,
     "zoo": zoo,
+    "tvm": tvm,
+    "published": published,
     "foreign-files": foreign_files,
     "classes": partial(classes, "cpu"),
     "classes-search": partial(classes_search, "cpu"),

@@ -83,12 +83,13 @@ def _hf(
     of: str = "",
     tuned: bool = False,
 ) -> Member:
-    """One of transformers. Inputs by name and shape: integers where the name ends in `ids`, else normal."""
+    """One of transformers, or a part. Inputs by name and shape: integers where the name ends in `ids`, else normal."""
 
     def make() -> tuple[torch.nn.Module, Inputs]:
         library: Any = importlib.import_module("transformers")
-        kind = of or model.partition("Model")[0].partition("Encoder")[0] + "Config"
-        made = getattr(library, model)(getattr(library, kind)(**config)).eval()
+        whole, _, part = model.partition(".")
+        made = getattr(library, whole)(getattr(library, of or whole.partition("Model")[0] + "Config")(**config)).eval()
+        made = made.get_submodule(part)
         tensors = [torch.randint(3, _WORDS, s) if n.endswith("ids") else torch.randn(s) for n, s in inputs.items()]
         return First(made, tuple(inputs)).eval(), tuple(tensors)
 
@@ -141,8 +142,9 @@ GPU: tuple[Member, ...] = (
     _hf(WIDE, "qwen2", "Qwen2Model", _wide(1536, 8960, 12, 2), {"input_ids": (1, 512)}),
     _hf(WIDE, "mistral", "MistralModel", _wide(2048, 7168, 16, 4), {"input_ids": (1, 512)}),
     _hf(
-        LONG, "whisper_encoder", "WhisperEncoder",
-        {"d_model": 512, "encoder_layers": 6, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048},
+        LONG, "whisper_encoder", "WhisperModel.encoder",
+        {"d_model": 512, "encoder_layers": 6, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048,
+         "decoder_layers": 1, "decoder_attention_heads": 8},
         {"input_features": (1, 80, 3000)}, of="WhisperConfig", tuned=True,
     ),
     _hf(LONG, "ast", "ASTModel", {"num_hidden_layers": 6}, {"input_values": (1, 1024, 128)}),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.cases.training import CASES
+from benchmarks.harness import training_steps
 from benchmarks.harness.record import lines_of
 
 from benchmarks import gpu_training as suite
@@ -29,20 +30,20 @@ def test_small_forms_run_on_the_processor(tmp_path: Path) -> None:
     assert row["right"] is True and row["settings"]["small"] is True
     assert row["peers_ms"] == {"eager": eager["ms"]} and row["weft_ms"] == mine["ms"] > 0
     assert row["speedup_best"] == pytest.approx(eager["ms"] / mine["ms"], abs=1e-3)
-    assert len(mine["losses"]) == len(eager["losses_f32"]) == suite.CHECKED
+    assert len(mine["losses"]) == len(eager["losses_f32"]) == training_steps.CHECKED
     assert mine["plan"] in ("library", "eager") and mine["opaque"] is not None
     assert (last["cases"], last["compared"], last["right"], last["wrong"]) == (1, 1, 1, 0)
 
 
 def test_a_contender_without_an_answer_is_a_result(tmp_path: Path) -> None:
     _, row, last = _main(tmp_path / "training.jsonl", "--who", "eager", "--limit", "0.001")
-    assert row["runs"]["eager"]["failed"] == "no step in 0.001 s" and row["peers_ms"] == {}
+    assert row["runs"]["eager"]["failed"] == "no answer in 0.001 s" and row["peers_ms"] == {}
     assert last["compared"] == 0
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_network_has_a_loss_and_gradients(name: str) -> None:
-    placed = suite.Placed(CASES[name], "cpu", small=True, fused=False)
+    placed = training_steps.Placed(CASES[name], "cpu", small=True, fused=False)
     batch = placed.batch(0)
     assert all(torch.equal(x, y) for x, y in zip(batch, placed.batch(0), strict=True))
     assert not torch.equal(batch[0], placed.batch(1)[0])
@@ -64,16 +65,20 @@ def test_what_a_row_says() -> None:
         "inductor": {"ms": 2.5, "memory_bytes": 40},
         "autotune": {"failed": "x"},
     }
-    row = suite.case_row("a", runs, {})
+    row = training_steps.case_row("a", runs, {})
     assert (row["weft_ms"], row["best_peer"], row["speedup_best"], row["memory_share"]) == (2.0, "inductor", 1.25, 0.75)
     assert row["right"] is True and row["peers_ms"] == {"eager": 3.0, "inductor": 2.5}
     for losses in ([1.0, 2.1], [float("nan"), 2.0]):
-        assert suite.is_right({**runs, "weft": {**weft, "losses": losses}}) is False
-    assert suite.is_right({"weft": weft}) is None
-    assert "weft_ms" not in suite.case_row("a", {"weft": {"failed": "x"}, "eager": eager}, {})
-    said = suite.summary([row, {**row, "speedup_best": 0.8, "right": False}, {"case": "b"}])
+        assert training_steps.is_right({**runs, "weft": {**weft, "losses": losses}}) is False
+    assert training_steps.is_right({"weft": weft}) is None
+    exact = {**eager, "losses": [1.0, 2.1], "losses_f64": [1.0, 2.0]}
+    assert training_steps.is_right({"weft": {**weft, "losses": [1.0, 2.19]}, "eager": exact}) is True
+    for losses in ([1.001, 2.0], [1.0, 2.3]):
+        assert training_steps.is_right({"weft": {**weft, "losses": losses}, "eager": exact}) is False
+    assert "weft_ms" not in training_steps.case_row("a", {"weft": {"failed": "x"}, "eager": eager}, {})
+    said = training_steps.summary([row, {**row, "speedup_best": 0.8, "right": False}, {"case": "b"}])
     assert (said["cases"], said["compared"], said["speedup_mean"], said["slower"], said["wrong"]) == (3, 2, 1.0, 1, 1)
-    assert suite.summary([])["speedup_mean"] == 0.0
+    assert training_steps.summary([])["speedup_mean"] == 0.0
 
 
 def test_what_is_left() -> None:
