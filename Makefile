@@ -1,4 +1,4 @@
-# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first. CI runs `make test-all`.
+# Two commands on a fresh machine: `make demo` and `make test`. Both set up .venv first. CI runs `make test`.
 # WEFT_PYTHON=/path/to/python uses that interpreter and what it has installed, with no set-up at all.
 
 SHELL := /bin/bash
