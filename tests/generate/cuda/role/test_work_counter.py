@@ -141,8 +141,7 @@ int main() {
     for (unsigned x : s)
       if (x != passes) fail("a block that is lost");
   if ((unsigned)work.granted != begin + total || work.finished != begin + total) fail("a wrong count");
-  if (CHUNK > 1 && (several == 0 || short_ones == 0)) fail("no chunks");
-  std::printf("%u\n", total);
+  std::printf("%u %d\n", total, several != 0 && short_ones != 0);
 }
 """
 
@@ -186,9 +185,16 @@ def test_every_block_is_drawn_once(
     command = ["g++", "-std=c++17", "-O2", "-pthread", "w.cpp", "-o", "w"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[:3000]
-    for _ in range(3):
+    both = 0
+    for run in range(20):
         done = subprocess.run(["./w"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
-        assert (done.returncode, done.stdout) == (0, f"{sum(stages) * passes}\n")
+        assert done.returncode == 0, done.stdout
+        drawn, mixed = done.stdout.split()
+        assert int(drawn) == sum(stages) * passes
+        both += int(mixed)
+        if run >= 2 and (both or chunk == 1):
+            break
+    assert both > 0 or chunk == 1, "whole chunks and short ones; on a busy machine one role may have drawn all"
 
 
 def test_a_draw_that_is_not_atomic_is_seen(tmp_path: Path) -> None:
