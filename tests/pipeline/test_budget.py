@@ -631,6 +631,24 @@ def test_with_nothing_to_judge_by_the_framework_answers() -> None:
     assert chosen is eager and calls == [] and {r.note for r in records} == {NOT_JUDGED}
 
 
+def test_where_the_operators_do_not_run_one_by_one_the_framework_answers(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> object:
+        raise RuntimeError("rnn: hx is not contiguous")
+
+    worker(monkeypatch, FakeTransport({}))
+    monkeypatch.setattr(reference, "primitive_by_primitive", fails)
+    net = Net().eval()
+    with pytest.warns(UserWarning, match="one by one, do not run: rnn: hx is not contiguous"):
+        compiled = weft.compile(net, x, options=Options(budget_s=6.0, cache_dir=tmp_path, keep_per_problem=1))
+    assert compiled.record.chosen == "eager"
+    torch.testing.assert_close(compiled(x), net(x))
+    run = Options(budget_s=6.0, cache_dir=tmp_path, keep_per_problem=1, memory_limit_bytes=1 << 40)
+    with pytest.raises(RuntimeError, match="rnn: hx"):
+        weft.compile(net, x, options=run)
+
+
 def test_the_library_plan_needs_no_solver_without_a_budget(
     x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

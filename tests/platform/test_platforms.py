@@ -30,8 +30,10 @@ from weft.options import Options
 from weft.pipeline.compile import compile_imported
 from weft.platform import table
 from weft.platform.cpu import Cpu
+from weft.platform.cuda import captured_later
 from weft.platform.cuda import platform as gpu
 from weft.platform.cuda.captured import capture
+from weft.platform.cuda.captured_later import CapturedLater
 from weft.platform.cuda.platform import Cuda
 from weft.platform.protocol import Platform
 from weft.runtime.cuda_executable import CudaExecutable
@@ -189,6 +191,50 @@ def test_the_frameworks_own_model_is_recorded_beside_plans_or_alone(
     monkeypatch.setattr(gpu, "capture", lambda *_: Declined("it waits for the host"))
     assert lent.capture(model, inputs(1), Options(), alone=alone) is model
     assert Cpu(CpuFacts()).capture(model, inputs(1), Options(), alone=alone) is model
+
+
+@pytest.mark.parametrize(("recorded_ms", "own_ms", "replays"), [(1.0, 2.0, 1), (2.0, 1.0, 0)])
+def test_a_model_that_was_not_recorded_in_time_is_by_its_first_call(
+    recorded_ms: float, own_ms: float, replays: int, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Sequence[torch.Tensor]] = []
+
+    def model(*given: torch.Tensor) -> Sequence[torch.Tensor]:
+        calls.append(given)
+        out = expected(*given)
+        if cuda.recording is not None:
+            cuda.recording.add(lambda: out.copy_(expected(*given)), cuda.current)
+        return [out]
+
+    times, lease = iter([recorded_ms, own_ms]), Lease(HERE)
+    monkeypatch.setattr(captured_later, "_sampled_ms", lambda *_: next(times))
+    monkeypatch.setattr(captured_later, "capture", lambda *x: capture(*x, lease))
+    types = [TensorType(DType.F32, (4, 8)), TensorType(DType.F32, (8, 8))]
+    run = platform().capture_later(model, types, Options())
+    assert not calls, "nothing runs before it is called"
+    with pytest.raises(RuntimeError, match="shapes"):
+        run(torch.zeros(4, 3), torch.zeros(8, 8))
+    assert not cuda.graphs, "a call that the model refuses records nothing"
+    torch.testing.assert_close(run(*inputs(2))[0], expected(*inputs(2)))
+    assert len(cuda.graphs) == 1 and cuda.graphs[0].replays == 0
+    count = len(calls)
+    torch.testing.assert_close(run(*inputs(3))[0], expected(*inputs(3)))
+    assert cuda.graphs[0].replays == replays and len(calls) == count + 1 - replays, "the faster one answers"
+    assert Cpu(CpuFacts()).capture_later(model, types, Options()) is model
+
+
+def test_a_model_that_cannot_be_recorded_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(captured_later, "capture", lambda *_, **__: Declined("it waits for the host"))
+    monkeypatch.setattr(captured_later, "device_of", lambda _: HERE)
+    types = [TensorType(DType.F32, (4, 8)), TensorType(DType.F32, (8, 8))]
+    run = platform().capture_later(lambda *x: [expected(*x)], types, Options())
+    for seed in (1, 2):
+        torch.testing.assert_close(run(*inputs(seed))[0], expected(*inputs(seed)))
+    assert isinstance(run, CapturedLater)
+    held = torch.zeros(4, 8)
+    found = run.in_place({}, [(0, held)])(*inputs(3))
+    assert torch.equal(held, found[0]) and torch.equal(held, expected(*inputs(3)))
 
 
 def test_memory_is_given_back_after_what_only_cycles_hold(monkeypatch: pytest.MonkeyPatch) -> None:

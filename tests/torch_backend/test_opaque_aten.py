@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from weft.errors import ArtifactError
+from weft.generate.library import opaque_aten
 from weft.generate.library.opaque_aten import input_dtypes, run_aten
 
 
@@ -32,6 +33,21 @@ def test_several_results_keywords_and_constants() -> None:
     assert y.dtype is torch.float64
     (z,) = run_aten(payload("aten::full", args=([2], {"float": "-inf"})), [])
     assert z.tolist() == [float("-inf")] * 2
+
+
+def test_recurrent_layers_get_states_that_are_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN refuses others: a state of zeros may be one zero, expanded."""
+    seen: list[torch.Tensor] = []
+
+    def layer(*given: torch.Tensor) -> torch.Tensor:
+        seen.extend(given)
+        return given[0]
+
+    monkeypatch.setattr(opaque_aten, "resolve", lambda *_: layer)
+    for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+        run_aten(payload(f"aten::{name}", "dense", args=({"tensor": 0},)), [torch.zeros(()).expand(2, 1, 8)])
+    opaque_aten._parse.cache_clear()
+    assert len(seen) == 4 and all(x.is_contiguous() for x in seen)
 
 
 def test_results_that_are_left_out() -> None:

@@ -118,11 +118,18 @@ def decide(job: Job, searched: Searched, alternatives: Alternatives, inputs: Ten
     """Whole plans, one line per stage: what they must give, what they can be compared with, which is right and fastest.
 
     Raises:
-        LeftToFramework: without a budget there is no time to judge one.
+        LeftToFramework: without a budget there is no time to judge one; or the primitives, one by one, do not run.
         NoPlanError: there is nothing that may be the answer [W303].
     """
     with job.setting.platform.aside():
-        expected = expected_outputs(job, inputs)
+        try:
+            expected = expected_outputs(job, inputs)
+        except RuntimeError as error:  # the framework's own, of an operator that no rule takes apart
+            if not job.stands_in or not job.setting.platform.is_sound():
+                raise
+            said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            fault = f"its operators, one by one, do not run: {said}"
+            raise LeftToFramework(job, [fault, *lost], searched, inputs=in_time(job, inputs)) from error
         _check_untuned(job, searched, inputs, job.stages.seconds("reference"))
         baseline = job.stages.run("baseline", captured, job.framework.run, inputs, job.setting)
         contenders = linked(job, searched, inputs, baseline, lost)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from weft.errors import BudgetWarning
+from weft.ir.graph import Graph
 from weft.kernels.record import PlanRecord
 from weft.pipeline import finish, summary
 from weft.pipeline.job import Compilation, Decision, Job, Searched
@@ -118,12 +119,20 @@ def captured(
     return None if eager is None else setting.platform.capture(eager, inputs, setting.options, alone=alone)
 
 
+def captured_later(
+    eager: Callable[..., Tensors] | None, graph: Graph, setting: Setting
+) -> Callable[..., Tensors] | None:
+    """The framework's own model, see `Platform.capture_later`."""
+    types = [graph.nodes[i].type for i in graph.inputs]
+    return None if eager is None else setting.platform.capture_later(eager, types, setting.options)
+
+
 def by_framework(
     job: Job, lost: Sequence[str], searched: Searched | None = None, *, inputs: Tensors | None
 ) -> Compilation:
     """The framework's own execution, where no plan is left: there is nothing to compare it with, nor to judge it by.
 
-    `inputs`: it is captured with them; None: there is no time for that.
+    `inputs`: it is captured with them; None: there is no time for that, and its first call captures it.
     """
     searched, stages, framework = searched or Searched(), job.stages, job.framework
     verdict = searched.verdict
@@ -138,7 +147,10 @@ def by_framework(
     with stages.timed("settle"):
         if framework.settle is not None:
             framework.settle()
-        answer = framework.run if inputs is None else captured(framework.run, inputs, job.setting, alone=True)
+        if inputs is not None:
+            answer = captured(framework.run, inputs, job.setting, alone=True)
+        else:
+            answer = captured_later(framework.run, job.imported.graph, job.setting)
     return Compilation(job.graph, None, stages.close(record), answer)
 
 

@@ -21,6 +21,7 @@ from weft.device.toolchain import HostCompiler, find_compiler
 from weft.errors import OptionError, ToolchainError
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
+from weft.ir.types import TensorType
 from weft.kernels.plan import Plan
 from weft.kernels.source import KernelSource
 from weft.options import Options
@@ -170,6 +171,15 @@ class Cpu:
         options: Options,  # noqa: ARG002
         *,
         alone: bool,  # noqa: ARG002
+    ) -> Callable[..., Tensors]:
+        """See `Platform`: the model as it is."""
+        return model
+
+    def capture_later(
+        self,
+        model: Callable[..., Tensors],
+        types: Sequence[TensorType],  # noqa: ARG002
+        options: Options,  # noqa: ARG002
     ) -> Callable[..., Tensors]:
         """See `Platform`: the model as it is."""
         return model

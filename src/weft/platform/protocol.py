@@ -14,6 +14,7 @@ from weft.device.any import DeviceFacts
 from weft.device.cuda.nvrtc import Nvrtc
 from weft.device.toolchain import HostCompiler
 from weft.ir.graph import Graph
+from weft.ir.types import TensorType
 from weft.kernels.plan import Plan
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
@@ -145,6 +146,15 @@ class Platform(Protocol):
         """The framework's own model as fast as this device can call it for these shapes.
 
         `alone`: it may run beside a plan.
+        """
+        ...
+
+    def capture_later(
+        self, model: Callable[..., Tensors], types: Sequence[TensorType], options: Options
+    ) -> Callable[..., Tensors]:
+        """As `capture` and `alone`, without a run of the model: it becomes so fast at its first call.
+
+        `types`: of its inputs.
         """
         ...
 

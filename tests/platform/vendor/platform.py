@@ -18,6 +18,7 @@ from weft.device.facts import CpuFacts
 from weft.device.toolchain import HostCompiler, find_compiler
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
+from weft.ir.types import TensorType
 from weft.kernels.plan import Plan
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
@@ -108,6 +109,12 @@ class Xpu:
         *,
         alone: bool,
     ) -> Callable[..., Tensors]:
+        return model
+
+    def capture_later(
+        self, model: Callable[..., Tensors], types: Sequence[TensorType], options: Options
+    ) -> Callable[..., Tensors]:
+        del types, options
         return model
 
     def sample_us(self, run: Callable[[], object], repeats: int) -> float:

@@ -23,7 +23,12 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 FORBIDDEN_ARGUMENTS = frozenset({"filename", "generator", "storage", "source_storage", "group_name"})
 """Argument names by which an operator reaches outside its tensors (`from_file` opens and creates files)."""
 FORBIDDEN = frozenset({"from_file", "_linalg_check_errors", "set_data", "_cuda_getCurrentRawStream"})
-_NEEDS_CONTIGUOUS = frozenset({"as_strided", "view", "view_as_real", "_reshape_alias", "unfold_backward"})
+_NEEDS_CONTIGUOUS = frozenset(
+    {
+        "as_strided", "view", "view_as_real", "_reshape_alias", "unfold_backward",
+        "lstm", "gru", "rnn_tanh", "rnn_relu",  # cuDNN refuses a state of zeros that is one zero, expanded
+    }
+)  # fmt: skip
 _CONSTANTS = {
     "dtype": frozenset(
         {

@@ -121,15 +121,21 @@ class Captured:
 
 
 def capture(
-    model: Callable[..., Tensors], inputs: Tensors, options: Options, lease: Lease | None = None
+    model: Callable[..., Tensors],
+    inputs: Tensors,
+    options: Options,
+    lease: Lease | None = None,
+    *,
+    bound: Mapping[int, torch.Tensor] = NOTHING_BOUND,
+    written: Sequence[tuple[int, torch.Tensor]] = (),
 ) -> Captured | Declined:
     """The model in a CUDA graph, by the numeric policy of the options; or why it cannot be recorded.
 
-    `lease`: as for `CudaExecutable`.
+    `lease`, `bound`, `written`: as for `CudaExecutable`.
     """
     try:
         with plain_math(allow_tf32=options.allow_tf32):
-            return Captured(model, inputs, lease or Lease(device_of(options)))
+            return Captured(model, inputs, lease or Lease(device_of(options)), bound=bound, written=written)
     except RuntimeError as error:
         torch.cuda.synchronize()
         return Declined(str(error).splitlines()[0][:200])

@@ -23,6 +23,7 @@ from weft.errors import OptionError, ToolchainError
 from weft.generate.library.lt_call import library
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
+from weft.ir.types import TensorType
 from weft.kernels.plan import Plan
 from weft.kernels.source import CudaSource
 from weft.options import Options
@@ -30,6 +31,7 @@ from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.legality import EnumerationLimits
 from weft.platform.cpu import Cpu
 from weft.platform.cuda.captured import capture
+from weft.platform.cuda.captured_later import CapturedLater
 from weft.platform.cuda.device import device_of
 from weft.platform.cuda.products import Products
 from weft.platform.policy import SearchPolicy
@@ -260,6 +262,12 @@ class Cuda:
         lease = None if alone else self.lease
         captured = capture(model, inputs, options, lease or Lease(self.device))
         return model if isinstance(captured, Declined) else captured
+
+    def capture_later(
+        self, model: Callable[..., Tensors], types: Sequence[TensorType], options: Options
+    ) -> Callable[..., Tensors]:
+        """See `Platform`."""
+        return CapturedLater(model, types, options)
 
     def sample_us(self, run: Callable[[], object], repeats: int) -> float:
         """By events around the calls."""

@@ -1,0 +1,91 @@
+"""The framework's own model in a CUDA graph that its first call records, where a budget left no time for that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+import torch
+
+from weft.generate.library.execute import TORCH_DTYPE
+from weft.ir.declined import Declined
+from weft.ir.types import TensorType
+from weft.options import Options
+from weft.platform.cuda.captured import Captured, capture
+from weft.platform.cuda.device import device_of
+from weft.runtime.in_place import InPlace
+
+Tensors = Sequence[torch.Tensor]
+Model = Callable[..., Tensors]
+CALLS = 3
+"""By which the recorded model and the model itself are compared; each is called once before."""
+
+
+@final
+class CapturedLater:
+    """Computes a first call by the model itself, and records the model then; what is recorded answers if it is faster.
+
+    A model that cannot be recorded stays as it is. Inside a caller's own capture, too, the model itself is run. From
+    several threads one records, and the others wait.
+    """
+
+    def __init__(self, model: Model, types: Sequence[TensorType], options: Options) -> None:
+        self._model, self._types, self._options = model, tuple(types), options
+        self._lock = threading.Lock()
+        self._run: Model | None = None
+
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        """As `Captured`."""
+        if self._run is None and not torch.cuda.is_current_stream_capturing():
+            with self._lock:
+                if self._run is None:
+                    found = self._model(*inputs)  # what this raises is the caller's, and nothing is recorded
+                    self._run = self._faster(inputs)
+                    return found
+        return (self._run or self._model)(*inputs)
+
+    def _faster(self, inputs: Tensors) -> Model:
+        found = capture(self._model, inputs, self._options)
+        if isinstance(found, Declined):
+            return self._model
+        recorded, own = (_sampled_ms(run, inputs) for run in (found, self._model))
+        return found if recorded <= own else self._model
+
+    @property
+    def in_place(self) -> InPlace:
+        """As that of `Captured`; a model that cannot be recorded is run, and its results are copied at once."""
+        model, types, options = self._model, self._types, self._options
+
+        def make(bound: Mapping[int, torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]) -> Model:
+            device = device_of(options)
+            given = [
+                bound[k] if k in bound else torch.zeros(t.shape, dtype=TORCH_DTYPE[t.dtype], device=device)
+                for k, t in enumerate(types)
+            ]
+            found = capture(model, given, options, bound=bound, written=written)
+            return found if isinstance(found, Captured) else _copying(model, written)
+
+        return make
+
+
+def _sampled_ms(run: Model, inputs: Tensors) -> float:
+    """Milliseconds of some calls, by events around them."""
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    run(*inputs)
+    first.record()
+    for _ in range(CALLS):
+        run(*inputs)
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last))
+
+
+def _copying(model: Model, written: Sequence[tuple[int, torch.Tensor]]) -> Model:
+    def run(*inputs: torch.Tensor) -> Tensors:
+        found = model(*inputs)
+        if written:
+            torch._foreach_copy_([x for _, x in written], [found[k] for k, _ in written])
+        return found
+
+    return run
