@@ -9,7 +9,7 @@ from typing import cast
 
 from weft.costmodel.constants import LeftLoad
 from weft.costmodel.profile import costs_of
-from weft.costmodel.roofline import Product, gap_us, product_us
+from weft.costmodel.roofline import Product, gap_us, memory_us, product_us
 from weft.costmodel.tiles import Sizes, least_cycles, least_grouped_cycles
 from weft.device.cuda.record import GpuFacts
 from weft.ir import attrs as a
@@ -67,7 +67,22 @@ def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
     sizes = replace(_sizes(problem, at, product, load), tf32=tf32)
     block = least_cycles(facts, sizes) / facts.clock_ghz / 1e3 - gap_us(facts)
     persistent = product_us(facts, replace(product, dtype="tf32") if tf32 else product)[0] + c.persistent_us
-    return min(block, persistent if load in ("rows", "taps") and _in_place(graph, node) else math.inf) * factor
+    best = min(block, persistent if load in ("rows", "taps") and _in_place(graph, node) else math.inf)
+    return best * factor + _turned_us(problem, node, facts)
+
+
+def _turned_us(problem: Problem, node: Node, facts: GpuFacts) -> float:
+    """Microseconds in which a library turns row-major images of 16 bits, of a convolution that no template computes.
+
+    cuDNN multiplies halves with channels last, and copies what lies otherwise before and behind its kernel.
+    """
+    graph = problem.graph
+    image = graph.type_of(node.inputs[0])
+    own = node.prim is not Prim.CONV or _is_weight(graph, node.inputs[1])
+    if own or image.dtype.itemsize != 2 or Format.LAST in (*problem.input_formats, *problem.output_formats):
+        return 0.0
+    moved = sum(t.nbytes for t in (image, node.type) if t.shape[1] > 1 and math.prod(t.shape[2:]) > 1)
+    return memory_us(facts, moved, moved)
 
 
 def are_apart(graph: Graph, linear: Sequence[NodeId]) -> bool:

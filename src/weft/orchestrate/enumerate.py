@@ -18,6 +18,7 @@ from weft.orchestrate.idiom import Scene
 from weft.orchestrate.idioms import IDIOMS
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
+from weft.orchestrate.recomputed import recomputed
 from weft.orchestrate.stored import Stored, stored_root, tables_inside
 from weft.orchestrate.unions import unions
 
@@ -116,6 +117,10 @@ def enumerate_candidates(
         if limits.unions and version == 0:
             for members, outputs in list(unions(graph, stored, [c for _, c in found.candidates.values()])):
                 found.add(stored, members, outputs, Kind.GROUP, -1)
+        if limits.recomputed and version == 0:
+            for members, outputs in list(recomputed(graph, stored, legality)):
+                if stored.inputs_of(members).bit_count() <= limits.max_inputs:
+                    found.add(stored, members, outputs, Kind.GROUP, -1)
         every = {**every, **groups}
         _add_idioms(found, stored, limits, every, only, rejected, merged=alternatives.versions > 1)
     kept = [c for _, c in found.candidates.values()]

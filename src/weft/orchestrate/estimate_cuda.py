@@ -391,7 +391,8 @@ def _mixed(problem: Problem) -> bool:
         f
         for v, f in values
         if graph.type_of(v).rank == 4 and graph.type_of(v).shape[1] > 1 and not _weight(graph.nodes[v])
-    }
+        and math.prod(graph.type_of(v).shape[2:]) > 1  # a vector of channels lies alike in both
+    }  # fmt: skip
     return len(kinds) > 1
 
 

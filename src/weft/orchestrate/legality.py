@@ -48,6 +48,9 @@ class EnumerationLimits:
     unions: bool = False
     """Also small elementwise groups that have nothing to do with each other in one launch, see `orchestrate.unions`."""
 
+    recomputed: bool = True
+    """Also gradients that compute forward values again, see `orchestrate.recomputed`."""
+
     library_calls: bool = False
     """Also what one call of a GPU's libraries covers (see `orchestrate.calls`), for the library plan alone."""
 

@@ -1,0 +1,131 @@
+"""Gradients that compute forward values again, as candidates: one read of what a product left instead of two.
+
+A group that grows is not left by a path through a product that comes back, so that what a backward pass reads of the
+forward one would be stored as it is: the distance of each element from its mean, in f32, of a batch norm. Here the set
+of a sum, or of a value that a product or the caller reads, goes back over elementwise primitives to values that are in
+memory anyway: what products and sums left, and what products read. Sums of one pass over like values are one candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
+from weft.ir.prims import CATEGORY, Category
+from weft.orchestrate.legality import Legality
+from weft.orchestrate.stored import Stored
+
+LEAST = 1 << 12
+"""Elements of a value below which computing it again saves nothing."""
+SMALL = 64
+"""A value of so many times fewer elements than the largest of a set is a vector of statistics, or made of such."""
+TOGETHER = 4
+"""Sums in one pass, at most."""
+Found = tuple[Mask, tuple[NodeId, ...]]
+
+
+def recomputed(graph: Graph, stored: Stored, legality: Legality) -> Iterator[Found]:
+    """(members, those that are written), each set once; only such as a path through a product leaves and comes back."""
+    sets = _Sets(graph, stored, legality)
+    seen: set[Found] = set()
+    for found in (*sets.alone(), *sets.together()):
+        members, written = found
+        if found in seen or not members & (members - 1):
+            continue
+        seen.add(found)
+        between = stored.dag.missing(members)
+        if between & legality.linear and not any(between & stored.dag.descendants[w] for w in written):
+            yield found
+
+
+class _Sets:
+    def __init__(self, graph: Graph, stored: Stored, legality: Legality) -> None:
+        self.graph, self.stored, self.legality = graph, stored, legality
+        self.size = [n.type.size for n in graph.nodes]
+        self.plain = stored.work & mask_of(
+            i for i, n in enumerate(graph.nodes) if CATEGORY[n.prim] is Category.ELEMENTWISE
+        )
+        self.kept = stored.results
+        """What is in memory in any case."""
+        for v in bits(stored.work & ~self.plain & ~legality.reductions):
+            self.kept |= stored.reads[v]
+
+    def alone(self) -> Iterator[Found]:
+        """Each sum, and each value that is kept, by itself."""
+        for sink in bits(self.plain & self.kept | self.legality.reductions & self.stored.work):
+            if max(self.size[sink], self._over(sink)) >= LEAST:
+                for members in self._of(sink):
+                    if not self.legality.admit(members):
+                        yield members, (sink,)
+
+    def together(self) -> Iterator[Found]:
+        """Sums over the same axes of values of one shape, which read a large value in common."""
+        like: dict[object, list[NodeId]] = {}
+        for v in bits(self.legality.reductions & self.stored.work):
+            node = self.graph.nodes[v]
+            shape = self.graph.type_of(node.inputs[0]).shape
+            if self.size[node.inputs[0]] >= LEAST:
+                like.setdefault((node.prim, node.attrs, shape), []).append(v)
+        for sums in like.values():
+            readers: dict[NodeId, list[NodeId]] = {}
+            sets = {v: self._of(v)[-1] for v in sums}
+            for v, members in sets.items():
+                for x in bits(self._large(members, v)):
+                    readers.setdefault(x, []).append(v)
+            for of in readers.values():
+                for chosen in (of[:TOGETHER], *combinations(of[:TOGETHER], 2)):
+                    yield from self._joined(tuple(chosen), sets)
+
+    def _joined(self, sums: tuple[NodeId, ...], sets: dict[NodeId, Mask]) -> Iterator[Found]:
+        own = mask_of(sums)
+        if len(sums) < 2 or any(self.stored.dag.ancestors[v] & own for v in sums):
+            return
+        members = 0
+        for v in sums:
+            members |= sets[v]
+        if not self.legality.admit(members):
+            yield members, tuple(sorted(sums))
+
+    def _of(self, sink: NodeId) -> list[Mask]:
+        """Its sets: back to what is kept; less what is read of that; and the same without statistics."""
+        found: list[Mask] = []
+        for vectors in (True, False):
+            members = self._back(1 << sink, self.kept, sink, vectors=vectors)
+            found += [members, self._absorbed(members, sink, vectors=vectors)]
+        return found
+
+    def _back(self, start: Mask, stops: Mask, sink: NodeId, *, vectors: bool) -> Mask:
+        """With everything elementwise in front, `stops` excepted; `vectors`: and what is small."""
+        least = 0 if vectors else max(self.size[sink], self._over(sink)) // SMALL
+        members, frontier = start, start
+        while frontier:
+            before = 0
+            for v in bits(frontier):
+                before |= self.stored.reads[v]
+            frontier = mask_of(u for u in bits(before & self.plain & ~stops & ~members) if self.size[u] >= least)
+            members |= frontier
+        return members
+
+    def _absorbed(self, members: Mask, sink: NodeId, *, vectors: bool) -> Mask:
+        """With what is kept and read, but follows from large values that are read in any case."""
+        while True:
+            read = self._large(members, sink)
+            for v in bits(read & self.kept & self.plain):
+                larger = self._back(members | 1 << v, self.kept, sink, vectors=vectors)
+                if not self._large(larger, sink) & ~read and not self.legality.admit(larger):
+                    members = larger
+                    break
+            else:
+                return members
+
+    def _large(self, members: Mask, sink: NodeId) -> Mask:
+        """What a set reads that is as large as what it runs over, nearly."""
+        least = max(self.size[sink], self._over(sink)) // SMALL
+        return mask_of(u for u in bits(self.stored.inputs_of(members)) if self.size[u] > least)
+
+    def _over(self, sink: NodeId) -> int:
+        """Elements that a sum adds up; 0 of what is none."""
+        if not self.legality.reductions >> sink & 1:
+            return 0
+        return self.size[self.graph.nodes[sink].inputs[0]]
