@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from weft.platform.cuda import captured as capturing
 from weft.runtime import artifact, cuda_artifact
 from weft.runtime.cuda_executable import CudaExecutable, Rebind
 from weft.runtime.executable import InputError, Linked
+from weft.runtime.in_place import Baking
 
 FACTS = {"gpu": "NVIDIA H200", "capability": "90"}
 
@@ -190,6 +192,80 @@ def test_the_frameworks_own_execution_in_place(cuda: FakeCuda) -> None:
     torch.testing.assert_close(w, state - x @ state)
     with pytest.raises(InputError, match="elsewhere"):
         run(x, w.clone())
+
+
+class Subtracting:
+    """A model of the framework's that writes its state in place by itself."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+        self.calls: list[str] = []
+
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, factor: torch.Tensor) -> list[torch.Tensor]:
+        self.calls.append("apart")
+        return [torch.tanh(x @ w), w - x @ w * factor]
+
+    def made(self, factor: torch.Tensor | None) -> Any:
+        """`factor`: what it holds; None: it is read."""
+
+        def make(bound: Mapping[int, torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]) -> Any:
+            return Written(self, bound[1], written[0][1], factor)
+
+        return make
+
+    @property
+    def in_place(self) -> Baking:
+        return Baking(frozenset({2}), lambda values: self.made(values[2].clone()), self.made(None))
+
+
+@dataclass(frozen=True)
+class Written:
+    model: Subtracting
+    bound: torch.Tensor
+    target: torch.Tensor
+    factor: torch.Tensor | None
+
+    def dry(self, x: torch.Tensor, w: torch.Tensor, factor: torch.Tensor) -> list[torch.Tensor]:
+        self.model.calls.append("dry")
+        return self.model(x, w, factor if self.factor is None else self.factor)
+
+    def __call__(self, x: torch.Tensor, w: torch.Tensor, factor: torch.Tensor) -> list[torch.Tensor]:
+        found = torch.zeros(8, 8)
+
+        def launch() -> None:
+            assert w.data_ptr() == self.bound.data_ptr()
+            found.copy_(torch.tanh(x @ w))
+            self.target.copy_(w - x @ w * (factor if self.factor is None else self.factor))
+
+        cuda = self.model.cuda
+        self.model.calls.append("in place")
+        if cuda.recording is None:
+            launch()
+        else:
+            cuda.recording.add(launch, cuda.current)
+        return [found, self.target]
+
+
+@pytest.mark.parametrize("capturing_too", [False, True])
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_model_that_writes_in_place_by_itself(cuda: FakeCuda, holds: bool, capturing_too: bool) -> None:
+    model = Subtracting(cuda)
+    x, w, factor = torch.randn(8, 8) / 8, torch.randn(8, 8), torch.tensor(2.0)
+    making = capturing.Captured(model, [x, w, factor]).in_place
+    assert isinstance(making, Baking) and making.inputs == {2}
+    model.calls.clear()
+    state = w.clone()
+    run = (making.held({2: factor}) if holds else making)({1: w}, [(1, w)])
+    assert model.calls == ["dry", "apart"] * 3 + ["in place"] and torch.equal(w, state), "recorded, and nothing written"
+    cuda.capturing = capturing_too
+    for k in range(3):
+        x = torch.randn(8, 8) / 8
+        found = run(x, w, torch.tensor(float(k)))
+        torch.testing.assert_close(found[0], torch.tanh(x @ state))
+        state = state - x @ state * (2.0 if holds else k)
+        torch.testing.assert_close(w, state)
+        assert found[1].data_ptr() == w.data_ptr()
+    assert cuda.graphs[-1].replays == (0 if capturing_too else 3)
 
 
 def test_tf32_survives_saving(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

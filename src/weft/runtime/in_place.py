@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import cast
+from typing import Protocol, cast, final, runtime_checkable
 
 import torch
 
@@ -28,6 +28,47 @@ InPlace = Callable[
     [Mapping[int, torch.Tensor], Sequence[tuple[int, torch.Tensor]]], Callable[..., Sequence[torch.Tensor]]
 ]
 """From inputs by position and (output, tensor that gets it): what a call then runs."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Baking:
+    """An `InPlace` for what may hold numbers, so that a graph can be recorded; called itself it holds none."""
+
+    inputs: frozenset[int]
+    """By position: their values are such numbers."""
+    held: Callable[[Mapping[int, torch.Tensor]], InPlace]
+    """From the values of these inputs now: what holds them, and is right while they are the same."""
+    read: InPlace
+    """What reads them at each call, and is slower."""
+
+    def __call__(
+        self, bound: Mapping[int, torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]
+    ) -> Callable[..., Sequence[torch.Tensor]]:
+        """As `InPlace`."""
+        return self.read(bound, written)
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """What writes into tensors that stay where they are, and can do without: before it is recorded."""
+
+    def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The results, those of these tensors in them."""
+
+    def dry(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The results; nothing that is given is written."""
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """A model that writes in place by itself."""
+
+    @property
+    def in_place(self) -> InPlace:
+        """What makes a `Placed` of it."""
+
+
 NOTHING_BOUND: Mapping[int, torch.Tensor] = MappingProxyType({})
 _LANES = (1, 2, 4, 8, 16)
 """Elements that a thread may take at once."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
@@ -18,10 +20,12 @@ import torch
 
 from weft.frontends.torch import Program
 from weft.runtime.executable import without_autocast
-from weft.runtime.in_place import InPlace
+from weft.runtime.in_place import Baking, InPlace
 from weft.training.trace import Both, Form, Tensors, Traced, called, stepped
 
 _FUSED_TYPES = (torch.float32, torch.float64)
+Rows = Sequence[Sequence[float]]
+"""The settings on the host, a row for each group."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +50,18 @@ class EagerStep:
 
     `in_place` makes the same for tensors that stay where they are, which get the results at the end of a call: no
     exception, and no interrupt, leaves some of them written and others not.
+
+    On a GPU it can be recorded: learning rates are read there, other settings are numbers of the host to the fused
+    kernels. A call that is recorded holds those that were read last. Operators are deterministic where they can be.
     """
 
     def __init__(
         self, both: Both, tensors: Tensors, form: Form, traced: Traced, program: Program,
-        arguments: Sequence[torch.Tensor], inputs: int,
+        arguments: Sequence[torch.Tensor], inputs: int, *, bakes: bool | None = None,
     ) -> None:  # fmt: skip
         """`arguments`: a step's, for those that the program does not take; `inputs`: how many the batch has.
 
-        The step draws nothing.
+        The step draws nothing. `bakes`: whether it is as on a GPU; None: if it is on one.
 
         Raises:
             Exception: what the module raises that cannot be copied.
@@ -70,43 +77,82 @@ class EagerStep:
         places = [k - len(tensors.trained) for k in traced.written]
         self._buffers = [k for k in places if 0 <= k < len(tensors.fixed)]
         self._wanted = [k for k, result in enumerate(program.results) if result.value >= 0]
+        self._bakes = arguments[0].is_cuda if bakes is None else bakes
+        self._settings = sum(self._sizes()[:6])
+        self._numbers: Rows | None = None
+        if self._bakes and _has_fused(form):
+            self._numbers = arguments[self._settings].tolist()
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """One step; nothing that is given is written."""
-        parts = self._parts(tensors)
-        loss, buffers, gradients = self._differentiated(parts)
-        with torch.no_grad():
-            own = replace(parts, trained=[x.clone() for x in parts.trained], states=[x.clone() for x in parts.states])
-            counted = [c + 1.0 for c in parts.counters]
-            updates = _fused(self._form, own, gradients, counted)
-            if updates is None:
-                return self._chosen([loss, *buffers, *self._stepped(parts, gradients)])
-            _all(updates)
-        return self._chosen([loss, *buffers, *own.trained, *own.states, *counted])
+        return self.apart(tensors, self._read)
 
     @property
     def in_place(self) -> InPlace:
         """As that of `Executable`."""
 
-        def make(
-            bound: Mapping[int, torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]
-        ) -> Callable[..., Sequence[torch.Tensor]]:
-            del bound  # all is read where it lies
-            return lambda *tensors: self._write(tensors, written)
+        def making(numbers: Callable[[_Parts], Rows | None]) -> InPlace:
+            return lambda bound, written: _InPlace(self, written, numbers)  # all is read where it lies
 
-        return make
+        if not self._bakes:
+            return making(self._read)
+        read = making(lambda _: None)
+        if not _has_fused(self._form) or self._settings not in self._program.arguments:
+            return read
+        place = self._program.arguments.index(self._settings)
+
+        def held(values: Mapping[int, torch.Tensor]) -> InPlace:
+            rows: Rows = values[place].tolist()
+            return making(lambda _: rows)
+
+        return Baking(frozenset({place}), held, read)
+
+    def _read(self, parts: _Parts) -> Rows | None:
+        """The settings as they are; while a graph is recorded those that were read last."""
+        if not _has_fused(self._form):
+            return None
+        settings = parts.settings[0]
+        if not (settings.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._numbers = settings.tolist()
+        return self._numbers
+
+    def apart(self, tensors: Sequence[torch.Tensor], numbers: Callable[[_Parts], Rows | None]) -> list[torch.Tensor]:
+        """A step that writes nothing that is given. `numbers` gives its settings; None: they are left on the device."""
+        parts = self._parts(tensors)
+        with deterministic() if self._bakes else nullcontext():
+            rows = numbers(parts)
+            loss, buffers, gradients = self._differentiated(parts)
+            with torch.no_grad():
+                own = replace(
+                    parts, trained=[x.clone() for x in parts.trained], states=[x.clone() for x in parts.states]
+                )
+                counted = [c + 1.0 for c in parts.counters]
+                updates = self._fused(own, gradients, counted, rows)
+                if updates is None:
+                    return self._chosen([loss, *buffers, *self._stepped(parts, gradients)])
+                _all(updates)
+        return self._chosen([loss, *buffers, *own.trained, *own.states, *counted])
+
+    def write(
+        self,
+        tensors: Sequence[torch.Tensor],
+        written: Sequence[tuple[int, torch.Tensor]],
+        numbers: Callable[[_Parts], Rows | None],
+    ) -> list[torch.Tensor]:
+        """A step whose results are written into these tensors, each by its position; `numbers`: as for `apart`."""
+        with deterministic() if self._bakes else nullcontext():
+            return self._write(self._parts(tensors), written, numbers)
 
     def _write(
-        self, tensors: Sequence[torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]
+        self, parts: _Parts, written: Sequence[tuple[int, torch.Tensor]], numbers: Callable[[_Parts], Rows | None]
     ) -> list[torch.Tensor]:
-        """A step whose results are written into these tensors, each by its position."""
-        parts = self._parts(tensors)
+        rows = numbers(parts)
         loss, buffers, gradients = self._differentiated(parts)
         with torch.no_grad():
             counted = [c + 1.0 for c in parts.counters]
             held = {x.data_ptr() for x in (*parts.trained, *parts.states)}
             own = held <= {x.data_ptr() for _, x in written}
-            updates = _fused(self._form, parts, gradients, counted) if own else None
+            updates = self._fused(parts, gradients, counted, rows) if own else None
             if updates is None:
                 found = self._chosen([loss, *buffers, *self._stepped(parts, gradients)])
                 updates, held = [], set()
@@ -123,20 +169,23 @@ class EagerStep:
         """The arguments by what they are."""
         given = dict(self._spare) | dict(zip(self._program.arguments, tensors, strict=True))
         rest = iter([given[k] for k in range(self._count)])
-        form, (trained, fixed) = self._form, self._names
-        rules = [form.rules[g] for g in form.groups]
 
         def some(count: int) -> list[torch.Tensor]:
             return [next(rest) for _ in range(count)]
 
+        return _Parts(*map(some, self._sizes()))
+
+    def _sizes(self) -> tuple[int, ...]:
+        """How many arguments each field of `_Parts` has."""
+        form, (trained, fixed) = self._form, self._names
+        rules = [form.rules[g] for g in form.groups]
         states = sum(len(rule.slots) for rule in rules) if form.last else 0
         counters = 1 + max(form.counters, default=-1) if form.last else 0
         scaled = int(form.scaling is not None)
-        sizes = (
+        return (
             len(trained), len(fixed), self._inputs, scaled, states, counters, int(form.last), scaled * form.last,
             int(form.skips and form.last), len(trained) * (form.batches > 1),
         )  # fmt: skip
-        return _Parts(*map(some, sizes))
 
     def _differentiated(self, parts: _Parts) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """The loss, new values of the buffers that are written, and the gradients."""
@@ -159,8 +208,50 @@ class EagerStep:
             p.sums,
         )  # fmt: skip
 
+    def _fused(
+        self, parts: _Parts, gradients: Sequence[torch.Tensor], counted: Sequence[torch.Tensor], rows: Rows | None
+    ) -> list[Callable[[], object]] | None:
+        return None if rows is None else _fused(self._form, parts, gradients, counted, rows, recorded=self._bakes)
+
     def _chosen(self, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [results[k] for k in self._wanted]
+
+
+@final
+@dataclass(frozen=True)
+class _InPlace:
+    """A step that writes into tensors that stay where they are."""
+
+    step: EagerStep
+    written: Sequence[tuple[int, torch.Tensor]]
+    numbers: Callable[[_Parts], Rows | None]
+
+    def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """One step."""
+        return self.step.write(tensors, self.written, self.numbers)
+
+    def dry(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """The same results; nothing that is given is written."""
+        return self.step.apart(tensors, self.numbers)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Operators that have a deterministic form take it; what torch says of those that have none is not heard."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    memory = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory  # type: ignore[attr-defined]
+    # torch's own function of the name loads the compiler's settings, and changes them
+    change = torch._C._set_deterministic_algorithms
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            change(True, warn_only=True)
+            memory.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+            yield
+        finally:
+            change(before[0], warn_only=before[1])
+            memory.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 
 
 def _all(calls: Iterable[Callable[[], object]]) -> None:
@@ -168,16 +259,30 @@ def _all(calls: Iterable[Callable[[], object]]) -> None:
     deque(map(operator.call, calls), maxlen=0)
 
 
+def _has_fused(form: Form) -> bool:
+    """Whether nothing but the optimizer comes behind the gradients of one batch."""
+    return form.last and form.batches == 1 and not (form.skips or form.clip_norm or form.scaling)
+
+
 def _fused(
-    form: Form, parts: _Parts, gradients: Sequence[torch.Tensor], counted: Sequence[torch.Tensor]
+    form: Form,
+    parts: _Parts,
+    gradients: Sequence[torch.Tensor],
+    counted: Sequence[torch.Tensor],
+    rows: Rows,
+    *,
+    recorded: bool,
 ) -> list[Callable[[], object]] | None:
     """Calls that update the parameters and their state in place, one for each group; None: there are none for this.
 
-    `counted`: numbers of steps, this one included.
+    `counted`: numbers of steps, this one included. `rows`: the settings. `recorded`: learning rates are read where they
+    are, by kernels for which they are f32, the numbers of steps, too.
     """
-    plain = form.last and form.batches == 1 and not (form.skips or form.clip_norm or form.scaling)
-    tensors = (*parts.trained, *parts.states)
-    if not plain or any(x.dtype not in _FUSED_TYPES or not x.is_cpu or not _is_dense(x) for x in tensors):
+    if not _has_fused(form):
+        return None
+    types = (torch.float32,) if recorded else _FUSED_TYPES
+    narrow = not recorded or all(x.dtype is torch.float32 for x in counted)
+    if not narrow or any(x.dtype not in types or not _is_dense(x) for x in (*parts.trained, *parts.states)):
         return None
     found: list[Callable[[], object]] = []
     for number, rule in enumerate(form.rules):
@@ -186,11 +291,16 @@ def _fused(
         weights = [parts.trained[k] for k in own]
         if any(x.dtype is not weights[0].dtype for x in (*weights, *(x for slot in slots for x in slot))):
             return None
+        if any(x.stride() != w.stride() for slot in slots for x, w in zip(slot, weights, strict=True)):
+            return None
         if not own:
             continue
         alike = zip(weights, (gradients[k] for k in own), strict=True)
         grads = [g if g.stride() == x.stride() else torch.empty_like(x).copy_(g) for x, g in alike]
-        lr, decay, first, second, eps = parts.settings[0][number].tolist()
+        rate, decay, first, second, eps = rows[number]
+        if rule.momentum and first <= 0.0:
+            return None  # no step of this rule: kernels refuse it
+        lr = parts.settings[0][number, 0].to(torch.float32) if recorded else rate
         if rule.kind == "sgd":
             call = partial(
                 torch._fused_sgd_, weights, grads, slots[0] if slots else [], weight_decay=decay, momentum=first, lr=lr,

@@ -5,6 +5,7 @@ A plan computes new values of everything that a step writes before anything is w
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from weft.options import Options
 from weft.pipeline.compile import compile_imported
 from weft.pipeline.job import Compilation
 from weft.runtime.executable import without_autocast
+from weft.runtime.in_place import Baking, InPlace
 from weft.torch_backend.engine import Run
 from weft.torch_backend.region import eager_of
 from weft.training.eager import EagerStep
@@ -29,6 +31,9 @@ from weft.training.updates import made_state, rules_of, settings_of
 
 _ANOTHER = 'or keep your loop with `torch.compile(model, backend="weft")`'
 _AUTOCAST = (None, torch.bfloat16, torch.float16)
+_RENEWALS = 4
+"""So often a graph is recorded anew because settings changed that it holds; then it reads them."""
+log = logging.getLogger("weft")
 
 
 def compile_step(
@@ -119,9 +124,13 @@ class _Plan:
 class _Place:
     """A plan that reads and writes the model's own tensors: on a GPU one graph a step."""
 
-    make: Callable[[Mapping[int, torch.Tensor], Sequence[tuple[int, torch.Tensor]]], Callable[..., Any]]
+    make: InPlace
     addresses: tuple[int, ...]
     """Of what it reads and writes in place."""
+    numbers: tuple[tuple[float, ...], ...] | None = None
+    """Settings that it holds, those of each group but the learning rate; None: it reads all."""
+    renewals: int = 0
+    """How often these changed."""
 
 
 @dataclass
@@ -159,7 +168,7 @@ class Step:
         self._plans: OrderedDict[object, _Plan] = OrderedDict()  # the one used last at the end
         self._unused: dict[object, frozenset[str]] = {}
         self._state: _State | None = None
-        self._settings: tuple[object, torch.Tensor] | None = None
+        self._settings: tuple[tuple[tuple[float, ...], ...], torch.Tensor] | None = None
         self._first: _Plan | None = None
         self._sums: dict[int, torch.Tensor] = {}
         self._summed = 0
@@ -235,22 +244,39 @@ class Step:
     def _placed(
         self, plan: _Plan, arguments: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], sources: Sequence[int]
     ) -> None:
-        """Let the plan have the model's tensors for memory, if what runs it can; anew where they moved."""
-        make = plan.place.make if plan.place is not None else getattr(plan.compilation.run, "in_place", None)
+        """Let the plan have the model's tensors for memory, if what runs it can; anew where they moved.
+
+        So, too, where it holds settings and one of them changed.
+        """
+        place = plan.place
+        make: InPlace | None = place.make if place is not None else getattr(plan.compilation.run, "in_place", None)
         if make is None:
             return
         count = len(plan.trained) + len(plan.fixed)
         own = {*range(count), *plan.traced.written}
         bound = {n: arguments[k] for n, k in enumerate(plan.program.arguments) if k in own}
         addresses = tuple(x.data_ptr() for x in (*bound.values(), *targets))
-        if plan.place is not None and plan.place.addresses == addresses:
+        renewals = place.renewals if place is not None else 0
+        numbers = self._held() if isinstance(make, Baking) and renewals <= _RENEWALS else None
+        if place is not None and (place.addresses, place.numbers) == (addresses, numbers):
             return
+        renewals += int(place is not None and place.numbers != numbers)
+        numbers = numbers if renewals <= _RENEWALS else None
+        making = make
+        if isinstance(make, Baking) and numbers is not None:
+            making = make.held({n: arguments[plan.program.arguments[n]] for n in make.inputs})
         (key,) = (k for k, p in self._plans.items() if p is plan)
         del self._plans[key]  # should there be no room for another, the next call compiles it again
         plan.compilation, plan.place = replace(plan.compilation, plan=None, eager=None), None  # its memory goes first
-        run = make(bound, list(zip(sources, targets, strict=True)))
-        plan.compilation, plan.place = replace(plan.compilation, eager=run), _Place(make, addresses)
+        run = making(bound, list(zip(sources, targets, strict=True)))
+        place = _Place(make, addresses, numbers, renewals)
+        plan.compilation, plan.place = replace(plan.compilation, eager=run), place
         self._plans[key] = plan
+
+    def _held(self) -> tuple[tuple[float, ...], ...]:
+        """The settings but the learning rates, as they were last sent to the device."""
+        assert self._settings is not None, "the arguments have been read"
+        return tuple(row[1:] for row in self._settings[0])
 
     def _writes(self, plan: _Plan, arguments: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
         """What is written, and which result it gets; a number of steps stands for all that are equal to it."""
@@ -365,11 +391,11 @@ class Step:
         self, plan: _Plan, tensors: Tensors, arguments: Sequence[torch.Tensor], inputs: int
     ) -> Callable[..., Sequence[torch.Tensor]]:
         """The step by the framework's own operators: a loop's; else, operator by operator, the traced graph."""
-        if arguments[0].is_cpu and not plan.traced.draws:
+        if arguments[0].device.type in ("cpu", "cuda") and not plan.traced.draws:
             try:
                 return EagerStep(self._both, tensors, plan.form, plan.traced, plan.program, arguments, inputs)
             except Exception:
-                pass
+                log.debug("weft: a training step's module is not copied, its graph is run instead", exc_info=True)
         graph: Run = eager_of(plan.traced.gm, plan.program)
         return lambda *given: graph(given)
 

@@ -14,7 +14,7 @@ from weft.options import Options
 from weft.platform.cuda.device import device_of
 from weft.runtime.cuda_executable import StreamOrder
 from weft.runtime.executable import InputError
-from weft.runtime.in_place import NOTHING_BOUND, InPlace
+from weft.runtime.in_place import NOTHING_BOUND, Baking, InPlace, Placed, Placing
 from weft.runtime.streams import Lease
 
 Tensors = Sequence[torch.Tensor]
@@ -36,12 +36,14 @@ class Captured:
         *,
         bound: Mapping[int, torch.Tensor] = NOTHING_BOUND,
         written: Sequence[tuple[int, torch.Tensor]] = (),
+        form: Placed | None = None,
     ) -> None:
         """Run it and record it on a stream of `lease`; None: as the framework's manual does it, on two of its own.
 
-        `bound` and `written`: as for `CudaExecutable`.
+        `bound` and `written`: as for `CudaExecutable`. `form`: the model's own that writes what is written; it is
+        recorded in place of the model. Nothing is written before a call.
         """
-        self._model = model  # owns the weights whose addresses the graph holds
+        self._model, self._form = model, form  # owns the weights whose addresses the graph holds
         self._bound = {k: x.detach() for k, x in bound.items()}
         self._written = [(k, x.detach()) for k, x in written]
         self._tf32 = torch.backends.cuda.matmul.allow_tf32
@@ -54,35 +56,49 @@ class Captured:
             stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), torch.no_grad():
             for _ in range(3):
-                model(*self._inputs)
+                (model if form is None else form.dry)(*self._inputs)
         if stream != torch.cuda.current_stream():
             torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
         # only this thread is kept from what cannot be recorded
         with torch.no_grad(), torch.cuda.graph(self.graph, stream=mine, capture_error_mode="thread_local"):
-            self._outputs = list(model(*self._inputs))
-            self._write(self._outputs)
+            self._outputs = list(self._run_model(self._inputs))
         self._lock, self._order = threading.Lock(), StreamOrder(self._inputs)
 
-    def _write(self, outputs: Tensors) -> None:
+    def _run_model(self, inputs: Tensors) -> Tensors:
+        """Its outputs; those that are written have been."""
+        if self._form is not None:
+            return self._form(*inputs)
+        outputs = self._model(*inputs)
         if self._written:
             torch._foreach_copy_([x for _, x in self._written], [outputs[k] for k, _ in self._written])
+        return outputs
 
     @property
     def in_place(self) -> InPlace:
-        """As that of `CudaExecutable`, by the numeric policy that this one was recorded with."""
+        """As that of `CudaExecutable`, by this one's numeric policy; a `Placing` model writes by itself."""
         model, lease, tf32 = self._model, self._lease, self._tf32
         kinds = [(x.shape, x.dtype, x.device) for x in self._inputs]
 
-        def make(bound: Mapping[int, torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]) -> Captured:
-            given = [
-                bound[k] if k in bound else torch.zeros(shape, dtype=dtype, device=device)
-                for k, (shape, dtype, device) in enumerate(kinds)
-            ]
-            with plain_math(allow_tf32=tf32):
-                return Captured(model, given, lease, bound=bound, written=written)
+        def recording(own: InPlace | None) -> InPlace:
+            def make(bound: Mapping[int, torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]) -> Captured:
+                given = [
+                    bound[k] if k in bound else torch.zeros(shape, dtype=dtype, device=device)
+                    for k, (shape, dtype, device) in enumerate(kinds)
+                ]
+                form = None if own is None else own(bound, written)
+                assert form is None or isinstance(form, Placed), "it can run without writing"
+                with plain_math(allow_tf32=tf32):
+                    return Captured(model, given, lease, bound=bound, written=written, form=form)
 
-        return make
+            return make
+
+        placing: object = model
+        own = placing.in_place if isinstance(placing, Placing) else None
+        if isinstance(own, Baking):
+            held = own.held
+            return Baking(own.inputs, lambda values: recording(held(values)), recording(own.read))
+        return recording(own)
 
     def replay(self) -> Tensors:
         """Run on the inputs it holds."""
@@ -107,9 +123,7 @@ class Captured:
 
     def _run(self, inputs: Tensors) -> Tensors:
         if torch.cuda.is_current_stream_capturing():
-            found = self._model(*inputs)
-            self._write(found)
-            return found
+            return self._run_model(inputs)
         held = {k for k, _ in self._written}
         with self._lock:
             self._order.enter()
