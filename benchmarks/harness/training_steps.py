@@ -147,8 +147,8 @@ def slowest(steps: Sequence[StepRecord]) -> list[list[Any]]:
     groups: dict[tuple[str, str], list[float]] = {}
     for s in steps:
         groups.setdefault((s.schedule[:80], " ".join(s.primitives[:8])), []).append(s.cost_us)
-    found = [[round(sum(us), 1), len(us), *what] for what, us in groups.items()]
-    return sorted(found, key=lambda row: -row[0])[:SLOWEST]
+    costliest = sorted(groups.items(), key=lambda group: -sum(group[1]))[:SLOWEST]
+    return [[round(sum(us), 1), len(us), *what] for what, us in costliest]
 
 
 def by_peer(placed: Placed, who: str, *, autocast: bool = True) -> tuple[Step, Row]:

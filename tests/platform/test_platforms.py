@@ -30,6 +30,7 @@ from weft.options import Options
 from weft.pipeline.compile import compile_imported
 from weft.platform import table
 from weft.platform.cpu import Cpu
+from weft.platform.cuda import captured as captured_module
 from weft.platform.cuda import captured_later
 from weft.platform.cuda import platform as gpu
 from weft.platform.cuda.captured import capture
@@ -193,6 +194,13 @@ def test_the_frameworks_own_model_is_recorded_beside_plans_or_alone(
     assert Cpu(CpuFacts()).capture(model, inputs(1), Options(), alone=alone) is model
 
 
+class Refusing:
+    """What records, of a model that waits for the host."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
 @pytest.mark.parametrize(("recorded_ms", "own_ms", "replays"), [(1.0, 2.0, 1), (2.0, 1.0, 0)])
 def test_a_model_that_was_not_recorded_in_time_is_by_its_first_call(
     recorded_ms: float, own_ms: float, replays: int, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
@@ -208,7 +216,7 @@ def test_a_model_that_was_not_recorded_in_time_is_by_its_first_call(
 
     times, lease = iter([recorded_ms, own_ms]), Lease(HERE)
     monkeypatch.setattr(captured_later, "_sampled_ms", lambda *_: next(times))
-    monkeypatch.setattr(captured_later, "capture", lambda *x: capture(*x, lease))
+    monkeypatch.setattr(captured_later, "capture", lambda model, given, options: capture(model, given, options, lease))
     types = [TensorType(DType.F32, (4, 8)), TensorType(DType.F32, (8, 8))]
     run = platform().capture_later(model, types, Options())
     assert not calls, "nothing runs before it is called"
@@ -225,13 +233,16 @@ def test_a_model_that_was_not_recorded_in_time_is_by_its_first_call(
 
 def test_a_model_that_cannot_be_recorded_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(captured_later, "capture", lambda *_, **__: Declined("it waits for the host"))
+    monkeypatch.setattr(captured_later, "capture", lambda *_: Declined("it waits for the host"))
     monkeypatch.setattr(captured_later, "device_of", lambda _: HERE)
     types = [TensorType(DType.F32, (4, 8)), TensorType(DType.F32, (8, 8))]
     run = platform().capture_later(lambda *x: [expected(*x)], types, Options())
     for seed in (1, 2):
         torch.testing.assert_close(run(*inputs(seed))[0], expected(*inputs(seed)))
     assert isinstance(run, CapturedLater)
+    monkeypatch.setattr(captured_module, "Captured", Refusing)
+    monkeypatch.setattr(captured_later, "Lease", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     held = torch.zeros(4, 8)
     found = run.in_place({}, [(0, held)])(*inputs(3))
     assert torch.equal(held, found[0]) and torch.equal(held, expected(*inputs(3)))

@@ -358,7 +358,7 @@ def test_deterministic_operators_are_for_the_time_of_a_step() -> None:
 
     before = now()
     benchmark = torch.backends.cudnn.benchmark
-    with contextlib.suppress(KeyError), warnings.catch_warnings(action="error"), deterministic():
+    with contextlib.suppress(KeyError), warnings.catch_warnings(action="error"), deterministic(warn_only=True):
         assert now() == (True, True, False) and torch.backends.cudnn.benchmark == benchmark
         warnings.warn("has no deterministic form", stacklevel=1)
         raise KeyError
@@ -381,7 +381,28 @@ def test_deterministic_operators_are_for_the_time_of_a_step() -> None:
         )  # fmt: skip
         seen.clear()
         run(*(arguments[k] for k in plan.program.arguments))
-        assert seen == [(True, True, False) if bakes else before] and now() == before
+        assert seen == [(True, False, False) if bakes else before] and now() == before
+
+
+def test_an_operator_without_a_deterministic_form_is_run_as_it_is() -> None:
+    asked: list[bool] = []
+
+    class Loss(nn.CrossEntropyLoss):
+        def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            asked.append(torch.is_deterministic_algorithms_warn_only_enabled())
+            if torch.are_deterministic_algorithms_enabled() and not asked[-1]:
+                raise RuntimeError("put_ does not have a deterministic implementation")
+            return super().forward(x, t)
+
+    model = _net()
+    step = compile_step(model, Loss(), SGD(model.parameters(), 0.1), *_batch(), options=UNTUNED)
+    (plan,) = step._plans.values()
+    given = step._arguments(plan, _batch())
+    run = EagerStep(step._both, step._tensors()[0], plan.form, plan.traced, plan.program, given, 2, bakes=True)
+    asked.clear()
+    for _ in range(2):
+        run(*(given[k] for k in plan.program.arguments))
+    assert asked == [False, True, True], "an error is met once"
 
 
 def test_a_module_that_cannot_be_copied_is_run_as_its_graph(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import operator
+import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
@@ -78,6 +79,9 @@ class EagerStep:
         self._buffers = [k for k in places if 0 <= k < len(tensors.fixed)]
         self._wanted = [k for k, result in enumerate(program.results) if result.value >= 0]
         self._bakes = arguments[0].is_cuda if bakes is None else bakes
+        self._strict = True
+        if arguments[0].is_cuda:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else no product is deterministic to torch
         self._settings = sum(self._sizes()[:6])
         self._numbers: Rows | None = None
         if self._bakes and _has_fused(form):
@@ -118,20 +122,34 @@ class EagerStep:
 
     def apart(self, tensors: Sequence[torch.Tensor], numbers: Callable[[_Parts], Rows | None]) -> list[torch.Tensor]:
         """A step that writes nothing that is given. `numbers` gives its settings; None: they are left on the device."""
-        parts = self._parts(tensors)
-        with deterministic() if self._bakes else nullcontext():
-            rows = numbers(parts)
-            loss, buffers, gradients = self._differentiated(parts)
-            with torch.no_grad():
-                own = replace(
-                    parts, trained=[x.clone() for x in parts.trained], states=[x.clone() for x in parts.states]
-                )
-                counted = [c + 1.0 for c in parts.counters]
-                updates = self._fused(own, gradients, counted, rows)
-                if updates is None:
-                    return self._chosen([loss, *buffers, *self._stepped(parts, gradients)])
-                _all(updates)
+        return self._deterministic(lambda: self._apart(self._parts(tensors), numbers))
+
+    def _apart(self, parts: _Parts, numbers: Callable[[_Parts], Rows | None]) -> list[torch.Tensor]:
+        rows = numbers(parts)
+        loss, buffers, gradients = self._differentiated(parts)
+        with torch.no_grad():
+            own = replace(parts, trained=[x.clone() for x in parts.trained], states=[x.clone() for x in parts.states])
+            counted = [c + 1.0 for c in parts.counters]
+            updates = self._fused(own, gradients, counted, rows)
+            if updates is None:
+                return self._chosen([loss, *buffers, *self._stepped(parts, gradients)])
+            _all(updates)
         return self._chosen([loss, *buffers, *own.trained, *own.states, *counted])
+
+    def _deterministic(self, step: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """A step by deterministic operators: attention's are taken only where those that have none are errors."""
+        if not self._bakes:
+            return step()
+        if self._strict:
+            try:
+                with deterministic(warn_only=False):
+                    return step()
+            except RuntimeError as error:
+                if "deterministic" not in str(error):
+                    raise
+                self._strict = False  # before anything is written, and before it is recorded: it is run dry first
+        with deterministic(warn_only=True):
+            return step()
 
     def write(
         self,
@@ -140,8 +158,7 @@ class EagerStep:
         numbers: Callable[[_Parts], Rows | None],
     ) -> list[torch.Tensor]:
         """A step whose results are written into these tensors, each by its position; `numbers`: as for `apart`."""
-        with deterministic() if self._bakes else nullcontext():
-            return self._write(self._parts(tensors), written, numbers)
+        return self._deterministic(lambda: self._write(self._parts(tensors), written, numbers))
 
     def _write(
         self, parts: _Parts, written: Sequence[tuple[int, torch.Tensor]], numbers: Callable[[_Parts], Rows | None]
@@ -236,8 +253,8 @@ class _InPlace:
 
 
 @contextmanager
-def deterministic() -> Iterator[None]:
-    """Operators that have a deterministic form take it; what torch says of those that have none is not heard."""
+def deterministic(*, warn_only: bool) -> Iterator[None]:
+    """Operators that have a deterministic form take it; others are errors, or what torch says of them is not heard."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -246,7 +263,7 @@ def deterministic() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            change(True, warn_only=True)
+            change(True, warn_only=warn_only)
             memory.fill_uninitialized_memory = False  # type: ignore[attr-defined]
             yield
         finally:

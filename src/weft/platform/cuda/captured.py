@@ -77,28 +77,8 @@ class Captured:
     @property
     def in_place(self) -> InPlace:
         """As that of `CudaExecutable`, by this one's numeric policy; a `Placing` model writes by itself."""
-        model, lease, tf32 = self._model, self._lease, self._tf32
         kinds = [(x.shape, x.dtype, x.device) for x in self._inputs]
-
-        def recording(own: InPlace | None) -> InPlace:
-            def make(bound: Mapping[int, torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]) -> Captured:
-                given = [
-                    bound[k] if k in bound else torch.zeros(shape, dtype=dtype, device=device)
-                    for k, (shape, dtype, device) in enumerate(kinds)
-                ]
-                form = None if own is None else own(bound, written)
-                assert form is None or isinstance(form, Placed), "it can run without writing"
-                with plain_math(allow_tf32=tf32):
-                    return Captured(model, given, lease, bound=bound, written=written, form=form)
-
-            return make
-
-        placing: object = model
-        own = placing.in_place if isinstance(placing, Placing) else None
-        if isinstance(own, Baking):
-            held = own.held
-            return Baking(own.inputs, lambda values: recording(held(values)), recording(own.read))
-        return recording(own)
+        return in_place(self._model, kinds, self._lease, allow_tf32=self._tf32)
 
     def replay(self) -> Tensors:
         """Run on the inputs it holds."""
@@ -134,22 +114,63 @@ class Captured:
             return [x if k in held else x.clone() for k, x in enumerate(self._outputs)]
 
 
+Kind = tuple[Sequence[int], torch.dtype, torch.device]
+"""Shape, type and place of an input."""
+
+
+def in_place(model: Callable[..., Tensors], kinds: Sequence[Kind], lease: Lease | None, *, allow_tf32: bool) -> InPlace:
+    """What records a model that reads and writes in place; one that cannot be recorded is run, and copied at once."""
+
+    def recording(own: InPlace | None) -> InPlace:
+        def make(
+            bound: Mapping[int, torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]
+        ) -> Callable[..., Tensors]:
+            given = [
+                bound[k] if k in bound else torch.zeros(shape, dtype=dtype, device=device)
+                for k, (shape, dtype, device) in enumerate(kinds)
+            ]
+            form = None if own is None else own(bound, written)
+            assert form is None or isinstance(form, Placed), "it can run without writing"
+            try:
+                with plain_math(allow_tf32=allow_tf32):
+                    return Captured(model, given, lease, bound=bound, written=written, form=form)
+            except RuntimeError:
+                torch.cuda.synchronize()
+            return _copying(model, written) if form is None else form
+
+        return make
+
+    placing: object = model
+    own = placing.in_place if isinstance(placing, Placing) else None
+    if isinstance(own, Baking):
+        held = own.held
+        return Baking(own.inputs, lambda values: recording(held(values)), recording(own.read))
+    return recording(own)
+
+
+def _copying(model: Callable[..., Tensors], written: Sequence[tuple[int, torch.Tensor]]) -> Callable[..., Tensors]:
+    def run(*inputs: torch.Tensor) -> Tensors:
+        found = model(*inputs)
+        if written:
+            torch._foreach_copy_([x for _, x in written], [found[k] for k, _ in written])
+        return found
+
+    return run
+
+
 def capture(
     model: Callable[..., Tensors],
     inputs: Tensors,
     options: Options,
     lease: Lease | None = None,
-    *,
-    bound: Mapping[int, torch.Tensor] = NOTHING_BOUND,
-    written: Sequence[tuple[int, torch.Tensor]] = (),
 ) -> Captured | Declined:
     """The model in a CUDA graph, by the numeric policy of the options; or why it cannot be recorded.
 
-    `lease`, `bound`, `written`: as for `CudaExecutable`.
+    `lease`: as for `CudaExecutable`.
     """
     try:
         with plain_math(allow_tf32=options.allow_tf32):
-            return Captured(model, inputs, lease or Lease(device_of(options)), bound=bound, written=written)
+            return Captured(model, inputs, lease or Lease(device_of(options)))
     except RuntimeError as error:
         torch.cuda.synchronize()
         return Declined(str(error).splitlines()[0][:200])

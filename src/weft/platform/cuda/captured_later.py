@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
@@ -12,9 +12,10 @@ from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir.declined import Declined
 from weft.ir.types import TensorType
 from weft.options import Options
-from weft.platform.cuda.captured import Captured, capture
+from weft.platform.cuda.captured import capture, in_place
 from weft.platform.cuda.device import device_of
 from weft.runtime.in_place import InPlace
+from weft.runtime.streams import Lease
 
 Tensors = Sequence[torch.Tensor]
 Model = Callable[..., Tensors]
@@ -55,18 +56,9 @@ class CapturedLater:
     @property
     def in_place(self) -> InPlace:
         """As that of `Captured`; a model that cannot be recorded is run, and its results are copied at once."""
-        model, types, options = self._model, self._types, self._options
-
-        def make(bound: Mapping[int, torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]) -> Model:
-            device = device_of(options)
-            given = [
-                bound[k] if k in bound else torch.zeros(t.shape, dtype=TORCH_DTYPE[t.dtype], device=device)
-                for k, t in enumerate(types)
-            ]
-            found = capture(model, given, options, bound=bound, written=written)
-            return found if isinstance(found, Captured) else _copying(model, written)
-
-        return make
+        device, options = device_of(self._options), self._options
+        kinds = [(t.shape, TORCH_DTYPE[t.dtype], device) for t in self._types]
+        return in_place(self._model, kinds, Lease(device), allow_tf32=options.allow_tf32)
 
 
 def _sampled_ms(run: Model, inputs: Tensors) -> float:
@@ -79,13 +71,3 @@ def _sampled_ms(run: Model, inputs: Tensors) -> float:
     last.record()
     last.synchronize()
     return float(first.elapsed_time(last))
-
-
-def _copying(model: Model, written: Sequence[tuple[int, torch.Tensor]]) -> Model:
-    def run(*inputs: torch.Tensor) -> Tensors:
-        found = model(*inputs)
-        if written:
-            torch._foreach_copy_([x for _, x in written], [found[k] for k, _ in written])
-        return found
-
-    return run
