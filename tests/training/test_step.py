@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 from collections.abc import Callable
 from typing import Any
@@ -190,6 +191,36 @@ def test_batch_norm_and_another_batch() -> None:
     _eager(twin, nn.CrossEntropyLoss(), optimizers[1], x, t)
     assert torch.equal(model[1].running_mean, before["1.running_mean"])
     _close(model, twin, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("by_framework", [False, True])
+def test_weights_with_channels_last_are_read_and_written_where_they_lie(by_framework: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 2), nn.Flatten())
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    own = copy.deepcopy(model)
+    make: Make = lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)  # noqa: E731
+    optimizer, other = make(model.parameters()), make(own.parameters())
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(4, 3, 6, 6, generator=g).to(memory_format=torch.channels_last)
+    batch, loss = (x, torch.randint(0, 36, (4,), generator=g)), nn.CrossEntropyLoss()
+    step = compile_step(model, loss, optimizer, *batch, options=UNTUNED)
+    if by_framework:
+        (plan,) = step._plans.values()
+        plan.compilation = dataclasses.replace(plan.compilation, plan=None)
+        tensors, _ = step._tensors()
+        run = step._eager(plan, tensors, step._arguments(plan, batch), len(batch))
+        plan.compilation = dataclasses.replace(plan.compilation, eager=run)
+    first = step(*batch)
+    second = step(batch[0].contiguous(), batch[1])
+    assert step(*batch) < second < first, "another layout of the batch is the same batch"
+    torch.testing.assert_close(first, _eager(own, loss, other, *batch))
+    for _ in range(2):
+        _eager(own, loss, other, *batch)
+    _close(model, own, rtol=1e-4, atol=1e-5)
+    assert model[0].weight.stride() == own[0].weight.stride() == (27, 1, 9, 3)
+    (plan,) = step._plans.values()
+    assert all(a.is_contiguous() for a in step._arguments(plan, batch)), "nothing is copied"
 
 
 def test_steps_that_are_not_finite_are_skipped() -> None:

@@ -22,7 +22,7 @@ import torch
 from weft.frontends.torch import Program
 from weft.runtime.executable import without_autocast
 from weft.runtime.in_place import Baking, InPlace
-from weft.training.trace import Both, Form, Tensors, Traced, called, stepped
+from weft.training.trace import Both, Form, Tensors, Traced, called, stepped, unlaid
 
 _FUSED_TYPES = (torch.float32, torch.float64)
 Rows = Sequence[Sequence[float]]
@@ -210,9 +210,11 @@ class EagerStep:
         with torch.inference_mode(mode=False), torch.enable_grad(), without_autocast(kind):
             trained = [x.detach().requires_grad_() for x in parts.trained]
             fixed = [x.detach().clone() if k in self._buffers else x.detach() for k, x in enumerate(parts.fixed)]
-            values = (*trained, *fixed)
+            count = len(trained)
+            inputs = [unlaid(x, form.order(count + k)) for k, x in enumerate(parts.inputs)]
+            values = (*(unlaid(x, form.order(k)) for k, x in enumerate(trained)), *fixed)
             state = dict(zip((*self._names[0], *self._names[1]), values, strict=True))
-            loss = called(self._both, state, parts.inputs, form)
+            loss = called(self._both, state, inputs, form)
             given = loss / form.batches if form.batches > 1 else loss
             given = given * parts.scale[0].to(loss.dtype) if form.scaling else given
             gradients = torch.autograd.grad(given, trained)

@@ -26,7 +26,17 @@ from weft.runtime.in_place import Baking, InPlace
 from weft.torch_backend.engine import Run
 from weft.torch_backend.region import eager_of
 from weft.training.eager import EagerStep
-from weft.training.trace import Both, Form, Scaling, Tensors, Traced, trace, without_gradient
+from weft.training.trace import (
+    Both,
+    Form,
+    Scaling,
+    Tensors,
+    Traced,
+    laid,
+    order_of,
+    trace,
+    without_gradient,
+)
 from weft.training.updates import made_state, rules_of, settings_of
 
 _ANOTHER = 'or keep your loop with `torch.compile(model, backend="weft")`'
@@ -365,7 +375,8 @@ class Step:
         for parameter, group in zip(tensors.trained.values(), groups, strict=True):
             made_state(self._optimizer, parameter, rules[group])
         self._state = self._read_state(tuple(tensors.trained.values()), groups, form)
-        form = replace(form, groups=groups, counters=self._state.counters)
+        orders = tuple(order_of(x) for x in (*tensors.trained.values(), *given))
+        form = replace(form, groups=groups, counters=self._state.counters, orders=orders if any(orders) else ())
         traced = trace(self._both, tensors, given, form)
         trained, fixed = tuple(tensors.trained.values()), tuple(tensors.fixed.values())
         options = replace(self._options, device=str(device))
@@ -411,7 +422,9 @@ class Step:
         device = plan.trained[0].device
         state = self._state
         assert state is not None, "a plan was found"
-        found = [*plan.trained, *plan.fixed, *inputs]
+        form, count = plan.form, len(plan.trained)
+        trained = [laid(x, form.order(k)) for k, x in enumerate(plan.trained)]
+        found = [*trained, *plan.fixed, *(laid(x, form.order(count + k)) for k, x in enumerate(inputs))]
         if self._scaler is not None:
             found.append(self._scale(device)[0])
         if plan.traced.draws:
@@ -419,14 +432,15 @@ class Step:
         if plan.form.skips and self.skipped is None:
             self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         if plan.form.last:
-            found += state.tensors
+            slots = [k for k, group in enumerate(form.groups) for _ in form.rules[group].slots]
+            found += [laid(x, form.order(k)) for k, x in zip(slots, state.tensors, strict=True)]
             found += [same[0] for same in state.counted]
             found.append(self._settings_now(device))
             if self._scaler is not None:
                 found.append(self._scale(device)[1])
             found += [self.skipped] if plan.form.skips and self.skipped is not None else []
         if plan.form.batches > 1:
-            found += [self._sum_of(x) for x in plan.trained]
+            found += [laid(self._sum_of(x), form.order(k)) for k, x in enumerate(plan.trained)]
         return found
 
     def _sum_of(self, parameter: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,32 @@ class Scaling:
     interval: int
 
 
+Order = tuple[int, ...]
+"""Dimensions of a dense tensor from the outermost in memory on; empty: as they are.
+
+A step takes its parameters, their state, their sums and its inputs with their dimensions in this order, so that a plan
+reads and writes them where they lie, channels last too.
+"""
+
+
+def order_of(x: torch.Tensor) -> Order:
+    """In which a dense tensor lies in memory; empty where it is row-major, or not dense."""
+    if x.dim() < 2 or x.is_contiguous():
+        return ()
+    order = tuple(sorted(range(x.dim()), key=lambda k: (-x.stride(k), k)))
+    return order if x.permute(order).is_contiguous() else ()
+
+
+def laid(x: torch.Tensor, order: Order) -> torch.Tensor:
+    """With its dimensions in that order: a view."""
+    return x.permute(order) if order else x
+
+
+def unlaid(x: torch.Tensor, order: Order) -> torch.Tensor:
+    """Of what `laid` gives, the tensor that it was."""
+    return x.permute([order.index(k) for k in range(len(order))]) if order else x
+
+
 @dataclass(frozen=True)
 class Form:
     """What the graph of a step depends on, besides model and shapes."""
@@ -65,6 +91,12 @@ class Form:
     """Whose gradients, each divided by it, are summed before parameters are updated."""
     last: bool = True
     """Whether it is the last of these batches; else gradients are added to sums and nothing is updated."""
+    orders: tuple[Order, ...] = ()
+    """Of each trained parameter, and of each input; empty: all are row-major."""
+
+    def order(self, position: int) -> Order:
+        """Of a trained parameter, or behind them of an input."""
+        return self.orders[position] if self.orders else ()
 
     @property
     def outputs(self) -> int:
@@ -133,19 +165,23 @@ class _Joint(torch.nn.Module):
         self._names = {n: f"trained_{k}" for k, n in enumerate(tensors.trained)}
         self._names |= {n: f"fixed_{k}" for k, n in enumerate(tensors.fixed)}
         self._trained = frozenset(tensors.trained)
-        for name, tensor in tensors.trained.items():
-            self.register_parameter(self._names[name], tensor)  # type: ignore[arg-type]
+        for k, (name, tensor) in enumerate(tensors.trained.items()):
+            order = form.order(k)
+            own = torch.nn.Parameter(laid(tensor.detach(), order)) if order else tensor
+            self.register_parameter(self._names[name], own)  # type: ignore[arg-type]
         for name, tensor in tensors.fixed.items():
             self.register_buffer(self._names[name], tensor.detach())
         self.training = both.training
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The loss; before it what is differentiated, where that is scaled or of several batches."""
-        inputs = arguments[:-1] if self._form.scaling else arguments
+        count, form = len(self._trained), self._form
+        read = arguments[:-1] if form.scaling else arguments
+        inputs = [unlaid(x, form.order(count + k)) for k, x in enumerate(read)]
         state = {}
-        for name, own in self._names.items():
+        for k, (name, own) in enumerate(self._names.items()):
             tensor = getattr(self, own)
-            state[name] = _own(tensor) if name in self._trained else tensor
+            state[name] = unlaid(_own(tensor), form.order(k)) if name in self._trained else tensor
         loss = _checked_loss(called(self._both[0], state, inputs, self._form))
         if self._form.outputs == 1:
             return (loss,)
@@ -224,7 +260,8 @@ def trace(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor], form: Fo
     """
     scale = [torch.ones((), device=inputs[0].device)] if form.scaling else []
     joint = _Joint(both, tensors, form)
-    arguments = (*inputs, *scale)
+    count = len(tensors.trained)
+    arguments = (*(laid(x, form.order(count + k)) for k, x in enumerate(inputs)), *scale)
     with _tracing():
         gm, signature = _raising(
             lambda: aot_export_module(
@@ -288,7 +325,8 @@ def _traced_update(tensors: Tensors, form: Form) -> fx.GraphModule:
     rules = [form.rules[g] for g in form.groups]
     last = form.last
     with mode:
-        parameters: list[torch.Tensor] = [mode.from_tensor(x.detach()) for x in tensors.trained.values()]
+        ordered = [laid(x.detach(), form.order(k)) for k, x in enumerate(tensors.trained.values())]
+        parameters: list[torch.Tensor] = [mode.from_tensor(x) for x in ordered]
         groups: list[list[torch.Tensor]] = [
             parameters,
             [torch.empty_like(x) for x in parameters],
