@@ -106,6 +106,8 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
 
     Only the order matters.
     """
+    if problem.origin_rule == WEIGHT_GRADIENT and (whole := _weight_gradient_us(problem, facts)) < math.inf:
+        return whole
     c = costs_of(facts).estimate
     graph = problem.graph
     traits = _traits(graph, costs_of(facts))
@@ -145,6 +147,24 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
         traffic = max(traffic, c.across_cycles * across / clocks)
     costs = (multiplied, slots / c.lanes / clocks, special / costs_of(facts).roofline.sfu_per_clock / clocks, traffic)
     return gap_us(facts) + overlapped(costs, facts) + _latency_us(problem, traits, multiplied_on, mixed, c)
+
+
+WEIGHT_GRADIENT, GRADIENT_SHARE = "conv_weight_gradient", 0.4
+"""The operator that a library computes in one call, and the share of the peak at which cuDNN does."""
+
+
+def _weight_gradient_us(problem: Problem, facts: GpuFacts) -> float:
+    """Microseconds of the whole operator by one call; infinite where it has no product, as of depthwise convolutions."""
+    graph = problem.graph
+    linear = [n for n in graph.nodes if CATEGORY[n.prim] is Category.LINEAR]
+    flops = sum(2.0 * n.type.size * graph.type_of(n.inputs[0]).shape[-1] for n in linear)
+    peak = facts.peak_flops(rate_name(graph.type_of(graph.outputs[0]).dtype))
+    if not flops or any(n.prim is not Prim.MATMUL for n in linear) or not math.isfinite(peak):
+        return math.inf
+    read, written = (sum(graph.type_of(i).nbytes for i in values) for values in (graph.inputs, graph.outputs))
+    turned = 0 if Format.LAST in problem.input_formats else read
+    product = max(flops / (GRADIENT_SHARE * peak) * 1e6, memory_us(facts, read, written))
+    return gap_us(facts) + product + memory_us(facts, turned, turned)
 
 
 def _on_the_way(before: float, products: float, c: Estimate) -> float:

@@ -13,7 +13,7 @@ from typing import cast
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import CATEGORY, Category, Prim
-from weft.orchestrate.stored import Stored
+from weft.orchestrate.stored import Stored, stored_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,9 @@ class EnumerationLimits:
 
     unions: bool = False
     """Also small elementwise groups that have nothing to do with each other in one launch, see `orchestrate.unions`."""
+
+    changing_weights: bool = True
+    """Also a convolution whose weight is no constant with what is around it in one kernel; no template for GPUs is."""
 
     recomputed: bool = True
     """Also gradients that compute forward values again, see `orchestrate.recomputed`."""
@@ -106,7 +109,12 @@ class Legality:
                 v: _with_scan(graph, stored, v, of[Category.ELEMENTWISE] | of[Category.LAYOUT])
                 for v in bits(of[Category.SCAN])
             },
-            {v: _with_linear(graph, stored, v, of[Category.ELEMENTWISE]) for v in bits(of[Category.LINEAR])},
+            {
+                v: 1 << v
+                if not limits.changing_weights and _changes(graph, v)
+                else _with_linear(graph, stored, v, of[Category.ELEMENTWISE])
+                for v in bits(of[Category.LINEAR])
+            },
             {r: rows[graph.nodes[r].type.size] for r in bits(of[Category.REDUCE])},
         )
 
@@ -158,6 +166,14 @@ def _with_scan(graph: Graph, stored: Stored, scan: NodeId, plain: Mask) -> Mask:
     turned = mask_of(v for v in bits(moved) if graph.nodes[v].prim is Prim.TRANSPOSE)
     small = mask_of(v for v in bits(plain) if graph.nodes[v].type.size <= size)
     return 1 << scan | sums | (small & ~moved) | (small & turned)
+
+
+def _changes(graph: Graph, linear: NodeId) -> bool:
+    """Whether it is a convolution over all channels whose weight is computed, or given with each call."""
+    node = graph.nodes[linear]
+    if not isinstance(node.attrs, a.ConvAttrs) or node.attrs.groups != 1:
+        return False
+    return graph.nodes[stored_root(graph, node.inputs[1])].prim is not Prim.CONSTANT
 
 
 def _with_linear(graph: Graph, stored: Stored, linear: NodeId, elementwise: Mask) -> Mask:

@@ -8,7 +8,7 @@ memory anyway: what products and sums left, and what products read. Sums of one 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
@@ -50,6 +50,8 @@ class _Sets:
         """What is in memory in any case."""
         for v in bits(stored.work & ~self.plain & ~legality.reductions):
             self.kept |= stored.reads[v]
+        self.shared = mask_of(v for v in bits(self.plain) if self._is_shared(v))
+        """What it may pay to have in memory: gradients that are added up, from which several things follow."""
 
     def alone(self) -> Iterator[Found]:
         """Each sum, and each value that is kept, by itself."""
@@ -69,31 +71,38 @@ class _Sets:
                 like.setdefault((node.prim, node.attrs, shape), []).append(v)
         for sums in like.values():
             readers: dict[NodeId, list[NodeId]] = {}
-            sets = {v: self._of(v)[-1] for v in sums}
-            for v, members in sets.items():
-                for x in bits(self._large(members, v)):
+            sets = {v: self._of(v) for v in sums}
+            for v, own in sets.items():
+                for x in bits(self._large(own[-1], v) | self._large(own[0], v)):
                     readers.setdefault(x, []).append(v)
             for of in readers.values():
                 for chosen in (of[:TOGETHER], *combinations(of[:TOGETHER], 2)):
-                    yield from self._joined(tuple(chosen), sets)
+                    yield from self._joined(tuple(chosen), [sets[v] for v in chosen])
 
-    def _joined(self, sums: tuple[NodeId, ...], sets: dict[NodeId, Mask]) -> Iterator[Found]:
+    def _joined(self, sums: tuple[NodeId, ...], sets: Sequence[Sequence[Mask]]) -> Iterator[Found]:
         own = mask_of(sums)
         if len(sums) < 2 or any(self.stored.dag.ancestors[v] & own for v in sums):
             return
-        members = 0
-        for v in sums:
-            members |= sets[v]
-        if not self.legality.admit(members):
-            yield members, tuple(sorted(sums))
+        for alike in zip(*sets, strict=True):
+            members = 0
+            for one in alike:
+                members |= one
+            if not self.legality.admit(members):
+                yield members, tuple(sorted(sums))
 
     def _of(self, sink: NodeId) -> list[Mask]:
-        """Its sets: back to what is kept; less what is read of that; and the same without statistics."""
+        """Its sets: back to what is kept, or shared; less what is read of that; and the same without statistics."""
         found: list[Mask] = []
-        for vectors in (True, False):
-            members = self._back(1 << sink, self.kept, sink, vectors=vectors)
-            found += [members, self._absorbed(members, sink, vectors=vectors)]
+        for stops, vectors in ((s, v) for s in (self.kept, self.kept | self.shared) for v in (True, False)):
+            members = self._back(1 << sink, stops, sink, vectors=vectors)
+            found += [members, self._absorbed(members, stops, sink, vectors=vectors)]
         return found
+
+    def _is_shared(self, node: NodeId) -> bool:
+        """Whether a value of 16 bits or less is large and has several readers."""
+        readers = self.stored.dag.consumers[node]
+        small = self.graph.nodes[node].type.dtype.itemsize <= 2
+        return small and self.size[node] >= LEAST and bool(readers & (readers - 1))
 
     def _back(self, start: Mask, stops: Mask, sink: NodeId, *, vectors: bool) -> Mask:
         """With everything elementwise in front, `stops` excepted; `vectors`: and what is small."""
@@ -107,12 +116,12 @@ class _Sets:
             members |= frontier
         return members
 
-    def _absorbed(self, members: Mask, sink: NodeId, *, vectors: bool) -> Mask:
-        """With what is kept and read, but follows from large values that are read in any case."""
+    def _absorbed(self, members: Mask, stops: Mask, sink: NodeId, *, vectors: bool) -> Mask:
+        """With what is read of the stops, but follows from large values that are read in any case."""
         while True:
             read = self._large(members, sink)
-            for v in bits(read & self.kept & self.plain):
-                larger = self._back(members | 1 << v, self.kept, sink, vectors=vectors)
+            for v in bits(read & stops & self.plain):
+                larger = self._back(members | 1 << v, stops, sink, vectors=vectors)
                 if not self._large(larger, sink) & ~read and not self.legality.admit(larger):
                     members = larger
                     break

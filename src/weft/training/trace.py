@@ -59,7 +59,8 @@ def order_of(x: torch.Tensor) -> Order:
     """In which a dense tensor lies in memory; empty where it is row-major, or not dense."""
     if x.dim() < 2 or x.is_contiguous():
         return ()
-    order = tuple(sorted(range(x.dim()), key=lambda k: (-int(x.stride(k)), k)))
+    strides = x.stride()
+    order = tuple(sorted(range(x.dim()), key=lambda k: (-strides[k], k)))
     return order if x.permute(order).is_contiguous() else ()
 
 

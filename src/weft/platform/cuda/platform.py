@@ -158,7 +158,10 @@ class Cuda:
         No calls under a budget of an SM: see `generate.library`.
         """
         sms, calls = facts.sms if isinstance(facts, GpuFacts) else 0, options.sm_budget is None
-        return replace(Cpu.limits(options), attention=True, multiprocessors=sms, unions=True, library_calls=calls)
+        return replace(
+            Cpu.limits(options), attention=True, multiprocessors=sms, unions=True, library_calls=calls,
+            changing_weights=False,
+        )  # fmt: skip
 
     @classmethod
     def policy_with(cls, facts: DeviceFacts) -> SearchPolicy:
