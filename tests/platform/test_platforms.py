@@ -97,8 +97,9 @@ def test_what_only_gpus_take_is_looked_for_there() -> None:
     here, there = Cpu.limits(options, CpuFacts()), Cuda.limits(options, profile("h200"))
     assert (here.attention, here.multiprocessors, here.unions, here.library_calls) == (False, 0, False, False)
     assert (there.attention, there.multiprocessors, there.library_calls) == (True, profile("h200").sms, True)
-    assert there.unions
-    assert replace(there, attention=False, multiprocessors=0, unions=False, library_calls=False) == here
+    assert there.unions and not there.changing_weights and here.changing_weights
+    same = replace(there, attention=False, multiprocessors=0, unions=False, library_calls=False, changing_weights=True)
+    assert same == here
     assert (here.max_members, here.max_candidates) == (3, 17)
     assert Cuda.limits(options).multiprocessors == 0
 

@@ -154,7 +154,7 @@ WEIGHT_GRADIENT, GRADIENT_SHARE = "conv_weight_gradient", 0.4
 
 
 def _weight_gradient_us(problem: Problem, facts: GpuFacts) -> float:
-    """Microseconds of the whole operator by one call; infinite where it has no product, as of depthwise convolutions."""
+    """Microseconds of the operator by one call; infinite where it has no product, as of depthwise convolutions."""
     graph = problem.graph
     linear = [n for n in graph.nodes if CATEGORY[n.prim] is Category.LINEAR]
     flops = sum(2.0 * n.type.size * graph.type_of(n.inputs[0]).shape[-1] for n in linear)
