@@ -1,7 +1,8 @@
 """Training steps in bf16 autocast on an NVIDIA GPU: Weft against eager in a CUDA graph and torch.compile.
 
     python -m benchmarks.gpu_training [--only WORD,WORD] [--who weft,eager,inductor,autotune] [--again WHO,WHO]
-                                      [--budget S] [--limit S] [--seconds S] [--free] [--warm] [--out -|FILE]
+                                      [--budget S] [--limit S] [--seconds S] [--free] [--warm] [--profile]
+                                      [--out -|FILE]
     python -m benchmarks.gpu_training --device cpu --small
 
 A step is forward, loss, backward and optimizer (AdamW, or SGD with momentum) on a batch that lies on the device. Each
@@ -52,6 +53,7 @@ from benchmarks.harness.training_steps import (
     by_peer,
     by_weft,
     case_row,
+    kernels_seen,
     summary,
 )
 
@@ -118,6 +120,8 @@ def measured(name: str, who: str, given: Mapping[str, Any]) -> Row:
     row["samples_ms"] = [round(x, 4) for x in samples]
     if device == "cuda":
         row["memory_bytes"] = memory_bytes(step, batch)
+        if given["profile"]:
+            row.update(kernels_seen(step, batch))
     if who == "eager":
         row["losses_f32"] = placed.losses(placed.loop(placed.loss, autocast=False))
     return row
@@ -151,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--small", action="store_true", help="small forms of the networks")
     parser.add_argument("--free", action="store_true", help="peers may take algorithms that are not deterministic")
+    parser.add_argument("--profile", action="store_true", help="also what the framework's profiler sees of a step")
     parser.add_argument("--warm", action="store_true", help="compile once more from the tuning database")
     parser.add_argument("--out", type=Path, help="write the record: into this file, or `-`: into that of the suite")
     given = parser.parse_args(arguments)
@@ -165,6 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--only: no case has {given.only} in its name")
     settings: dict[str, Any] = {
         "device": given.device, "small": given.small, "free": given.free, "warm": given.warm,
+        "profile": given.profile,
         "rounds": given.rounds or (2 if given.small else ROUNDS),
         "limit": given.limit, "budget": given.budget if given.budget >= 0 else 0.0 if given.small else 120.0,
     }  # fmt: skip

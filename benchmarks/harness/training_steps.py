@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import weft
 from benchmarks.cases.training import Trained
@@ -27,6 +28,8 @@ CHECKED, WARM, ROUNDS, ROUND_S = 5, 3, 15, 0.05
 """Batches whose losses are compared, steps before anything is recorded, samples, and how long each is at least."""
 SLOWEST = 40
 """Groups of like kernels of a plan that its entry names."""
+NAME = 80
+"""Letters of a kernel's name, where the profiler saw it."""
 ULP, ULP_F32 = 2.0**-8, 2.0**-16
 """Of a bf16; and what sums of f32 in another order may come to after some steps."""
 Step = Callable[..., torch.Tensor]
@@ -149,6 +152,27 @@ def slowest(steps: Sequence[StepRecord]) -> list[list[Any]]:
         groups.setdefault((s.schedule[:80], " ".join(s.primitives[:8])), []).append(s.cost_us)
     costliest = sorted(groups.items(), key=lambda group: -sum(group[1]))[:SLOWEST]
     return [[round(sum(us), 1), len(us), *what] for what, us in costliest]
+
+
+def kernels_seen(step: Step, batch: Sequence[torch.Tensor]) -> Row:
+    """What a step runs on a GPU, in graphs, too, by the framework's profiler.
+
+    Microseconds in kernels and from the first to the last; of the longest names microseconds and launches a step.
+    """
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(WARM):
+            step(*batch)
+        torch.cuda.synchronize()
+    events = [e for e in seen.events() if str(e.device_type).endswith("CUDA")]
+    times: dict[str, list[float]] = {}
+    for e in events:
+        times.setdefault(e.name[:NAME], []).append(e.time_range.elapsed_us())
+    span = max(e.time_range.end for e in events) - min(e.time_range.start for e in events)
+    longest = sorted(times.items(), key=lambda x: -sum(x[1]))[:SLOWEST]
+    return {
+        "busy_us": round(sum(map(sum, times.values())) / WARM, 1), "span_us": round(span / WARM, 1),
+        "seen": [[round(sum(us) / WARM, 1), round(len(us) / WARM, 1), name] for name, us in longest],
+    }  # fmt: skip
 
 
 def by_peer(placed: Placed, who: str, *, autocast: bool = True) -> tuple[Step, Row]:

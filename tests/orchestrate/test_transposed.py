@@ -160,15 +160,48 @@ def test_phases_are_channels_where_they_read_the_same(name: str, count: int) -> 
     "graph",
     [
         transposed((5, 7), (2, 2), (2, 2), weight=False),
+        transposed((5, 7), (2, 2), (1, 1), weight=False, groups=2),
         transposed((5, 7), (1, 1), (2, 2)),
         transposed((5, 7), (1, 1), (1, 1), lo=(1, 1)),
         transposed((2, 3, 4), (2, 2, 2), (2, 2, 2)),
         transposed((9,), (17,), (17,)),
     ],
-    ids=["no constant", "phases without a tap", "input cut off", "three dimensions", "many phases"],
+    ids=[
+        "no constant",
+        "groups without one",
+        "phases without a tap",
+        "input cut off",
+        "three dimensions",
+        "many phases",
+    ],
 )
 def test_where_there_is_none(graph: Graph) -> None:
     assert not replaced(graph).classes
+    assert not find_alternatives(graph, on_gpu=True).classes
+
+
+CHANGING = {
+    "1x1": transposed((5, 7), (1, 1), (1, 1), weight=False),
+    "3x3": transposed((5, 7), (3, 3), (1, 1), lo=(1, 1), weight=False),
+    "3x4": transposed((5, 7), (3, 4), (1, 1), lo=(2, 1), hi=(0, 1), weight=False),
+    "dilated": transposed((9, 9), (3, 3), (1, 1), lo=(2, 2), dilation=(2, 2), weight=False),
+    "one dimension": transposed((9,), (5,), (1,), lo=(2,), weight=False),
+}
+
+
+@pytest.mark.parametrize("name", list(CHANGING))
+def test_a_weight_that_is_no_constant_is_turned_on_gpus(name: str) -> None:
+    graph = CHANGING[name]
+    assert not replaced(graph).classes
+    found = find_alternatives(graph, on_gpu=True)
+    verify_graph(found.graph)
+    ((extra, original),) = found.classes.items()
+    rng = np.random.default_rng(2)
+    given = [rng.normal(size=found.graph.type_of(i).shape).astype(np.float32) for i in found.graph.inputs]
+    values = evaluate(whole(found), given, precise=True)
+    assert_allclose(values[extra], values[original], rtol=1e-12, atol=1e-12)
+    (made,) = [found.graph.nodes[i] for i in convolutions(found)]
+    assert isinstance(made.attrs, a.ConvAttrs) and not made.attrs.transposed
 
 
 def test_strict_has_none() -> None:

@@ -68,6 +68,8 @@ def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
     block = least_cycles(facts, sizes) / facts.clock_ghz / 1e3 - gap_us(facts)
     persistent = product_us(facts, replace(product, dtype="tf32") if tf32 else product)[0] + c.persistent_us
     best = min(block, persistent if load in ("rows", "taps") and _in_place(graph, node) else math.inf)
+    if isinstance(node.attrs, a.ConvAttrs) and node.attrs.transposed and not _is_weight(graph, node.inputs[1]):
+        factor *= c.data_gradient
     return best * factor + _turned_us(problem, node, facts)
 
 

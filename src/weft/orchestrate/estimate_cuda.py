@@ -149,8 +149,8 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     return gap_us(facts) + overlapped(costs, facts) + _latency_us(problem, traits, multiplied_on, mixed, c)
 
 
-WEIGHT_GRADIENT, GRADIENT_SHARE = "conv_weight_gradient", 0.4
-"""The operator that a library computes in one call, and the share of the peak at which cuDNN does."""
+WEIGHT_GRADIENT = "conv_weight_gradient"
+"""The operator that a library computes in one call."""
 
 
 def _weight_gradient_us(problem: Problem, facts: GpuFacts) -> float:
@@ -163,7 +163,7 @@ def _weight_gradient_us(problem: Problem, facts: GpuFacts) -> float:
         return math.inf
     read, written = (sum(graph.type_of(i).nbytes for i in values) for values in (graph.inputs, graph.outputs))
     turned = 0 if Format.LAST in problem.input_formats else read
-    product = max(flops / (GRADIENT_SHARE * peak) * 1e6, memory_us(facts, read, written))
+    product = max(flops / (costs_of(facts).estimate.gradient_share * peak) * 1e6, memory_us(facts, read, written))
     return gap_us(facts) + product + memory_us(facts, turned, turned)
 
 

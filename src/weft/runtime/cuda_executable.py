@@ -648,11 +648,16 @@ class CudaExecutable:
         return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and not viewed
 
     def _copies_into(self, written: Sequence[tuple[int, torch.Tensor]]) -> list[Run]:
-        """One call that copies outputs into what is not the plan's own."""
-        if not written:
-            return []
-        targets, values = [x.detach() for _, x in written], [self.static_outputs[k] for k, _ in written]
-        return [partial(torch._foreach_copy_, targets, values)]
+        """What copies outputs into what is not the plan's own: a call for each type.
+
+        Of several types the framework would copy tensor by tensor.
+        """
+        alike: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for k, x in written:
+            targets, values = alike.setdefault(x.dtype, ([], []))
+            targets.append(x.detach())
+            values.append(self.static_outputs[k])
+        return [partial(torch._foreach_copy_, targets, values) for targets, values in alike.values()]
 
     def _copied_outputs(self) -> list[Run]:
         """What makes the outputs anew that are no views of what steps write: a repeated value is a copy."""

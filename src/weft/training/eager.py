@@ -175,11 +175,13 @@ class EagerStep:
                 updates, held = [], set()
             else:
                 found = self._chosen([loss, *buffers, *parts.trained, *parts.states, *counted])
-            others = [(k, x) for k, x in written if x.data_ptr() not in held]
-            if others:
-                copied = [x for _, x in others], [found[k] for k, _ in others]
-                updates = [*updates, partial(torch._foreach_copy_, *copied)]
-            _all(updates)
+            alike: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+            for k, x in written:
+                if x.data_ptr() not in held:  # of several types the framework would copy tensor by tensor
+                    targets, values = alike.setdefault(x.dtype, ([], []))
+                    targets.append(x)
+                    values.append(found[k])
+            _all([*updates, *(partial(torch._foreach_copy_, *copied) for copied in alike.values())])
         return found
 
     def _parts(self, tensors: Sequence[torch.Tensor]) -> _Parts:

@@ -10,7 +10,7 @@ from weft.orchestrate.alternatives.gates import part_gated_products
 from weft.orchestrate.alternatives.integers import multiply_bytes
 from weft.orchestrate.alternatives.padded import pad_channels
 from weft.orchestrate.alternatives.products import fold_scale, merge_contractions
-from weft.orchestrate.alternatives.transposed import convolve_instead
+from weft.orchestrate.alternatives.transposed import convolve_gradients, convolve_instead
 from weft.orchestrate.alternatives.union import Alternatives, Maker
 
 __all__ = ["Alternatives", "find_alternatives"]
@@ -19,8 +19,8 @@ __all__ = ["Alternatives", "find_alternatives"]
 def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = False) -> Alternatives:
     """Every alternative that applies. With `strict` none: all of them re-associate sums or round constants anew.
 
-    `on_gpu`: also products of bytes, tensors with channels padded to whole vectors, and norms of pieces of rows, which
-    only a GPU's kernels gain by.
+    `on_gpu`: also gradients of convolutions by forward ones, products of bytes, tensors with channels padded to whole
+    vectors, and norms of pieces of rows, which only a GPU's kernels gain by.
     The graph returned holds the original nodes under their ids, then the extra ones; originals never read extras.
     """
     if strict:
@@ -29,6 +29,7 @@ def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = Fals
     for rule in _RULES:
         rule(maker)
     if on_gpu:
+        convolve_gradients(maker)
         multiply_bytes(maker)
         pad_channels(maker)
         if norms.OFFERED:

@@ -70,6 +70,45 @@ def convolve_instead(m: Maker) -> None:
             _replace(m, i, attrs)
 
 
+def convolve_gradients(m: Maker) -> None:
+    """transposed conv(x, w) → conv(x, w turned): the gradient of a convolution's input by a library's forward kernels.
+
+    The weight's channels change places, and its taps their order; of a training step it is made anew each time.
+
+    Conditions: one or two spatial dimensions, stride 1, one group, a weight that is no constant, no part of the input
+    cut off.
+    """
+    for i, node in enumerate(m.graph.nodes):
+        c = node.attrs
+        if not isinstance(c, a.ConvAttrs) or not c.transposed or not m.room or not node.type.size:
+            continue
+        x, w = node.inputs
+        spatial, sizes = len(c.strides), m.graph.type_of(x).shape[2:]
+        if spatial > 2 or max(c.strides) > 1 or c.groups > 1 or m.graph.nodes[w].prim is Prim.CONSTANT:
+            continue
+        taps = m.graph.type_of(w).shape[2:]
+        dims = [_dim(c, axis, taps[axis], node.type.shape[axis + 2]) for axis in range(spatial)]
+        if any(d is None or min(d.pads(size)) < 0 for d, size in zip(dims, sizes, strict=True)):
+            continue
+        m.stands_for(_turned(m, x, w, [d for d in dims if d is not None]), i)
+
+
+def _turned(m: Maker, x: NodeId, w: NodeId, dims: Sequence[_Dim]) -> NodeId:
+    """The convolution with a weight that is computed; each dimension has one phase."""
+    turned = m.b.transpose(w, (1, 0, *range(2, 2 + len(dims))))
+    lo, hi, step = [], [], []
+    for axis, (d, size) in enumerate(zip(dims, m.graph.type_of(x).shape[2:], strict=True)):
+        (phase,) = d.phases
+        if len(phase.weights) > 1:
+            places = m.b.constant(np.array(phase.weights, dtype=np.int64))
+            turned = m.b.add(Prim.GATHER, turned, places, attrs=a.GatherAttrs(2 + axis))
+        lo.append(-phase.first)
+        hi.append(d.count + phase.last - size)
+        step.append(phase.step)
+    attrs = a.ConvAttrs((1,) * len(dims), tuple(lo), tuple(hi), tuple(step), 1)
+    return m.b.add(Prim.CONV, x, turned, attrs=attrs)
+
+
 def _replace(m: Maker, i: NodeId, c: a.ConvAttrs) -> None:
     node, x = m.graph.nodes[i], m.graph.nodes[i].inputs[0]
     spatial = len(c.strides)
