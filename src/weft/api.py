@@ -44,6 +44,7 @@ from weft.errors import (
     UserError,
 )
 from weft.frontends.imported import Imported
+from weft.frontends.torch.copies import deep_copy
 from weft.frontends.torch.refusal import check_module, first_line, odd_tensor, short
 from weft.frontends.torch.structure import (
     Layout,
@@ -171,6 +172,36 @@ class Source(Protocol):
         ...
 
 
+MOST_FORMS = 64
+
+
+class _CallForm(NamedTuple):
+    """How tensors that are given by place and by name, in this order, are the arguments of a module."""
+
+    tensors: tuple[int, ...]
+    """Which of them each tensor of the plan is."""
+    placed: tuple[int, ...]
+    named: tuple[tuple[str, int], ...]
+    key: tuple[object, ...]
+    """What a plan's key begins with."""
+
+
+def _form_of(
+    given: Sequence[object],
+    tensors: Sequence[torch.Tensor],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    key: tuple[object, ...],
+) -> _CallForm | None:
+    """Of a call whose arguments are tensors, no two the same; None where others are among them."""
+    at = {id(t): k for k, t in enumerate(given)}
+    alone = len(at) == len(given) == len(tensors) == len(args) + len(kwargs)
+    if not alone or not all(id(t) in at for t in (*tensors, *args, *kwargs.values())):
+        return None
+    placed, named = [at[id(t)] for t in args], [(name, at[id(t)]) for name, t in kwargs.items()]
+    return _CallForm(tuple(at[id(t)] for t in tensors), tuple(placed), tuple(named), key)
+
+
 @final
 class Compiled:
     """A compiled model: callable on tensors of the shapes it was compiled for, and of others within `max_plans`.
@@ -195,6 +226,8 @@ class Compiled:
         self._again: Callable[[Sequence[torch.Tensor], Layout | None], Made] = self._build
         self._plans: SingleFlightCache[tuple[object, ...], Made] = SingleFlightCache(options.max_plans)
         self._plans.put(_key_of(first), first)
+        self._forms: dict[tuple[object, ...], _CallForm] = {}
+        """By the number of arguments by place and the names of the others, at most `MOST_FORMS`."""
 
     def __call__(self, *inputs: object, **named: object) -> Any:
         """Run the model.
@@ -203,11 +236,10 @@ class Compiled:
             InputError: arguments that are none of the model; tensors of another number, type or device, or new shapes
                 where the model cannot be compiled again [W011].
         """
-        made, tensors = self._plan_for(inputs, named)
+        made, tensors, (args, kwargs) = self._plan_for(inputs, named)
         if made.whole is not None:
             return made.whole(*tensors)
         if isinstance(own := made.compilation.eager, _Eager):
-            args, kwargs = self._source.bound(inputs, named) if named else (inputs, named)
             return own.called(args, kwargs, tensors)
         outputs = made.compilation.run(*tensors)
         layout = made.results.layout if made.results is not None else None
@@ -215,7 +247,10 @@ class Compiled:
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
         return outputs[0] if layout.is_tensor else layout.made(outputs)
 
-    def _plan_for(self, inputs: Sequence[Any], named: Mapping[str, object]) -> tuple[Made, Sequence[torch.Tensor]]:
+    def _plan_for(
+        self, inputs: Sequence[Any], named: Mapping[str, object]
+    ) -> tuple[Made, Sequence[torch.Tensor], tuple[Sequence[object], Mapping[str, object]]]:
+        """The plan, the tensors of the call, and its arguments as the module takes them."""
         if not named and not [t for t in inputs if not isinstance(t, torch.Tensor) or t.is_nested or t.is_sparse]:
             # a shape equals, and hashes as, the tuple of its sizes
             key: tuple[object, ...] = tuple([(t.shape, t.dtype) for t in inputs])
@@ -223,7 +258,9 @@ class Compiled:
             if found is not None and (not found.imported.guards or _guards_hold(found.imported, inputs)):
                 if found.compilation.eager is not None:
                     _check_places(inputs, self._kind)
-                return found, inputs
+                return found, inputs, (inputs, named)
+        if named and (known := self._known(inputs, named)) is not None:
+            return known
         args, kwargs = self._source.bound(inputs, named)
         try:
             tensors, layout = taken_arguments(args, kwargs)
@@ -240,11 +277,33 @@ class Compiled:
                 )
                 raise InputError(position=0, problem=problem)
             _check(self.graph, tensors)
-            return self._first, tensors
+            return self._first, tensors, (args, kwargs)
         shapes = tuple([(t.shape, t.dtype) for t in tensors])
         key = shapes if plain else (layout.key, *shapes)
+        if named and len(self._forms) < MOST_FORMS:
+            form = _form_of((*inputs, *named.values()), tensors, args, kwargs, () if plain else (layout.key,))
+            if form is not None:
+                self._forms[len(inputs), *named] = form
         make = partial(self._made, tensors, None if plain else layout)
-        return self._plans.get(key, make, lambda plan: _guards_hold(plan.imported, tensors)), tensors
+        found = self._plans.get(key, make, lambda plan: _guards_hold(plan.imported, tensors))
+        return found, tensors, (args, kwargs)
+
+    def _known(
+        self, inputs: Sequence[Any], named: Mapping[str, object]
+    ) -> tuple[Made, Sequence[torch.Tensor], tuple[Sequence[object], Mapping[str, object]]] | None:
+        """As `_plan_for`, for a call with tensors alone by names that were met before and a plan that is there."""
+        form = self._forms.get((len(inputs), *named))
+        if form is None:
+            return None
+        given = (*inputs, *named.values())
+        if [t for t in given if not isinstance(t, torch.Tensor) or t.is_nested or t.is_sparse]:
+            return None
+        tensors = [cast("torch.Tensor", given[k]) for k in form.tensors]
+        found = self._plans.known((*form.key, *[(t.shape, t.dtype) for t in tensors]))
+        if found is None or (found.imported.guards and not _guards_hold(found.imported, tensors)):
+            return None
+        _check_places(tensors, self._kind)
+        return found, tensors, ([given[k] for k in form.placed], {name: given[k] for name, k in form.named})
 
     def _made(self, inputs: Sequence[torch.Tensor], layout: Layout | None) -> Made:
         """A plan for these shapes, of the model as it is when its turn comes."""
@@ -808,7 +867,7 @@ def _copied(module: torch.nn.Module, *, share: bool = False) -> tuple[torch.nn.M
         with warnings.catch_warnings(), _TRACING:
             shared = {id(t): t for t in (*module.parameters(), *module.buffers())} if share else {}
             warnings.simplefilter("ignore", FutureWarning)  # of torch at its own exported programs
-            return copy.deepcopy(module, shared), True
+            return deep_copy(module, shared), True
     except Exception:  # whatever its owner's own `__deepcopy__` raises
         return module, False
 

@@ -121,6 +121,27 @@ def test_arguments_by_name() -> None:
     assert exe.graph.input_names == ("x", "scale")
 
 
+def test_tensors_by_name_in_any_order_as_often_as_one_likes() -> None:
+    """Names that were met before are not bound again: numbers among them, other shapes, and one tensor twice are."""
+
+    def forward(self: Any, x: torch.Tensor, y: torch.Tensor, *, z: Any = 1.0) -> torch.Tensor:
+        return x - 2 * y + z
+
+    net = of(forward)
+    made = compiled(forward, X, y=Y)
+    z = torch.rand(2, 4)
+    for _ in range(3):
+        assert torch.equal(made(y=Y, x=X), net(X, Y)) and torch.equal(made(x=Y, y=X), net(Y, X))
+        assert torch.equal(made(X, z=z, y=Y), net(X, Y, z=z)) and torch.equal(made(X, y=Y, z=z), net(X, Y, z=z))
+        assert torch.equal(made(x=X, y=X), net(X, X)) and torch.equal(made(X, y=Y, z=3.0), net(X, Y, z=3.0))
+        assert torch.equal(made(y=Y[:1], x=X[:1]), net(X[:1], Y[:1]))
+        with pytest.raises(InputError):
+            made(x=X, w=Y)
+        with pytest.raises(InputError):
+            made(x=X, y=Thing(Y))
+    assert len(made._forms) == 4, "x and y, z in two places of two"
+
+
 def test_containers_none_numbers_and_texts() -> None:
     def forward(self: Any, pair: Any, named: Any, mode: str = "add", power: int = 1, mask: Any = None) -> Any:
         x = pair[0] + pair[1] if mode == "add" else pair[0] - pair[1]

@@ -6,7 +6,6 @@ of the traced graph, which by itself, operator by operator, is some times slower
 
 from __future__ import annotations
 
-import copy
 import operator
 import os
 import warnings
@@ -15,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import final
+from typing import Any, cast, final
 
 import torch
 
 from weft.frontends.torch import Program
+from weft.frontends.torch.copies import deep_copy
 from weft.runtime.executable import without_autocast
 from weft.runtime.in_place import Baking, InPlace
 from weft.training.trace import Both, Form, Tensors, Traced, called, stepped, unlaid
@@ -68,9 +68,9 @@ class EagerStep:
             Exception: what the module raises that cannot be copied.
         """
         assert not traced.draws, "the framework's own random numbers are others"
-        shared = {id(x): x for x in (*both.parameters(), *both.buffers())}
+        shared: dict[int, Any] = {id(x): x for x in (*both.parameters(), *both.buffers())}
         # a call puts other tensors into its module: one that is interrupted meanwhile leaves the user's as it is
-        self._both = copy.deepcopy(both, shared)
+        self._both = cast("Both", deep_copy(both, shared))
         self._form, self._program = form, program
         self._names = tuple(tensors.trained), tuple(tensors.fixed)
         self._spare = {k: x for k, x in enumerate(arguments) if k not in set(program.arguments)}
