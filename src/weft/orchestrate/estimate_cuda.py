@@ -154,16 +154,17 @@ WEIGHT_GRADIENT = "conv_weight_gradient"
 
 
 def _weight_gradient_us(problem: Problem, facts: GpuFacts) -> float:
-    """Microseconds of the operator by one call; infinite where it has no product, as of depthwise convolutions."""
-    graph = problem.graph
-    linear = [n for n in graph.nodes if CATEGORY[n.prim] is Category.LINEAR]
+    """Microseconds of the operator by one call; infinite where nothing is known of its type."""
+    c, graph = costs_of(facts).estimate, problem.graph
+    linear = [n for n in graph.nodes if n.prim is Prim.MATMUL]
     flops = sum(2.0 * n.type.size * graph.type_of(n.inputs[0]).shape[-1] for n in linear)
     peak = facts.peak_flops(rate_name(graph.type_of(graph.outputs[0]).dtype))
-    if not flops or any(n.prim is not Prim.MATMUL for n in linear) or not math.isfinite(peak):
+    if not math.isfinite(peak):
         return math.inf
     read, written = (sum(graph.type_of(i).nbytes for i in values) for values in (graph.inputs, graph.outputs))
     turned = 0 if Format.LAST in problem.input_formats else read
-    product = max(flops / (costs_of(facts).estimate.gradient_share * peak) * 1e6, memory_us(facts, read, written))
+    traffic = memory_us(facts, read, written)
+    product = max(flops / (c.gradient_share * peak) * 1e6, traffic) if flops else c.depthwise_gradient * traffic
     return gap_us(facts) + product + memory_us(facts, turned, turned)
 
 

@@ -1,0 +1,106 @@
+"""Gradients that compute forward values again: which sets, and that none waits for itself."""
+
+from __future__ import annotations
+
+import pytest
+from tests.orchestrate.graphs import residual_net
+
+from weft.ir.attrs import ConvAttrs, ReduceAttrs, TransposeAttrs
+from weft.ir.graph import Graph, GraphBuilder, Mask, NodeId, bits, mask_of
+from weft.ir.prims import CATEGORY, Category, Prim
+from weft.ir.types import DType, TensorType
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.legality import EnumerationLimits, Legality
+from weft.orchestrate.recomputed import TOGETHER, recomputed
+from weft.orchestrate.stored import Stored
+
+F32, BF16 = DType.F32, DType.BF16
+ROWS, WIDTH = 512, 64
+TURNED = TransposeAttrs((1, 0))
+
+
+def normed(layers: int = 1) -> tuple[Graph, dict[str, NodeId]]:
+    """Products with a norm over their rows behind each, and its gradient; nodes of the first by name."""
+    b = GraphBuilder()
+    x = b.input(TensorType(BF16, (ROWS, WIDTH)))
+    weights = [b.input(TensorType(BF16, (WIDTH, WIDTH))) for _ in range(layers + 1)]
+    over, named, saved = ReduceAttrs((0,)), dict[str, NodeId](), []
+    for k in range(layers):
+        y = b.add(Prim.MATMUL, x, weights[k])
+        wide = b.cast(y, F32)
+        mean = b.apply(Prim.MUL, b.add(Prim.REDUCE_SUM, wide, attrs=over), b.scalar(1 / ROWS, F32))
+        away = b.apply(Prim.SUB, wide, mean)
+        x = b.cast(b.apply(Prim.MAX, away, b.scalar(0.0, F32)), BF16)
+        saved.append(away)
+        named.setdefault("y", y)
+        named.setdefault("away", away)
+    g = b.add(Prim.MATMUL, x, weights[-1])
+    outputs = []
+    for k in reversed(range(layers)):
+        g = b.add(Prim.MATMUL, g, b.add(Prim.TRANSPOSE, weights[k + 1], attrs=TURNED))
+        wide = b.cast(g, F32)
+        first = b.add(Prim.REDUCE_SUM, wide, attrs=over)
+        second = b.add(Prim.REDUCE_SUM, b.apply(Prim.MUL, wide, saved[k]), attrs=over)
+        inner = b.apply(Prim.SUB, b.apply(Prim.SUB, wide, b.apply(Prim.MUL, saved[k], second)), first)
+        named.update(g=g, first=first, second=second)
+        g = b.cast(inner, BF16)
+        named["dx"] = g
+        outputs += [first, second]
+    return b.build([g, *outputs]), named
+
+
+def found_in(graph: Graph) -> list[tuple[Mask, tuple[NodeId, ...]]]:
+    stored = Stored.of(graph)
+    return list(recomputed(graph, stored, Legality.of(graph, stored, EnumerationLimits())))
+
+
+def test_a_norms_gradient_reads_what_products_left() -> None:
+    graph, at = normed()
+    stored, found = Stored.of(graph), found_in(graph)
+    sums = [m for m, written in found if written == (at["first"], at["second"])]
+    results = [m for m, written in found if written == (at["dx"],)]
+    large = {i for i, n in enumerate(graph.nodes) if n.type.size == ROWS * WIDTH}
+    for sets in (sums, results):
+        assert sets and all(m >> at["away"] & 1 for m in sets)
+        assert any(large & set(bits(stored.inputs_of(m))) == {at["y"], at["g"]} for m in sets)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_no_set_waits_for_itself_or_holds_what_must_stand_alone(layers: int) -> None:
+    graph, _ = normed(layers)
+    stored, found = Stored.of(graph), found_in(graph)
+    legality = Legality.of(graph, stored, EnumerationLimits())
+    assert found and len(set(found)) == len(found)
+    for members, written in found:
+        outputs = mask_of(written)
+        assert outputs & members == outputs and len(written) <= TOGETHER and not legality.admit(members)
+        assert stored.dag.missing(members) & legality.linear, "others grow"
+        assert not any(stored.dag.ancestors[i] & outputs for i in bits(stored.inputs_of(members))), "it would wait"
+        reached = outputs
+        for m in reversed(list(bits(members))):
+            if reached >> m & 1:
+                reached |= stored.dag.producers[m] & members
+        assert reached == members, "nothing is computed for nobody"
+        kinds = {CATEGORY[graph.nodes[m].prim] for m in bits(members)}
+        assert kinds <= {Category.ELEMENTWISE, Category.REDUCE}
+
+
+def test_they_are_candidates_and_inference_has_none() -> None:
+    graph, at = normed()
+    limits = EnumerationLimits()
+    candidates = {(c.members, c.outputs) for c in enumerate_candidates(graph, limits).candidates}
+    assert set(found_in(graph)) <= candidates
+    assert any(written == (at["first"], at["second"]) for _, written in candidates)
+    assert not found_in(residual_net(2))
+
+
+def test_a_convolution_whose_weight_changes_is_alone_where_no_template_takes_it() -> None:
+    b = GraphBuilder()
+    x, w = b.input(TensorType(BF16, (1, 8, 8, 8))), b.input(TensorType(BF16, (8, 8, 1, 1)))
+    attrs = ConvAttrs((1, 1), (0, 0), (0, 0), (1, 1), 1)
+    y = b.add(Prim.CONV, x, w, attrs=attrs)
+    z = b.apply(Prim.MAX, y, b.scalar(0.0, BF16))
+    graph = b.build([z])
+    for allowed in (True, False):
+        found = enumerate_candidates(graph, EnumerationLimits(changing_weights=allowed)).candidates
+        assert any(c.members >> y & 1 and c.members >> z & 1 for c in found) is allowed
