@@ -149,7 +149,8 @@ def _near(stored: Stored, legality: Legality, extra: Mask) -> Mask:
     """Sinks whose sets can hold one of `extra`: followers of it up to the next contraction or opaque call."""
     barrier = legality.linear | legality.alone
     found = extra & stored.work
-    frontier = found
+    by_itself = mask_of(v for v, mask in legality.with_linear.items() if mask == 1 << v)
+    frontier = found & ~by_itself
     while frontier:
         grown = 0
         for v in bits(frontier):

@@ -50,7 +50,9 @@ class _Sets:
         """What is in memory in any case."""
         for v in bits(stored.work & ~self.plain & ~legality.reductions):
             self.kept |= stored.reads[v]
-        self.shared = mask_of(v for v in bits(self.plain) if self._is_shared(v))
+        readers = stored.dag.consumers
+        self.read_often = mask_of(v for v in bits(self.plain) if readers[v] & (readers[v] - 1))
+        self.shared = mask_of(v for v in bits(self.read_often) if self._is_shared(v))
         """What it may pay to have in memory: gradients that are added up, from which several things follow."""
 
     def alone(self) -> Iterator[Found]:
@@ -58,7 +60,7 @@ class _Sets:
         for sink in bits(self.plain & self.kept | self.legality.reductions & self.stored.work):
             if max(self.size[sink], self._over(sink)) >= LEAST:
                 for members in self._of(sink):
-                    if not self.legality.admit(members):
+                    if not self.legality.admit(members) and self._reads_no_more(members, (sink,)):
                         yield members, (sink,)
 
     def together(self) -> Iterator[Found]:
@@ -87,7 +89,7 @@ class _Sets:
             members = 0
             for one in alike:
                 members |= one
-            if not self.legality.admit(members):
+            if not self.legality.admit(members) and self._reads_no_more(members, sums):
                 yield members, tuple(sorted(sums))
 
     def _of(self, sink: NodeId) -> list[Mask]:
@@ -98,11 +100,23 @@ class _Sets:
             found += [members, self._absorbed(members, stops, sink, vectors=vectors)]
         return found
 
+    def _reads_no_more(self, members: Mask, sinks: Sequence[NodeId]) -> bool:
+        """Whether it reads no more bytes than with every value in memory that has several readers."""
+        stored = 0
+        for sink in sinks:
+            stored |= self._back(1 << sink, self.kept | self.read_often, sink, vectors=True)
+
+        def read(some: Mask) -> int:
+            large = 0
+            for sink in sinks:
+                large |= self._large(some, sink)
+            return sum(self.graph.nodes[u].type.nbytes for u in bits(large))
+
+        return read(members) <= read(stored)
+
     def _is_shared(self, node: NodeId) -> bool:
-        """Whether a value of 16 bits or less is large and has several readers."""
-        readers = self.stored.dag.consumers[node]
-        small = self.graph.nodes[node].type.dtype.itemsize <= 2
-        return small and self.size[node] >= LEAST and bool(readers & (readers - 1))
+        """Whether a value is large, and of 16 bits or less."""
+        return self.graph.nodes[node].type.dtype.itemsize <= 2 and self.size[node] >= LEAST
 
     def _back(self, start: Mask, stops: Mask, sink: NodeId, *, vectors: bool) -> Mask:
         """With everything elementwise in front, `stops` excepted; `vectors`: and what is small."""
