@@ -74,8 +74,8 @@ SUMS_IN_F16 = 2e-2
 """Of an error of tiny-cuda-nn's, whose fused kernels sum in f16: a row says how large each is."""
 NAMES = ("eager", "library", "compile", "autotune", *tiny_cuda_nn.KINDS)
 MODES = {"compile": None, "autotune": "max-autotune-no-cudagraphs"}
-PATIENCE_S = 40.0
-"""For a case."""
+PATIENCE_S, JIT_PATIENCE_S = 40.0, 180.0
+"""For a case; and where tiny-cuda-nn's JIT compiles, which took more than the former on an H200's host."""
 SPIN_NS = 60_000
 PROBES = f"""
 extern "C" __global__ void nothing() {{
@@ -224,6 +224,7 @@ def by_tiny_cuda_nn(
     weights = torch.stack([m.weight.detach() for m in plain if isinstance(m, nn.Linear)])
     exact = plain.double()(x[:CHECKED].double())
     for name, (_, jit) in tiny_cuda_nn.KINDS.items():
+        began = time.perf_counter()
         try:
             run = library.network(name, c.act, weights)
             given = x.t().contiguous() if jit else x
@@ -236,6 +237,7 @@ def by_tiny_cuda_nn(
         except Exception as error:  # as above
             failures[name] = (str(error).splitlines() or [type(error).__name__])[0][:90]
             torch.cuda.synchronize()
+        print(f"{c.name}: {name} took {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     return times, failures, errors
 
 
@@ -509,7 +511,8 @@ def main() -> int:
                 break
             every = wanted_peers(c, dtype, slow, has_tiny_cuda_nn=library is not None)
             asked = [w for w in every if w not in MODES or (c, w) in ready]
-            watch = threading.Timer(PATIENCE_S, lambda what=c.name: (print("HANGS:", what, flush=True), os._exit(3)))
+            patience = PATIENCE_S if library is None else JIT_PATIENCE_S
+            watch = threading.Timer(patience, lambda what=c.name: (print("HANGS:", what, flush=True), os._exit(3)))
             watch.daemon = True
             watch.start()
             name = named(c, dtype)
