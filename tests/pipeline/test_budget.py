@@ -641,10 +641,10 @@ def test_where_the_operators_do_not_run_one_by_one_the_framework_answers(
     monkeypatch.setattr(reference, "primitive_by_primitive", fails)
     net = Net().eval()
     with pytest.warns(UserWarning, match="one by one, do not run: rnn: hx is not contiguous"):
-        compiled = weft.compile(net, x, options=Options(budget_s=6.0, cache_dir=tmp_path, keep_per_problem=1))
+        compiled = weft.compile(net, x, options=Options(budget_s=25.0, cache_dir=tmp_path, keep_per_problem=1))
     assert compiled.record.chosen == "eager"
     torch.testing.assert_close(compiled(x), net(x))
-    run = Options(budget_s=6.0, cache_dir=tmp_path, keep_per_problem=1, memory_limit_bytes=1 << 40)
+    run = Options(budget_s=25.0, cache_dir=tmp_path, keep_per_problem=1, memory_limit_bytes=1 << 40)
     with pytest.raises(RuntimeError, match="rnn: hx"):
         weft.compile(net, x, options=run)
 
