@@ -185,6 +185,14 @@ class _CallForm(NamedTuple):
     key: tuple[object, ...]
     """What a plan's key begins with."""
 
+    def of(self, given: Sequence[object]) -> tuple[Sequence[object], Mapping[str, object]]:
+        """The arguments."""
+        return [given[k] for k in self.placed], {name: given[k] for name, k in self.named}
+
+
+BY_PLACE = _CallForm((), (), (), ())
+"""All by place, as many as there are."""
+
 
 def _form_of(
     given: Sequence[object],
@@ -251,16 +259,17 @@ class Compiled:
         self, inputs: Sequence[Any], named: Mapping[str, object]
     ) -> tuple[Made, Sequence[torch.Tensor], tuple[Sequence[object], Mapping[str, object]]]:
         """The plan, the tensors of the call, and its arguments as the module takes them."""
-        if not named and not [t for t in inputs if not isinstance(t, torch.Tensor) or t.is_nested or t.is_sparse]:
+        form = self._forms.get((len(inputs), *named)) if named else BY_PLACE
+        given = (*inputs, *named.values())
+        if form and not [t for t in given if not isinstance(t, torch.Tensor) or t.is_nested or t.is_sparse]:
+            tensors = inputs if form is BY_PLACE else [given[k] for k in form.tensors]
             # a shape equals, and hashes as, the tuple of its sizes
-            key: tuple[object, ...] = tuple([(t.shape, t.dtype) for t in inputs])
-            found = self._plans.known(key)
-            if found is not None and (not found.imported.guards or _guards_hold(found.imported, inputs)):
-                if found.compilation.eager is not None:
-                    _check_places(inputs, self._kind)
-                return found, inputs, (inputs, named)
-        if named and (known := self._known(inputs, named)) is not None:
-            return known
+            key: tuple[object, ...] = (*form.key, *[(t.shape, t.dtype) for t in tensors])
+            made = self._plans.known(key)
+            if made is not None and (not made.imported.guards or _guards_hold(made.imported, tensors)):
+                if made.compilation.eager is not None:
+                    _check_places(tensors, self._kind)
+                return made, tensors, (inputs, named) if form is BY_PLACE else form.of(given)
         args, kwargs = self._source.bound(inputs, named)
         try:
             tensors, layout = taken_arguments(args, kwargs)
@@ -287,23 +296,6 @@ class Compiled:
         make = partial(self._made, tensors, None if plain else layout)
         found = self._plans.get(key, make, lambda plan: _guards_hold(plan.imported, tensors))
         return found, tensors, (args, kwargs)
-
-    def _known(
-        self, inputs: Sequence[Any], named: Mapping[str, object]
-    ) -> tuple[Made, Sequence[torch.Tensor], tuple[Sequence[object], Mapping[str, object]]] | None:
-        """As `_plan_for`, for a call with tensors alone by names that were met before and a plan that is there."""
-        form = self._forms.get((len(inputs), *named))
-        if form is None:
-            return None
-        given = (*inputs, *named.values())
-        if [t for t in given if not isinstance(t, torch.Tensor) or t.is_nested or t.is_sparse]:
-            return None
-        tensors = [cast("torch.Tensor", given[k]) for k in form.tensors]
-        found = self._plans.known((*form.key, *[(t.shape, t.dtype) for t in tensors]))
-        if found is None or (found.imported.guards and not _guards_hold(found.imported, tensors)):
-            return None
-        _check_places(tensors, self._kind)
-        return found, tensors, ([given[k] for k in form.placed], {name: given[k] for name, k in form.named})
 
     def _made(self, inputs: Sequence[torch.Tensor], layout: Layout | None) -> Made:
         """A plan for these shapes, of the model as it is when its turn comes."""
@@ -850,7 +842,7 @@ def _placed(model: torch.nn.Module | torch.export.ExportedProgram, place: torch.
     if all(x.device == place for x in (*module.parameters(), *module.buffers())):
         return module, False
     try:
-        return copy.deepcopy(module).to(place), True
+        return deep_copy(module, {}).to(place), True
     except Exception as error:  # whatever its owner's own `__deepcopy__` raises
         problem = f"it cannot be copied to {place}: {type(error).__name__}: {first_line(error)}"
         raise ModelError(
@@ -1327,7 +1319,7 @@ class _TorchModel:
             program, owned = None, self._owned
             try:
                 with _TRACING:
-                    placed = copy.deepcopy(self._module, {id(t): fresh.get(id(t), t) for t in mine.values()})
+                    placed = deep_copy(self._module, {id(t): fresh.get(id(t), t) for t in mine.values()})
             except Exception as error:  # whatever its owner's own `__deepcopy__` raises
                 problem = f"the module cannot be copied ({type(error).__name__})"
                 raise RefitError(problem=problem, remedy="compile it again") from error

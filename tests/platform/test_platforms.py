@@ -216,7 +216,7 @@ def test_a_model_that_was_not_recorded_in_time_is_by_its_first_call(
         return [out]
 
     times, lease = iter([recorded_ms, own_ms]), Lease(HERE)
-    monkeypatch.setattr(captured_later, "_sampled_ms", lambda *_: next(times))
+    monkeypatch.setattr(CapturedLater, "_sampled_us", lambda *_: next(times))
     monkeypatch.setattr(captured_later, "capture", lambda model, given, options: capture(model, given, options, lease))
     types = [TensorType(DType.F32, (4, 8)), TensorType(DType.F32, (8, 8))]
     run = platform().capture_later(model, types, Options())

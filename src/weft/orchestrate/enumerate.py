@@ -119,8 +119,7 @@ def enumerate_candidates(
                 found.add(stored, members, outputs, Kind.GROUP, -1)
         if limits.recomputed and version == 0:
             for members, outputs in list(recomputed(graph, stored, legality)):
-                if stored.inputs_of(members).bit_count() <= limits.max_inputs:
-                    found.add(stored, members, outputs, Kind.GROUP, -1)
+                _add_whole(found, stored, members, outputs, limits.max_inputs, 0, rejected)
         every = {**every, **groups}
         _add_idioms(found, stored, limits, every, only, rejected, merged=alternatives.versions > 1)
     kept = [c for _, c in found.candidates.values()]

@@ -45,7 +45,7 @@ from weft.kernels.plan import Plan, Step
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
 from weft.runtime.budgeted import SM_BUDGET, Budgeted
 from weft.runtime.executable import InputError, Linked, check_count, to_torch, typed, without_autocast
-from weft.runtime.in_place import NOTHING_BOUND, InPlace, held_by_caller, written_last
+from weft.runtime.in_place import NOTHING_BOUND, InPlace, copies, held_by_caller, written_last
 from weft.runtime.indices import checked
 from weft.runtime.lanes import Use, order_of
 from weft.runtime.memory import Lifetime, MemoryPlan, plan_memory
@@ -648,16 +648,8 @@ class CudaExecutable:
         return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0 and not viewed
 
     def _copies_into(self, written: Sequence[tuple[int, torch.Tensor]]) -> list[Run]:
-        """What copies outputs into what is not the plan's own: a call for each type.
-
-        Of several types the framework would copy tensor by tensor.
-        """
-        alike: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for k, x in written:
-            targets, values = alike.setdefault(x.dtype, ([], []))
-            targets.append(x.detach())
-            values.append(self.static_outputs[k])
-        return [partial(torch._foreach_copy_, targets, values) for targets, values in alike.values()]
+        """What copies outputs into what is not the plan's own."""
+        return [*copies((x.detach(), self.static_outputs[k]) for k, x in written)]
 
     def _copied_outputs(self) -> list[Run]:
         """What makes the outputs anew that are no views of what steps write: a repeated value is a copy."""

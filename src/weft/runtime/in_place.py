@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol, cast, final, runtime_checkable
 
@@ -77,6 +78,19 @@ _STORE = re.compile(r"\bw_st\w*\s*(?:<[^>]*>)?\s*\(")
 _INNERMOST = re.compile(r"{([^{}]*)}")
 _OVERLAPPING = re.compile(r"^\s*x\d+ = \d+;$", re.MULTILINE)
 """The last vector of a loop of C++ begins before the end of the one before."""
+
+
+def copies(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[Callable[[], None]]:
+    """Calls that copy values into tensors, (tensor, value) each: one for each type.
+
+    Of several types in one call the framework copies tensor by tensor on a GPU.
+    """
+    alike: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for target, value in pairs:
+        targets, values = alike.setdefault(target.dtype, ([], []))
+        targets.append(target)
+        values.append(value)
+    return [partial(torch._foreach_copy_, targets, values) for targets, values in alike.values()]
 
 
 def overwrites(graph: Graph, step: Step, source: NodeId, result: NodeId) -> bool:

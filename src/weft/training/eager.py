@@ -21,7 +21,7 @@ import torch
 from weft.frontends.torch import Program
 from weft.frontends.torch.copies import deep_copy
 from weft.runtime.executable import without_autocast
-from weft.runtime.in_place import Baking, InPlace
+from weft.runtime.in_place import Baking, InPlace, copies
 from weft.training.trace import Both, Form, Tensors, Traced, called, stepped, unlaid
 
 _FUSED_TYPES = (torch.float32, torch.float64)
@@ -175,13 +175,7 @@ class EagerStep:
                 updates, held = [], set()
             else:
                 found = self._chosen([loss, *buffers, *parts.trained, *parts.states, *counted])
-            alike: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-            for k, x in written:
-                if x.data_ptr() not in held:  # of several types the framework would copy tensor by tensor
-                    targets, values = alike.setdefault(x.dtype, ([], []))
-                    targets.append(x)
-                    values.append(found[k])
-            _all([*updates, *(partial(torch._foreach_copy_, *copied) for copied in alike.values())])
+            _all([*updates, *copies((x, found[k]) for k, x in written if x.data_ptr() not in held)])
         return found
 
     def _parts(self, tensors: Sequence[torch.Tensor]) -> _Parts:
@@ -299,8 +293,6 @@ def _fused(
     `counted`: numbers of steps, this one included. `rows`: the settings. `recorded`: learning rates are read where they
     are, by kernels for which they are f32, the numbers of steps, too.
     """
-    if not _has_fused(form):
-        return None
     types = (torch.float32,) if recorded else _FUSED_TYPES
     narrow = not recorded or all(x.dtype is torch.float32 for x in counted)
     if not narrow or any(x.dtype not in types or not _is_dense(x) for x in (*parts.trained, *parts.states)):

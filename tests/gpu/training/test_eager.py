@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.training.alike import two_runs
 from torch import nn
 
 import weft
@@ -192,12 +193,5 @@ def test_two_runs_have_the_same_bits_and_torch_is_not_heard(tmp_path: Path) -> N
         step(*_batch())  # records it
     assert not torch.are_deterministic_algorithms_enabled()
     first = {name: x.clone() for name, x in model.state_dict().items()}
-    found: list[list[torch.Tensor]] = []
-    for _ in range(2):
-        model.load_state_dict(first)
-        for state in optimizer.state.values():
-            for x in state.values():
-                x.zero_()
-        losses = [step(*_batch(k)).clone() for k in range(10)]
-        found.append([*losses, *(x.detach().clone() for x in model.state_dict().values())])
+    found = two_runs(model, optimizer, step, _batch, first)
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))

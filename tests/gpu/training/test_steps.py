@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.gpu.training.alike import two_runs
 from torch import nn
 
 import weft
@@ -72,14 +73,7 @@ def test_two_runs_have_the_same_bits(tmp_path: Path) -> None:
     step = _made(model, optimizer, tmp_path, 20.0, autocast=torch.bfloat16)
     assert not step.record.chosen.startswith("eager"), step.record.plans
     first = {name: x.clone() for name, x in model.state_dict().items()}
-    found: list[list[torch.Tensor]] = []
-    for _ in range(2):
-        model.load_state_dict(first)
-        for state in optimizer.state.values():
-            for x in state.values():
-                x.zero_()
-        losses = [step(*_batch(k)).clone() for k in range(10)]
-        found.append([*losses, *(x.detach().clone() for x in model.state_dict().values())])
+    found = two_runs(model, optimizer, step, _batch, first)
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
 
 

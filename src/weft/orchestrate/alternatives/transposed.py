@@ -83,42 +83,30 @@ def convolve_gradients(m: Maker) -> None:
         if not isinstance(c, a.ConvAttrs) or not c.transposed or not m.room or not node.type.size:
             continue
         x, w = node.inputs
-        spatial, sizes = len(c.strides), m.graph.type_of(x).shape[2:]
-        if spatial > 2 or max(c.strides) > 1 or c.groups > 1 or m.graph.nodes[w].prim is Prim.CONSTANT:
+        if max(c.strides) > 1 or c.groups > 1 or m.graph.nodes[w].prim is Prim.CONSTANT:
             continue
-        taps = m.graph.type_of(w).shape[2:]
-        dims = [_dim(c, axis, taps[axis], node.type.shape[axis + 2]) for axis in range(spatial)]
-        if any(d is None or min(d.pads(size)) < 0 for d, size in zip(dims, sizes, strict=True)):
-            continue
-        m.stands_for(_turned(m, x, w, [d for d in dims if d is not None]), i)
+        if dims := _dims(m, i, c):
+            m.stands_for(_turned(m, x, w, dims), i)
 
 
 def _turned(m: Maker, x: NodeId, w: NodeId, dims: Sequence[_Dim]) -> NodeId:
     """The convolution with a weight that is computed; each dimension has one phase."""
     turned = m.b.transpose(w, (1, 0, *range(2, 2 + len(dims))))
-    lo, hi, step = [], [], []
-    for axis, (d, size) in enumerate(zip(dims, m.graph.type_of(x).shape[2:], strict=True)):
+    for axis, d in enumerate(dims):
         (phase,) = d.phases
         if len(phase.weights) > 1:
             places = m.b.constant(np.array(phase.weights, dtype=np.int64))
             turned = m.b.add(Prim.GATHER, turned, places, attrs=a.GatherAttrs(2 + axis))
-        lo.append(-phase.first)
-        hi.append(d.count + phase.last - size)
-        step.append(phase.step)
-    attrs = a.ConvAttrs((1,) * len(dims), tuple(lo), tuple(hi), tuple(step), 1)
-    return m.b.add(Prim.CONV, x, turned, attrs=attrs)
+    return m.b.add(Prim.CONV, x, turned, attrs=_of_phases(m, x, 1, dims, (0,) * len(dims)))
 
 
 def _replace(m: Maker, i: NodeId, c: a.ConvAttrs) -> None:
     node, x = m.graph.nodes[i], m.graph.nodes[i].inputs[0]
     spatial = len(c.strides)
-    if spatial > 2 or m.graph.nodes[node.inputs[1]].prim is not Prim.CONSTANT or math.prod(c.strides) > MAX_PHASES:
+    if m.graph.nodes[node.inputs[1]].prim is not Prim.CONSTANT or math.prod(c.strides) > MAX_PHASES:
         return
-    weight = m.graph.constant(node.inputs[1])
-    sizes, results = m.graph.type_of(x).shape[2:], node.type.shape[2:]
-    found = [_dim(c, axis, weight.shape[axis + 2], results[axis]) for axis in range(spatial)]
-    dims = [d for d in found if d is not None]
-    if len(dims) < spatial or any(min(d.pads(size)) < 0 for d, size in zip(dims, sizes, strict=True)):
+    weight, dims = m.graph.constant(node.inputs[1]), _dims(m, i, c)
+    if not dims:
         return
     separate = itertools.product(*(range(1 if d.together else len(d.phases)) for d in dims))
     parts = [_part(m, x, weight, c.groups, dims, chosen) for chosen in separate]
@@ -127,6 +115,26 @@ def _replace(m: Maker, i: NodeId, c: a.ConvAttrs) -> None:
         cut = a.SliceAttrs((0, 0, *(d.shift for d in dims)), node.type.shape, (1,) * (spatial + 2))
         whole = m.b.add(Prim.SLICE, whole, attrs=cut)
     m.stands_for(whole, i)
+
+
+def _dims(m: Maker, i: NodeId, c: a.ConvAttrs) -> list[_Dim]:
+    """The phases of each dimension; empty if there are more than two, one has no tap, or input is cut off."""
+    node, spatial = m.graph.nodes[i], len(c.strides)
+    sizes, taps = (m.graph.type_of(operand).shape[2:] for operand in node.inputs)
+    if spatial > 2:
+        return []
+    found = [_dim(c, axis, taps[axis], node.type.shape[axis + 2]) for axis in range(spatial)]
+    dims = [d for d in found if d is not None]
+    cut = len(dims) < spatial or any(min(d.pads(size)) < 0 for d, size in zip(dims, sizes, strict=True))
+    return [] if cut else dims
+
+
+def _of_phases(m: Maker, x: NodeId, groups: int, dims: Sequence[_Dim], chosen: Sequence[int]) -> a.ConvAttrs:
+    """How the convolution of these phases reads its input."""
+    phases = [d.phases[at] for d, at in zip(dims, chosen, strict=True)]
+    read = list(zip(dims, phases, m.graph.type_of(x).shape[2:], strict=True))
+    lo, hi = tuple(-p.first for p in phases), tuple(d.count + p.last - size for d, p, size in read)
+    return a.ConvAttrs((1,) * len(dims), lo, hi, tuple(p.step for p in phases), groups)
 
 
 def _dim(c: a.ConvAttrs, axis: int, taps: int, results: int) -> _Dim | None:
@@ -164,16 +172,8 @@ def _part(m: Maker, x: NodeId, weight: Array, groups: int, dims: Sequence[_Dim],
     made = np.stack(blocks).reshape(len(blocks), groups, ins, channels, *kernel)
     order = (1, 0, 3, 2, *range(4, 4 + len(dims)))
     made = made.transpose(order).reshape(groups * len(blocks) * channels, ins, *kernel)
-    sizes = m.graph.type_of(x).shape[2:]
-    lo, hi, step = [], [], []
-    for d, at, size in zip(dims, chosen, sizes, strict=True):
-        phase = d.phases[at]
-        lo.append(-phase.first)
-        hi.append(d.count + phase.last - size)
-        step.append(phase.step)
-    attrs = a.ConvAttrs((1,) * len(dims), tuple(lo), tuple(hi), tuple(step), groups)
     constant = m.b.constant(np.ascontiguousarray(made), m.graph.type_of(x).dtype)
-    return m.b.add(Prim.CONV, x, constant, attrs=attrs)
+    return m.b.add(Prim.CONV, x, constant, attrs=_of_phases(m, x, groups, dims, chosen))
 
 
 def _interleaved(m: Maker, parts: Sequence[NodeId], dims: Sequence[_Dim], groups: int) -> NodeId:

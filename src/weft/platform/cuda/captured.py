@@ -14,7 +14,7 @@ from weft.options import Options
 from weft.platform.cuda.device import device_of
 from weft.runtime.cuda_executable import StreamOrder
 from weft.runtime.executable import InputError
-from weft.runtime.in_place import NOTHING_BOUND, Baking, InPlace, Placed, Placing
+from weft.runtime.in_place import NOTHING_BOUND, Baking, InPlace, Placed, Placing, copies
 from weft.runtime.streams import Lease
 
 Tensors = Sequence[torch.Tensor]
@@ -69,10 +69,7 @@ class Captured:
         """Its outputs; those that are written have been."""
         if self._form is not None:
             return self._form(*inputs)
-        outputs = self._model(*inputs)
-        if self._written:
-            torch._foreach_copy_([x for _, x in self._written], [outputs[k] for k, _ in self._written])
-        return outputs
+        return _copying(self._model, self._written)(*inputs)
 
     @property
     def in_place(self) -> InPlace:
@@ -151,8 +148,8 @@ def in_place(model: Callable[..., Tensors], kinds: Sequence[Kind], lease: Lease 
 def _copying(model: Callable[..., Tensors], written: Sequence[tuple[int, torch.Tensor]]) -> Callable[..., Tensors]:
     def run(*inputs: torch.Tensor) -> Tensors:
         found = model(*inputs)
-        if written:
-            torch._foreach_copy_([x for _, x in written], [found[k] for k, _ in written])
+        for copy in copies((x, found[k]) for k, x in written):
+            copy()
         return found
 
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import final
 
 import torch
@@ -19,6 +20,7 @@ from weft.runtime.streams import Lease
 
 Tensors = Sequence[torch.Tensor]
 Model = Callable[..., Tensors]
+Sample = Callable[[Callable[[], object], int], float]
 CALLS = 3
 """By which the recorded model and the model itself are compared; each is called once before."""
 
@@ -31,8 +33,10 @@ class CapturedLater:
     several threads one records, and the others wait.
     """
 
-    def __init__(self, model: Model, types: Sequence[TensorType], options: Options) -> None:
+    def __init__(self, model: Model, types: Sequence[TensorType], options: Options, sample_us: Sample) -> None:
+        """`sample_us`: microseconds of a call, of so many."""
         self._model, self._types, self._options = model, tuple(types), options
+        self._sample_us = sample_us
         self._lock = threading.Lock()
         self._run: Model | None = None
 
@@ -50,8 +54,12 @@ class CapturedLater:
         found = capture(self._model, inputs, self._options)
         if isinstance(found, Declined):
             return self._model
-        recorded, own = (_sampled_ms(run, inputs) for run in (found, self._model))
+        recorded, own = (self._sampled_us(run, inputs) for run in (found, self._model))
         return found if recorded <= own else self._model
+
+    def _sampled_us(self, run: Model, inputs: Tensors) -> float:
+        run(*inputs)
+        return self._sample_us(partial(run, *inputs), CALLS)
 
     @property
     def in_place(self) -> InPlace:
@@ -59,15 +67,3 @@ class CapturedLater:
         device, options = device_of(self._options), self._options
         kinds = [(t.shape, TORCH_DTYPE[t.dtype], device) for t in self._types]
         return in_place(self._model, kinds, Lease(device), allow_tf32=options.allow_tf32)
-
-
-def _sampled_ms(run: Model, inputs: Tensors) -> float:
-    """Milliseconds of some calls, by events around them."""
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    run(*inputs)
-    first.record()
-    for _ in range(CALLS):
-        run(*inputs)
-    last.record()
-    last.synchronize()
-    return float(first.elapsed_time(last))

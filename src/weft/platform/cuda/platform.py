@@ -270,7 +270,7 @@ class Cuda:
         self, model: Callable[..., Tensors], types: Sequence[TensorType], options: Options
     ) -> Callable[..., Tensors]:
         """See `Platform`."""
-        return CapturedLater(model, types, options)
+        return CapturedLater(model, types, options, sample_us)
 
     def sample_us(self, run: Callable[[], object], repeats: int) -> float:
         """By events around the calls."""
