@@ -87,7 +87,7 @@ def test_a_model_on_another_gpu_is_copied(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(copy, "deepcopy", copy.copy)  # there is no memory to copy
+    monkeypatch.setattr(api, "deep_copy", lambda module, _: copy.copy(module))  # there is no memory to copy
     with FakeTensorMode():
         model = Moved("cuda:1")
         placed, copied = api._placed(model, platform_of(device).device_of(Options(device=device)))
