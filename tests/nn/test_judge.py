@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from tests.nn import emulation
 from tests.nn.emulation import FACTS, Worker, launched
 from tests.slow import few
+from tests.tune.cuda_fake import tuner_waits
 from tests.typed import narrow
 from torch import nn
 
@@ -166,7 +166,7 @@ def test_where_no_worker_starts_torch_computes(monkeypatch: pytest.MonkeyPatch) 
         def start(self) -> None:
             raise WorkerFault(Fault.CRASH, "cannot start: no such file")
 
-    monkeypatch.setattr(time, "sleep", lambda s: None)
+    tuner_waits(monkeypatch)
     emulation.install(monkeypatch, emulation.judge(Absent()))
     with pytest.warns(UserWarning, match="the measuring worker does not start") as heard:
         check(module())

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pytest
 import torch
 
 from weft.generate.bind import CudaDriver
@@ -47,6 +50,18 @@ LIBRARY_US = 5.0
 """What a library call takes."""
 N = 96
 """Elements of each tensor of the problem."""
+
+
+def tuner_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that the tuner waits before it starts a worker again, as they come: nobody waits for them.
+
+    `time.sleep` itself stays as it is: a thread that an earlier test left, and that looks for something now and then,
+    would look without a pause, and a list of its waits would fill the memory.
+    """
+    waited: list[float] = []
+    stand_in = SimpleNamespace(sleep=waited.append, perf_counter=time.perf_counter)
+    monkeypatch.setattr("weft.tune.tuner.time", stand_in)
+    return waited
 
 
 class Act(Enum):

@@ -14,7 +14,18 @@ from typing import Any, cast
 import pytest
 import torch
 from tests.generate.cuda import products
-from tests.tune.cuda_fake import EXPECTED, LIBRARY, Act, FakeCudaTransport, FakeGpu, problem, schedule, source, trial
+from tests.tune.cuda_fake import (
+    EXPECTED,
+    LIBRARY,
+    Act,
+    FakeCudaTransport,
+    FakeGpu,
+    problem,
+    schedule,
+    source,
+    trial,
+    tuner_waits,
+)
 
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
@@ -85,8 +96,7 @@ def test_every_kernel_may_cost_a_worker_and_none_is_tried_again() -> None:
 
 
 def test_after_a_hang_the_gpu_may_need_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr("weft.tune.tuner.time.sleep", waited.append)
+    waited = tuner_waits(monkeypatch)
     found, transport = measure(trial([Act.HANG, Act.OK]), FakeCudaTransport(sick_canaries=2))
     assert verdicts(found)[schedule(Act.OK, 1)] is Verdict.OK
     assert transport.started == 4 and waited == [0.0, 0.0, 1.0, 5.0]
