@@ -1,21 +1,28 @@
-"""What one library call makes and others read is not copied on a GPU: on a stand-in for torch.cuda."""
+"""What a library call makes and other steps read is not copied on a GPU: on a stand-in for torch.cuda."""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from tests.runtime.fake_cuda import FakeCuda, install
 from tests.runtime.plans import library_plan
 
+from weft.device.cuda.tensor_map import encode_tensor_map
+from weft.generate import bind
 from weft.generate.library.execute import Held
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.plan import Plan
-from weft.kernels.source import CallStep, LibraryCall
+from weft.kernels.source import CallStep, CudaSource, Launch, LibraryCall, Pointer, Schedule
 from weft.runtime.cuda_executable import ALIGNMENT, CudaExecutable
 from weft.runtime.executable import Linked
 
@@ -117,6 +124,78 @@ def test_a_view_in_the_plans_memory_is_copied(cuda: FakeCuda) -> None:
     got = exe(x)
     torch.testing.assert_close(got[0], x.exp()[:4].abs().tanh())
     torch.testing.assert_close(got[1], -x.exp())
+
+
+class Negates:
+    """A driver whose only kernel writes -x of 128 numbers, at once, wherever its arguments point."""
+
+    def __init__(self) -> None:
+        self.bound: list[tuple[int, ...]] = []
+        self.at: tuple[int, ...] = ()
+
+    def load(self, path: Path) -> Negates:
+        return self
+
+    def function(self, entry: str) -> Negates:
+        return self
+
+    def prepare(self, shared_bytes: int, cluster: tuple[int, int, int]) -> None:
+        pass
+
+    def bind(self, grid: object, block: object, arguments: tuple[int, ...], **_: object) -> Negates:
+        self.bound.append(arguments)
+        self.at = arguments
+        return self
+
+    def launch(self, stream: int) -> None:
+        x, y = (np.ctypeslib.as_array((ctypes.c_float * 128).from_address(at)) for at in self.at)
+        y[:] = -x
+
+
+def negated(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, **changes: object) -> tuple[CudaExecutable, Negates]:
+    """exp by a call, its negative by a kernel, tanh by a call."""
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (8, 16)))
+    graph, driver = b.build([b.apply(Prim.TANH, b.apply(Prim.NEG, b.apply(Prim.EXP, x)))]), Negates()
+    launch = Launch("negate", (1, 1, 1), (32, 1, 1), (Pointer("in", 0), Pointer("out", 0)))
+    source = CudaSource(Schedule("cuda"), "text", (launch,))
+    plan = functional(graph)
+    steps = (plan.steps[0], replace(plan.steps[1], kernel=source), plan.steps[2])
+    monkeypatch.setattr(bind, "real_driver", lambda: bind.CudaDriver(cast("Any", driver.load), encode_tensor_map))
+    linked = Linked(graph, replace(plan, steps=steps), {source.sha256: Path("one.cubin")}, None, None, 0, FACTS)
+    return CudaExecutable(linked, device=torch.device("cpu"), **cast("Any", changes)), driver
+
+
+def test_a_generated_kernel_reads_it_where_it_lies(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    exe, driver = negated(cuda, monkeypatch)
+    (place,) = exe._held.values()
+    made: list[tuple[int, int]] = []
+
+    def before(number: int) -> None:
+        if number == 1:
+            made.append((place.read().data_ptr(), len(driver.bound)))
+        if number == 2:
+            assert place._tensor is None, "given back after the kernel"
+            assert driver.at[0] == made[-1][0]
+
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(9))
+    for _ in range(3):
+        exe.run_steps(before, x)
+    cuda.capturing = True
+    torch.testing.assert_close(exe(x)[0], (-x.exp()).tanh())
+    inputs = [at[0] for at in driver.bound]
+    assert all(a != b for a, b in itertools.pairwise(inputs)), "bound anew only where it lies elsewhere"
+
+
+def test_a_kernel_that_is_launched_in_another_way_is_told_once(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bind.Addresses] = []
+
+    def rebind(kernel: bind.BoundCuda, at: bind.Addresses, dependent: bool) -> bind.Prepared:
+        told.append(at)
+        return lambda stream: None
+
+    exe, _ = negated(cuda, monkeypatch, rebound={1: rebind})
+    assert not exe._held and len(told) == 1 and all(told[0].inputs)
 
 
 def held(shape: tuple[int, ...], strides: tuple[int, ...]) -> Held:

@@ -10,8 +10,9 @@ uses the same buffers: the caller must not replay it while another call of the e
 A plan with several branches is recorded with as many streams, so that kernels which do not need each other may run
 side by side; memory is laid out for that (see `lanes`). Outside of graphs its steps run one after another.
 
-What a library call makes and library calls alone read is kept as the tensor that it made, where that lies as the plan
-says: it is not copied into the plan's own memory, and is given back after its last reader (see `_kept_values`).
+What a library call makes is kept as the tensor that it made, where that lies as the plan says: it is not copied into the
+plan's own memory, and is given back after its last reader (see `_kept_values`). A generated kernel that reads it is told
+where it lies when it is launched, which in a graph is once, when it is recorded.
 
 Library calls run by the numeric policy that the plan was tuned with (`facts["allow_tf32"]`), whatever the process has
 set. Steps that need the host (ONNX Runtime's operators) cannot be recorded: they stand between graphs.
@@ -87,13 +88,13 @@ class StreamOrder:
         self._last = stream
 
 
-def _kept_values(plan: Plan, values: Values) -> frozenset[Key]:
-    """What one library call makes and only library calls read, and is no result of the plan.
+def _kept_values(plan: Plan, values: Values, rebound: Collection[int]) -> frozenset[Key]:
+    """What one library call makes and other steps read, none of the `rebound` ones, and is no result of the plan.
 
     A call that writes its output itself has no tensor to keep. Between lanes or graphs no order of memory is known.
     """
-    calls = {i for i, s in enumerate(plan.steps) if isinstance(s.kernel, LibraryCall)}
-    makers = {i for i in calls if not cast("LibraryCall", plan.steps[i].kernel).out_variant}
+    calls = ((i, s.kernel) for i, s in enumerate(plan.steps) if isinstance(s.kernel, LibraryCall))
+    makers = {i for i, call in calls if not call.out_variant}
     finals = {(node, Format.ROW) for node in values.finals}
     return frozenset(
         key
@@ -102,7 +103,7 @@ def _kept_values(plan: Plan, values: Values) -> frozenset[Key]:
         and writers[0] in makers
         and key not in finals
         and key in values.readers
-        and calls.issuperset(values.readers[key])
+        and not any(i in rebound for i in values.readers[key])
     )
 
 
@@ -118,6 +119,26 @@ class Stage:
 
 def _kernels_of(step: Step) -> int:
     return len(step.kernel.launches) if isinstance(step.kernel, CudaSource) else 1
+
+
+def _launched_where_they_lie(
+    prepare: Callable[[Addresses], Prepared], at: Addresses, held: Mapping[int, Callable[[], int]]
+) -> Run:
+    """What launches a kernel whose inputs at some positions lie elsewhere in every run, where these functions say.
+
+    It is prepared anew only where they do not lie where they did.
+    """
+    told: list[int] = []
+    prepared: Prepared | None = None
+
+    def launch() -> None:
+        nonlocal told, prepared
+        now = [held[k]() if k in held else address for k, address in enumerate(at.inputs)]
+        if prepared is None or now != told:
+            prepared, told = prepare(replace(at, inputs=now)), now
+        prepared(torch.cuda.current_stream().cuda_stream)
+
+    return launch
 
 
 def _launch_and_drop(launch: Run, ends: Sequence[Held]) -> None:
@@ -202,7 +223,7 @@ class CudaExecutable:
         self._apart = frozenset(self._values.first_write[key] for key in direct)
         """Steps that write what is the caller's."""
         copied = frozenset(range(len(written))) - {at for at, _ in direct.values()}
-        kept = frozenset() if several else _kept_values(self.plan, self._values)
+        kept = frozenset() if several else _kept_values(self.plan, self._values, self._rebound)
         self._held: dict[Key, Held] = {key: self._room_of(key) for key in kept}
         self._constants: dict[NodeId, torch.Tensor] = {}
         self._state: list[torch.Tensor] = []
@@ -336,15 +357,19 @@ class CudaExecutable:
     # -- launches
 
     def _bind(self, i: int, step: Step) -> Run:
-        if isinstance(step.kernel, CudaSource):
-            return self._bind_source(i, step, step.kernel)
         if isinstance(step.kernel, KernelSource):
             raise InvalidGraphError(problem=f"step {i} is a kernel for the CPU in a plan for a GPU")
-        return self._bind_call(i, step, step.kernel)
+        if isinstance(step.kernel, CudaSource):
+            launch = self._bind_source(i, step, step.kernel)
+        else:
+            launch = self._bind_call(i, step, step.kernel)
+        ends = [x for key, x in self._held.items() if self._values.last_use(key) == i]
+        return partial(_launch_and_drop, launch, ends) if ends else launch
 
     def _bind_source(self, i: int, step: Step, source: CudaSource) -> Run:
         bound = self._load(source)
-        inputs = [self._address(key) for key in step.inputs]
+        held = {k: partial(self._address_held, self._held[x]) for k, x in enumerate(step.inputs) if x in self._held}
+        inputs = [0 if k in held else self._address(key) for k, key in enumerate(step.inputs)]
         outputs = [self._address(key) for key in step.outputs]
         addresses = self._places[i]
         bound.pack(inputs, addresses, torch.cuda.current_stream().cuda_stream)
@@ -359,6 +384,8 @@ class CudaExecutable:
         dependent = not self.order.waits[i]
         at = Addresses(inputs, outputs, addresses, work, state)
         other = self._rebound.get(i)
+        if held:
+            return _launched_where_they_lie(partial(bound.prepare, dependent=dependent), at, held)
         prepared = bound.prepare(at, dependent=dependent) if other is None else other(bound, at, dependent)
         return lambda: prepared(torch.cuda.current_stream().cuda_stream)
 
@@ -373,6 +400,9 @@ class CudaExecutable:
         if self.graph.nodes[key[0]].prim is Prim.CONSTANT:
             return self._constant(key[0]).data_ptr()
         return self._static[key].data_ptr() or self._arena.data_ptr()  # what has no bytes has no address of its own
+
+    def _address_held(self, held: Held) -> int:
+        return held.read().data_ptr() or self._arena.data_ptr()
 
     def _release(self, i: int, step: Step, unread: Collection[int]) -> None:
         """Drop the weights at these positions that nothing else reads, now that they were packed or prepared."""
@@ -402,9 +432,7 @@ class CudaExecutable:
         if i in self._workspaces:
             start = self._offsets[self._workspaces[i]]
             inputs.append(self._arena[start : start + workspace_bytes(call)])
-        launch = bound.launcher(inputs, outputs)
-        ends = [x for key, x in self._held.items() if self._values.last_use(key) == i]
-        return partial(_launch_and_drop, launch, ends) if ends else launch
+        return bound.launcher(inputs, outputs)
 
     def _place(self, key: Key) -> torch.Tensor | Held:
         return self._held[key] if key in self._held else self._static[key]
