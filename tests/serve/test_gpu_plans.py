@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -127,8 +128,16 @@ def test_the_worker_s_process_ends_and_says_why(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(worker, "serve", lost)
     monkeypatch.setattr(sys, "argv", ["worker", str(there.detach())])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    watched = threading.Event()
+
+    def end_with(parent: int) -> None:
+        assert parent == os.getppid()
+        watched.set()
+
+    monkeypatch.setattr(worker, "_end_with", end_with)  # the real one would watch this process's parent for good
     with here, pytest.raises(SystemExit, match="cuda:0 answers no more"):
         worker.main()
+    assert watched.wait(10)
 
 
 def test_plans_of_this_process_are_gone_with_its_gpu(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
