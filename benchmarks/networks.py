@@ -1,4 +1,4 @@
-"""The ten networks against eager, torch.compile and ONNX Runtime: fp32, batch 1, interleaved in one run.
+"""The ten networks against eager, torch.compile (also with `freezing`) and ONNX Runtime: fp32, batch 1, in turns.
 
     python -m benchmarks.networks [NAME ...] [--budget SECONDS] [--rounds N]
 
@@ -8,6 +8,7 @@ Each network is compiled by Weft from its torch module and from its ONNX file; b
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import time
 import warnings
@@ -58,6 +59,8 @@ def run_case(name: str, record: Record, *, budget_s: float, rounds: int) -> None
         compiled = torch.compile(module)
         compiled(*inputs)
         inductor_s = time.perf_counter() - start
+        freezing = torch.compile(copy.deepcopy(module), options={"freezing": True})
+        freezing(*inputs)
         runtime = onnxruntime_peer(path, inputs, len(from_onnx.graph.outputs), Limits()).run
         assert runtime is not None
         runs: dict[str, Callable[[], object]] = {
@@ -65,11 +68,12 @@ def run_case(name: str, record: Record, *, budget_s: float, rounds: int) -> None
             "weft_onnx": lambda: from_onnx(*inputs),
             "eager": lambda: module(*inputs),
             "inductor": lambda: compiled(*inputs),
+            "freezing": lambda: freezing(*inputs),
             "onnxruntime": runtime,
         }
         samples = interleave(runs, rounds=rounds, seed=1, budget_s=120)
     ms = {k: round(statistics.median(v) / 1e3, 4) for k, v in samples.items()}
-    peers = {k: ms[k] for k in ("eager", "inductor", "onnxruntime")}
+    peers = {k: ms[k] for k in ("eager", "inductor", "freezing", "onnxruntime")}
     best_peer = min(peers, key=lambda k: peers[k])
     r = from_torch.record
     record.add(

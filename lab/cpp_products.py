@@ -72,7 +72,10 @@ def libraries(product: Product, x: np.ndarray, w: np.ndarray, bias: np.ndarray) 
     import torch
 
     xt, wt, bt = torch.tensor(x), torch.tensor(w), torch.tensor(bias)
-    post = (lambda y: torch.nn.functional.gelu(y)) if product.gelu else (lambda y: y)
+
+    def post(y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(y) if product.gelu else y
+
     onednn = torch.ops.mkldnn._reorder_linear_weight(wt, product.m)
     name = "gelu" if product.gelu else "none"
     found: dict[str, Callable[[], object]] = {
@@ -80,7 +83,7 @@ def libraries(product: Product, x: np.ndarray, w: np.ndarray, bias: np.ndarray) 
         "oneDNN": lambda: torch.ops.mkldnn._linear_pointwise(xt, onednn, bt, name, [], "none" if product.gelu else ""),
     }
     if hasattr(torch.ops.mkl, "_mkl_linear"):
-        packed = torch.ops.mkl._mkl_reorder_linear_weight(wt.to_mkldnn(), product.m)
+        packed = torch.ops.mkl._mkl_reorder_linear_weight(wt, product.m)
         found["packed"] = lambda: post(torch.ops.mkl._mkl_linear(xt, packed, wt, bt, product.m))
     return found
 

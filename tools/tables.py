@@ -23,6 +23,17 @@ from benchmarks.harness import noise
 from tools import co_runner_tables, colocate_tables, pair_tables, record_tables, sanitize_table
 from tools.record_tables import ROOT, failed, failures, geometric_mean, good, markdown, records
 
+HOST_PEERS = {
+    "eager": "eager", "inductor": "torch.compile", "freezing": "freezing", "onnxruntime": "ONNX Runtime"
+}  # fmt: skip
+"""Of the networks on a processor: the record's name of each, and the table's."""
+
+
+def _peer(ms: float | None, fastest: float, over_best: float) -> str:
+    """A peer's time: bold where it is ahead of everybody, empty where it was not measured."""
+    text = "" if ms is None else f"{ms:.2f}"
+    return f"**{text}**" if ms == fastest and over_best < 1 else text
+
 
 def networks() -> str:
     """The networks against their peers."""
@@ -39,7 +50,7 @@ def networks() -> str:
         best.append(float(fastest) / float(str(c["weft_ms"])))
         name = str(c["case"]).split("/")[0]
         weft = f"**{c['weft_ms']:.2f}**" if best[-1] >= 1 else f"{c['weft_ms']:.2f}"
-        shown = [f"**{v:.2f}**" if v == fastest and best[-1] < 1 else f"{v:.2f}" for v in peers.values()]
+        shown = [_peer(peers.get(peer), fastest, best[-1]) for peer in HOST_PEERS]
         why = str(c.get("why_lost", ""))
         rows.append(
             [name, weft, *shown, f"{eager[-1]:.2f}", f"{best[-1]:.2f}", f"{c['operators']} → {c['kernels']}",
@@ -47,11 +58,13 @@ def networks() -> str:
              f"{c.get('device', lines[0]['device'])}, {c.get('commit', lines[0]['commit'])}", why]
         )  # fmt: skip
     rows.append(
-        ["geometric mean", "", "", "", "", f"**{geometric_mean(eager):.2f}**", f"**{geometric_mean(best):.2f}**"]
+        ["geometric mean"]
+        + [""] * (1 + len(HOST_PEERS))
+        + [f"**{geometric_mean(eager):.2f}**", f"**{geometric_mean(best):.2f}**"]
         + [""] * 6
     )
-    head = ["network", "Weft ms", "eager", "torch.compile", "ONNX Runtime", "× eager", "× best peer",
-            "operators → kernels", "tuning", "warm", "agrees", "measured on", "why lost"]  # fmt: skip
+    head = ["network", "Weft ms", *HOST_PEERS.values(), "× eager", "× best peer", "operators → kernels", "tuning",
+            "warm", "agrees", "measured on", "why lost"]  # fmt: skip
     rows += failed(lines, len(head))
     env = lines[0]
     note = (
