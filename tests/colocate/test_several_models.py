@@ -143,8 +143,7 @@ def test_weft_spends_on_one_model_no_more_than_the_other_can_lose() -> None:
 
 
 def test_the_controller_sees_each_latency_against_its_own_target() -> None:
-    arrivals = poisson(1.0, 1, seed=0)
-    targets = Targets([(p, arrivals) for p in prepared("exclusive")])
+    targets = Targets({p.model.name: p.target_ns for p in prepared("exclusive")})
     assert targets.scaled("net", 123) == 123
     for ns in (1, 1_499_999, 1_500_000, 1_500_001):
         assert (targets.scaled("other", ns) > TARGETS["net"]) == (ns > TARGETS["other"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -91,8 +91,9 @@ def queries_of(given: Sequence[tuple[Prepared, Arrivals]]) -> list[Query]:
 class Targets:
     """Latencies of models with targets of their own, as those of one: scaled to the shortest target."""
 
-    def __init__(self, given: Sequence[tuple[Prepared, Arrivals]]) -> None:
-        self._own = {p.model.name: p.target_ns for p, _ in given}
+    def __init__(self, own: Mapping[str, int]) -> None:
+        """Nanoseconds, by model."""
+        self._own = own
         self._shortest = min(self._own.values())
 
     def scaled(self, model: str, latency_ns: int) -> int:

@@ -83,7 +83,7 @@ class SimulatedBackend:
             ValueError: no model, or one of them twice.
         """
         self._queries = queries_of(given)
-        self._targets = Targets(given)
+        self._targets = Targets({p.model.name: p.target_ns for p, _ in given})
         rng = np.random.default_rng(seed)
         draws = rng.random(len(self._queries)).tolist()
         self._models: Mapping[str, _Model] = {p.model.name: _Model(p, draws) for p, _ in given}
