@@ -17,11 +17,12 @@ from tests.colocate.host_network import alone, host_job, write_inputs
 
 from weft.cli import app as cli
 from weft.cli import colocate_gpu
-from weft.cli.colocate_job import examples, job_of, job_on
+from weft.cli.colocate_job import job_of, telling
 from weft.cli.show import Screen
 from weft.colocate import staged_plan
 from weft.colocate.gpu_machine import GpuMachine, Lane
 from weft.colocate.job import JobError, read_job, resume
+from weft.colocate.job_on_gpu import examples, job_on
 from weft.colocate.network_job import NetworkGpuJob
 from weft.colocate.recording import Mode, What, recorded
 from weft.device.cuda.facts import profile
@@ -89,7 +90,7 @@ def compiled(path: Path, given: Any) -> Any:
 def on(folder: Path, session: Session) -> Any:
     spec = job_of(folder / "job.toml")
     assert spec is not None
-    return job_on(cast("Any", session), spec, folder, facts=H200, compiled=compiled, screen=SCREEN)
+    return job_on(cast("Any", session), spec, folder, facts=H200, compiled=compiled, tell=telling(SCREEN))
 
 
 def saved(folder: Path) -> tuple[int, int, int]:

@@ -17,6 +17,7 @@ from tests.colocate.fake_device import FakeDevice, FakeJob, query
 from weft.cli import app as cli
 from weft.cli import colocate_gpu
 from weft.colocate.arrivals import Arrivals
+from weft.colocate.bundle import read_bundle
 from weft.colocate.gpu import MODES
 from weft.colocate.gpu_machine import Form, GpuMachine, Lane
 from weft.colocate.live import LiveBackend
@@ -83,8 +84,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     monkeypatch.chdir(tmp_path)
 
     @contextmanager
-    def session(_screen: object, models: Sequence[Path], be: Path | None, *_: object, mps: bool) -> Iterator[Session]:
+    def session(
+        _screen: object, models: Sequence[Path], be: Path | None, *_: object, mps: bool,
+        saves: dict[str, Callable[[Path], object]] | None = None,
+    ) -> Iterator[Session]:  # fmt: skip
         assert not mps
+        if saves is not None:
+            saves["plan.weft"] = lambda path: path.write_bytes(b"a plan")
         yield Session("work" if be else "", [m.stem for m in models])
 
     monkeypatch.setattr(colocate_gpu, "_session", session)
@@ -161,6 +167,39 @@ def test_samples_are_kept_and_used_again(run: Run, tmp_path: Path) -> None:
     )
     assert code == 0 and list(json.loads(out)["modes"]) == ["priority"]
     assert json.loads(out)["steps"] == {"tma 0123": {"count": 1, "slowdown": 0.1, "be": 0.5}}
+
+
+def test_a_bundle_for_the_server(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "kernel.toml").write_text("")
+    (tmp_path / "job" / "job.toml").write_text(JOB)
+    prepare = ("prepare", "-m", "net.onnx", "--be", "job/job.toml", "-o", "s.json", "--modes", "priority")
+    code, _, err = run(*prepare, "--bundle", "net.colocate", "--qos", 2)
+    assert code == 0 and "net.colocate: target 2 ms, digest " in err
+    found = read_bundle(tmp_path / "net.colocate", cache_dir=tmp_path / "cache")
+    assert (found.model, found.target_ns, found.job.name) == ("net", 2_000_000, "work")
+    assert found.samples == read(json.loads((tmp_path / "s.json").read_text()))
+    assert found.plan.read_bytes() == b"a plan"
+    code, _, err = run(*prepare, "--bundle", "net.colocate")
+    assert code == 2 and "is there already" in err
+    code, _, err = run(*prepare, "--bundle", "other")
+    assert code == 0 and read_bundle(tmp_path / "other", cache_dir=tmp_path / "cache").target_ns == round(
+        5e3 * found.samples.models[0].solo.at(0.5)
+    )
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (("--qos", 2), "it is the target of a bundle"),
+    (("--bundle", "x", "--qos", -1), "-1.0 is no time"),
+    (("--bundle", "x", "-m", "other.onnx"), "a bundle is of one model"),
+    (("--bundle", "x", "--modes", "mps"), "no client of MPS"),
+])  # fmt: skip
+def test_what_no_bundle_can_be_of(run: Run, options: tuple[object, ...], said: str) -> None:
+    code, _, err = run("prepare", "-m", "net.onnx", "--be", "job.toml", "-o", "s.json", *options)
+    assert code == 2 and said in err
+    code, _, err = run("prepare", "-m", "net.onnx", "-o", "s.json", "--bundle", "x")
+    assert code == 2 and "a job" in err
 
 
 def test_several_models_at_once(run: Run) -> None:

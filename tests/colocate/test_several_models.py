@@ -14,7 +14,7 @@ from tests.colocate.recorded import constant, samples
 from tests.report.test_pairs_page import Cells
 
 from weft.colocate import compare as c
-from weft.colocate.arrivals import Arrivals, poisson
+from weft.colocate.arrivals import Arrivals
 from weft.colocate.gpu_machine import Form, GpuMachine, Lane
 from weft.colocate.live import LiveBackend
 from weft.colocate.live import run as live

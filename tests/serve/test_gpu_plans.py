@@ -171,7 +171,9 @@ def test_a_plan_for_a_gpu_where_there_is_none_is_refused_by_its_file_s_name(
             archive.writestr(zipfile.ZipInfo(name), data)
     fd = os.open(tmp_path / "gpu.weft", os.O_RDONLY)
     trust = [hashlib.sha256(members["manifest.json"]).hexdigest()]
-    settings = {"threads": 0, "cache": str(saved.cache), "names": ["gpu.weft"], "trust": trust}
+    settings = {
+        "threads": 0, "cache": str(saved.cache), "names": ["gpu.weft"], "trust": trust, "bundle": False, "alone": False,
+    }  # fmt: skip
     try:
         with pytest.raises(DeviceError, match=r"^gpu.weft: the plan was made for an NVIDIA GPU"):
             worker.load_plans(settings, [fd])

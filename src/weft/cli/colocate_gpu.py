@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from weft.cli.colocate_job import Examples, job_of, job_on
+from weft.cli.colocate_job import job_of, telling
 from weft.cli.inputs import Dims, dims_of
 from weft.cli.policy_runs import (
     Admit,
@@ -38,12 +38,15 @@ from weft.errors import DeviceError, OptionError, UnsupportedError
 if TYPE_CHECKING:
     from weft.api import Compiled
     from weft.colocate.gpu import GpuSession
+    from weft.colocate.job_on_gpu import Examples
     from weft.kernels.policy_run import Refused
     from weft.kernels.samples import ModelSamples, SampleRecord
     from weft.kernels.scheduling import JobSpec
     from weft.options import Options
     from weft.runtime.cuda_executable import CudaExecutable
 
+Save: TypeAlias = "Callable[[Path], object]"
+"""Writes a plan to a file."""
 Files = Annotated[
     list[Path],
     typer.Option("-m", "--model", help="latency-critical model, an ONNX file; several: each with its own -m"),
@@ -148,11 +151,16 @@ def prepare_command(
     budget: Budget = 60.0,
     fuse: Fuse = 60.0,
     dim: Dims = [],  # noqa: B006
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="also a co-location bundle for `weft serve`: a new folder with the model and the job"),
+    ] = None,
+    qos: Annotated[float, typer.Option(help="latency target of the bundle in ms; 0: 5 times the solo time")] = 0.0,
     format: Form = "text",
 ) -> None:
     """Measure models and a job on this GPU in every way in which they can share it: samples for `run` and `simulate`.
 
-    Example: weft colocate prepare -m resnet50.onnx --be mriq/job.toml -o samples.json.
+    Example: weft colocate prepare -m resnet50.onnx --be mriq/job.toml -o samples.json --bundle resnet50.colocate.
     """
     from weft.colocate.recording import RecordInterruptedError
     from weft.kernels.samples import write
@@ -161,8 +169,10 @@ def prepare_command(
     mps = _is_mps(modes)
     if not 20 <= queries <= 100_000:
         raise OptionError(option="--queries", problem=f"{queries}: a number from 20 to 100000 is taken")
+    _check_bundle(bundle, models, be, qos, mps=mps)
+    saves: dict[str, Save] = {}
     try:
-        with _session(screen, models, be, budget, dim, mps=mps) as session:
+        with _session(screen, models, be, budget, dim, mps=mps, saves=saves) as session:
             samples, refused = _measured(screen, session, modes, fuse, queries=queries, seed=seed)
     except RecordInterruptedError as ended:  # what was measured is kept
         with writing(output):
@@ -170,6 +180,8 @@ def prepare_command(
         raise
     with writing(output):
         output.write_text(write(samples), encoding="utf-8")
+    if bundle is not None and be is not None:
+        _write_bundle(screen, bundle, models[0].stem, be, samples, qos, saves)
     if screen.json:
         data = {m.name: _data(samples, m) for m in samples.models}
         first, *others = data.values()
@@ -178,6 +190,39 @@ def prepare_command(
         })  # fmt: skip
         return
     _show(screen, samples, refused)
+
+
+def _check_bundle(bundle: Path | None, models: Sequence[Path], be: Path | None, qos: float, *, mps: bool) -> None:
+    """Before anything is measured.
+
+    Raises:
+        OptionError: no bundle could be made of these [W001].
+    """
+    if bundle is None:
+        if qos:
+            raise OptionError(option="--qos", problem="it is the target of a bundle: give --bundle, too")
+        return
+    if len(models) > 1 or be is None or mps:
+        raise OptionError(option="--bundle", problem="a bundle is of one model and a job that is no client of MPS")
+    if not 0 <= qos < math.inf:
+        raise OptionError(option="--qos", problem=f"{qos} is no time")
+    if bundle.exists():
+        raise OptionError(option="--bundle", problem=f"{visible(str(bundle), 200)} is there already: choose a new name")
+
+
+def _write_bundle(
+    screen: Screen, folder: Path, model: str, be: Path, samples: SampleRecord, qos: float, saves: Mapping[str, Save]
+) -> None:
+    from weft.colocate.bundle import write_bundle
+    from weft.colocate.compare import target_of
+    from weft.options import Options
+
+    target_ns = target_of(samples.models[0], qos or None)
+    digest = write_bundle(
+        folder, model=model, target_ns=target_ns, samples=samples, job=be, save=saves,
+        trust_dir=Options.from_environment(os.environ).cache,
+    )  # fmt: skip
+    screen.err.print(f"{plain(str(folder), 200)}: target {target_ns / 1e6:.3g} ms, digest {digest}")
 
 
 def _without_mps(names: Sequence[str]) -> tuple[list[str], tuple[Refused, ...]]:
@@ -276,11 +321,13 @@ def _driver() -> str:
 
 @contextmanager
 def _session(
-    screen: Screen, models: Sequence[Path], be: Path | None, budget: float, dims: Sequence[str], *, mps: bool = False
-) -> Iterator[GpuSession]:
+    screen: Screen, models: Sequence[Path], be: Path | None, budget: float, dims: Sequence[str], *, mps: bool = False,
+    saves: dict[str, Save] | None = None,
+) -> Iterator[GpuSession]:  # fmt: skip
     """The models compiled with and without a budget of an SM, and the job on the GPU.
 
-    `mps`: this process and the job's are clients of MPS.
+    `mps`: this process and the job's are clients of MPS. `saves`: gets what writes the plans of the first model, and of
+    a job that is a network, by their names in a bundle.
 
     Raises:
         PolicyError: the machine has no MPS [W206].
@@ -297,21 +344,23 @@ def _session(
     with ExitStack() as client:
         if mps:
             _as_client(client)
-        with _on_gpu(screen, models, be, spec, budget, dims, mps=mps) as session:
+        with _on_gpu(screen, models, be, spec, budget, dims, mps=mps, saves={} if saves is None else saves) as session:
             yield session
 
 
 @contextmanager
 def _on_gpu(
     screen: Screen, models: Sequence[Path], be: Path | None, spec: JobSpec | None, budget: float, dims: Sequence[str],
-    *, mps: bool,
+    *, mps: bool, saves: dict[str, Save],
 ) -> Iterator[GpuSession]:  # fmt: skip
     names = [m.stem for m in models]
     import torch
 
     if not torch.cuda.is_available():
         raise DeviceError(problem="a model beside a job needs an NVIDIA GPU, and there is none here")
+    from weft.colocate.bundle import BUDGETED, JOB_PLAN, PLAN
     from weft.colocate.gpu import BUDGET, GpuSession, Plans
+    from weft.colocate.job_on_gpu import job_on
     from weft.colocate.kernel_process import as_process
     from weft.colocate.network import plan_on_gpu
     from weft.device.cuda.driver import primary_context
@@ -322,7 +371,9 @@ def _on_gpu(
     usual = replace(Options.from_environment(os.environ), budget_s=budget, device="cuda")
 
     def network(file: Path, given: Examples) -> CudaExecutable:
-        return plan_on_gpu(_compiled(screen, file, usual, given=given), "--be")
+        compiled = _compiled(screen, file, usual, given=given)
+        saves[JOB_PLAN] = compiled.save
+        return plan_on_gpu(compiled, "--be")
 
     with primary_context(), ExitStack() as held:
         made = []
@@ -331,7 +382,9 @@ def _on_gpu(
             for sm_budget in (None, BUDGET) if spec is not None and not mps else (None,):
                 options = replace(usual, sm_budget=sm_budget)
                 try:
-                    plans.append(plan_on_gpu(_compiled(screen, model, options, dims_of(dims)), "--model"))
+                    compiled = _compiled(screen, model, options, dims_of(dims))
+                    plans.append(plan_on_gpu(compiled, "--model"))
+                    saves.setdefault(PLAN if sm_budget is None else BUDGETED, compiled.save)
                 except UnsupportedError as error:
                     if sm_budget is None:
                         raise
@@ -349,7 +402,7 @@ def _on_gpu(
             if mps and spec.kind != "process":
                 folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="weft-job-")))
                 spec = as_process(spec, be, folder)
-            held.enter_context(job_on(session, spec, folder, facts=facts, compiled=network, screen=screen))
+            held.enter_context(job_on(session, spec, folder, facts=facts, compiled=network, tell=telling(screen)))
         yield session
 
 

@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
 import torch
 
@@ -40,7 +40,7 @@ from weft.colocate.network_job import NetworkGpuJob
 from weft.colocate.operating import Point, Prepared, Whole, setting_of, settle
 from weft.colocate.outcome import Outcome
 from weft.colocate.policies import make
-from weft.colocate.policy import Admission, PolicyError
+from weft.colocate.policy import Admission, Policy, PolicyError, Setting
 from weft.colocate.process_job import ProcessJob
 from weft.colocate.process_machine import ProcessMachine
 from weft.colocate.process_words import Confinement
@@ -56,7 +56,7 @@ from weft.errors import DeviceError, OptionError
 from weft.ir.declined import Declined
 from weft.kernels.colocation import BYTES, left_beside
 from weft.kernels.samples import SampleRecord, StepSamples
-from weft.kernels.scheduling import JobKind, Sharing
+from weft.kernels.scheduling import JobKind, Query, Sharing
 from weft.kernels.source import CudaSource
 from weft.runtime.budgeted import Budgeted
 from weft.runtime.cuda_executable import CudaExecutable, Rebind
@@ -135,6 +135,22 @@ def way_of(name: str) -> Way:
         option="modes", problem=f"{name[:40]!r} is neither like 'co-runner 128', 'co-runner 256-duty90' nor green36,"
         " priority, streams, mps; -duty90 of a job in another process"
     )  # fmt: skip
+
+
+class QueryIo(Protocol):
+    """Inputs and results of queries that others send: copied by the streams that queries run on."""
+
+    def begin(self, query: Query) -> None:
+        """The query that is launched next."""
+        ...
+
+    def fill(self, made: CudaExecutable, stream: int) -> None:
+        """In front of a query by this plan: its inputs."""
+        ...
+
+    def fetch(self, made: CudaExecutable, stream: int) -> None:
+        """Behind it: its results."""
+        ...
 
 
 @final
@@ -225,7 +241,9 @@ class _Split:
 class GpuSession:
     """Models, and a job if there is one, on the GPU of the current context. One thread uses it."""
 
-    def __init__(self, name: str, plans: Plans, facts: GpuFacts, *, held: ExitStack, mps: bool = False) -> None:
+    def __init__(
+        self, name: str, plans: Plans, facts: GpuFacts, *, held: ExitStack, mps: bool = False, io: QueryIo | None = None
+    ) -> None:
         """Record the plans of the first model on streams of the highest priority.
 
         Args:
@@ -234,11 +252,12 @@ class GpuSession:
             facts: the GPU.
             held: gives back all that is taken.
             mps: this process is a client of MPS (`weft.device.cuda.mps`).
+            io: of each query; None: all run on what the plans' buffers hold.
 
         Raises:
             DeviceError: a kernel does not fit under the budget, or the GPU refuses something [W301, W302].
         """
-        self.name, self._facts, self._held, self._mps = name, facts, held, mps
+        self.name, self._facts, self._held, self._mps, self._io = name, facts, held, mps, io
         self._models: dict[str, _Model] = {}
         least, self._greatest = streams.priorities()
         self._least = least
@@ -445,10 +464,13 @@ class GpuSession:
         """Variants of each model behind its first."""
         job = None if self._job is None else self._job.anew()
         every = {name: [self._models[name].alone, *own] for name, own in lanes.items()}
+        begins = None if self._io is None else self._io.begin
         if isinstance(job, ProcessJob):
-            alone = GpuMachine(self._device, every, copies=self._copies.cuda_stream)
+            alone = GpuMachine(self._device, every, copies=self._copies.cuda_stream, begins=begins)
             return ProcessMachine(alone, job, {name: [x.process for x in own] for name, own in every.items()})
-        return GpuMachine(self._device, every, copies=self._copies.cuda_stream, job=job, idle=self._idle)
+        return GpuMachine(
+            self._device, every, copies=self._copies.cuda_stream, job=job, idle=self._idle, begins=begins
+        )  # fmt: skip
 
     @staticmethod
     def _there(name: str, lane: Lane | Declined) -> Lane:
@@ -548,6 +570,19 @@ class GpuSession:
         Raises:
             PolicyError, DeviceError: as `run` [W206, W301, W302].
         """
+        policy, setting = self.policy_of(prepared)
+        machine = self.machine_of(prepared)
+        with ending(machine):
+            admission = Admission(setting) if admit else None
+            given = list(zip(prepared, arrivals, strict=True))
+            return run(policy, LiveBackend(machine, given, policy=policy, admission=admission))
+
+    def policy_of(self, prepared: Sequence[Prepared]) -> tuple[Policy, Setting]:
+        """The policy that these were prepared for, and what it is told.
+
+        Raises:
+            PolicyError: it launches kernels of the job whole, and these cannot be at any time [W206].
+        """
         first, setting = prepared[0], setting_of(prepared)
         if setting.job is not None:
             if not self._whole and first.policy in _LAUNCH_WHOLE:
@@ -556,15 +591,18 @@ class GpuSession:
             kernel_us = setting.job.kernel_us if self._whole else NOT_WHOLE_US
             # a machine has whole ones alone
             setting = replace(setting, job=replace(setting.job, kernel_us=kernel_us, cuts=False))
-        policy = make(first.policy, setting)
-        machine = self._machine({
+        return make(first.policy, setting), setting
+
+    def machine_of(self, prepared: Sequence[Prepared]) -> Machine:
+        """What a policy with these variants runs on, once.
+
+        Raises:
+            PolicyError: a way, or a fused step, that cannot be here [W206].
+        """
+        return self._machine({
             p.model.name: [self._there(x.variant.name, self._lane_of_point(p, x)) for x in p.points[1:]]
             for p in prepared
         })  # fmt: skip
-        with ending(machine):
-            admission = Admission(setting) if admit else None
-            given = list(zip(prepared, arrivals, strict=True))
-            return run(policy, LiveBackend(machine, given, policy=policy, admission=admission))
 
     def results(self, name: str = "") -> tuple[torch.Tensor, ...]:
         """What a query of a model, by default the first, gives now, alone, by the plan without a budget."""
@@ -651,7 +689,7 @@ class GpuSession:
         """A plan's graphs on the first of its streams."""
         device, graphs, handle = self._device, made.recorded_graphs, stream.cuda_stream
 
-        def launch() -> None:
+        def launch_graphs() -> None:
             for graph in graphs:
                 device.launch(graph, handle)
 
@@ -662,7 +700,16 @@ class GpuSession:
 
         launch_by_steps()
         torch.cuda.synchronize()
-        return Lane(handle, launch if graphs else launch_by_steps)
+        launch, io = launch_graphs if graphs else launch_by_steps, self._io
+        if io is None:
+            return Lane(handle, launch)
+
+        def launch_between_copies() -> None:
+            io.fill(made, handle)
+            launch()
+            io.fetch(made, handle)
+
+        return Lane(handle, launch_between_copies)
 
     def _drawn(self, job: KernelJob, how: Drawing, sms: int) -> CoRunner | Declined:
         """The persistent kernel for so many multiprocessors, which it has for itself."""

@@ -128,6 +128,7 @@ class GpuMachine:
         copies: int,
         job: Job | None = None,
         idle: Form | None = None,
+        begins: Callable[[Query], None] | None = None,
     ) -> None:
         """Lanes by model and variant.
 
@@ -137,6 +138,7 @@ class GpuMachine:
             copies: a stream on which words of the counter are written.
             job: the job, if there is one.
             idle: its form where no query runs, on the whole GPU.
+            begins: called with each query before its lane launches it.
 
         Raises:
             ValueError: a job without a form, or a form without a job.
@@ -145,6 +147,7 @@ class GpuMachine:
         if forms != (job is not None) or (job is not None and idle is None):
             raise ValueError("a job has a form where no query runs, and without a job there is none")
         self._device, self._lanes, self._copies, self._job, self._idle = device, lanes, copies, job, idle
+        self._begins = begins
         self._flying: deque[_Flying] = deque()
         self._taken: list[int] = []
         """Events, all of them."""
@@ -208,6 +211,8 @@ class GpuMachine:
             self._begin(own, behind=None)
             self._owned, stops = True, False
         begin, end = self._event(), self._event()
+        if self._begins is not None:
+            self._begins(query)
         device.record(begin, lane.stream)
         lane.launch()
         device.mark(end, lane.stream, since=begin)

@@ -63,10 +63,6 @@ class Inbox(Protocol):
         """Until something comes, or so long."""
         ...
 
-    def launching(self, number: int) -> None:
-        """The query is put on its stream next."""
-        ...
-
     def done(self, number: int, ended: Ended) -> None:
         """Its results are there."""
         ...
@@ -132,10 +128,6 @@ class ServingBackend(MachineBackend):
         scheduled = self._now - come.waited_ns
         self._waiting.append(Query(self._model, come.number, scheduled, scheduled + self._target))
         self._window.arrived(self._now)
-
-    def _start(self, query: Query, variant: int) -> None:
-        self._inbox.launching(query.number)
-        super()._start(query, variant)
 
     def _decided(self, took_ns: int) -> None:
         """Nobody asks."""

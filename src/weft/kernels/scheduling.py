@@ -185,28 +185,6 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
-    """What co-location of one model and one job needs at run time."""
-
-    plan: str
-    """Digest of LC's plan."""
-    variants: tuple[Variant, ...]
-    job: JobSpec
-    solo: tuple[tuple[str, SoloModel], ...]
-    """By kernel."""
-    pairs: tuple[tuple[str, PairModel], ...]
-    """By step."""
-    gpu: str
-    clock_mhz: int
-    """Of the SMs, at which the models were fitted."""
-
-    def __post_init__(self) -> None:
-        _need([v.number for v in self.variants] == list(range(len(self.variants))), "variants out of order")
-        _need(bool(self.variants) and self.variants[0].sharing == "none", "variant 0 shares with nobody")
-        _need(self.clock_mhz > 0, "a clock")
-
-
-@dataclass(frozen=True, slots=True)
 class Query:
     """One request of an LC model."""
 

@@ -10,9 +10,9 @@ uses the same buffers: the caller must not replay it while another call of the e
 A plan with several branches is recorded with as many streams, so that kernels which do not need each other may run
 side by side; memory is laid out for that (see `lanes`). Outside of graphs its steps run one after another.
 
-What a library call makes is kept as the tensor that it made, where that lies as the plan says: it is not copied into the
-plan's own memory, and is given back after its last reader (see `_kept_values`). A generated kernel that reads it is told
-where it lies when it is launched, which in a graph is once, when it is recorded.
+What a library call makes is kept as the tensor that it made, where that lies as the plan says: it is not copied into
+the plan's own memory, and is given back after its last reader (see `_kept_values`). A generated kernel that reads it is
+told where it lies when it is launched, which in a graph is once, when it is recorded.
 
 Library calls run by the numeric policy that the plan was tuned with (`facts["allow_tf32"]`), whatever the process has
 set. Steps that need the host (ONNX Runtime's operators) cannot be recorded: they stand between graphs.
@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast, final
+from typing import Any, final
 
 import torch
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Protocol, final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self, final
 
 import numpy as np
 
@@ -12,6 +13,33 @@ from weft.errors import WeftError
 from weft.ir.types import Array
 from weft.serve.query import Query
 from weft.serve.signature import Signature
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """How a best-effort job beside a model stands, and what became of the model's batches beside it."""
+
+    name: str
+    runs: bool
+    """False: it is set aside, as the worker that had it died."""
+    done: bool = False
+    passes: int = 0
+    """That are done; of a process its units."""
+    queries: int = 0
+    """Batches that were answered."""
+    late: int = 0
+    """Behind the bundle's target."""
+    cap: int = -1
+    """The highest plan variant that is allowed now."""
+    variants: Mapping[str, int] = field(default_factory=dict)
+    """Batches by the plan variant that they ran by."""
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """As a worker tells it; KeyError, TypeError, ValueError or AttributeError where it tells something else."""
+        passes, queries, late, cap = (int(told[k]) for k in ("passes", "queries", "late", "cap"))
+        variants = {str(k): int(n) for k, n in told["variants"].items()}
+        return cls(str(told["job"]), True, bool(told["done"]), passes, queries, late, cap, variants)
 
 
 class Keeper(Protocol):
@@ -55,6 +83,11 @@ class Backend(Protocol):
     @property
     def restarts(self) -> int:
         """How often a worker was started in place of one that died."""
+        ...
+
+    @property
+    def job(self) -> JobState | None:
+        """What runs beside the model; None: nothing ever does."""
         ...
 
     @property
@@ -103,6 +136,10 @@ class Job:
         self.plan = signature.plan_for(self.rows)
         self.started = time.monotonic()
         self.pack_s = 0.0
+
+    def waited_s(self) -> float:
+        """Of its oldest query, until now."""
+        return max(0.0, time.monotonic() - min((q.arrived for q in self.queries), default=self.started))
 
     def pack(self, places: Sequence[Array]) -> None:
         """Write the inputs, one query behind the other; what is left of the plan's batch repeats the last row."""

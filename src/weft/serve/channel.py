@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,8 @@ from enum import IntEnum
 from typing import final
 
 HEAD = struct.Struct("<IB")
-RUN = struct.Struct("<QI")
-"""Number of a job, and its plan."""
+RUN = struct.Struct("<QId")
+"""Number of a job, its plan, and the seconds that its oldest query has waited."""
 DONE = struct.Struct("<Qd")
 """Number of a job, and the seconds that it took."""
 FAILED = struct.Struct("<Q?")
@@ -42,6 +43,8 @@ class Kind(IntEnum):
     RUN = 6
     DONE = 7
     FAILED = 8
+    JOB = 9
+    """From a worker that has a best-effort job beside the model: how both stand (JSON), about once a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,10 @@ class Channel:
             return None  # no message of ours is as long: whoever sends it is sick
         body = self._exactly(size, fds)
         return None if body is None else Message(Kind(kind), body, tuple(fds))
+
+    def has_more(self, seconds: float) -> bool:
+        """Whether there is something to receive, or the other end is gone; waits for that, at most so long."""
+        return bool(select.select([self._end], [], [], seconds)[0])
 
     def patience(self, seconds: float | None) -> None:
         """How long `receive` waits."""

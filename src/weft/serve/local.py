@@ -24,6 +24,7 @@ class LocalBackend:
     gone: bool = False
     restarts = 0
     stands_by = False
+    job = None
 
     def __init__(self, models: Sequence[Runs]) -> None:
         """ArtifactError where they are not plans of one model [W401]."""

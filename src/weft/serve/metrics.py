@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from weft.serve.backend import JobState
 from weft.serve.served import Served
 from weft.serve.server import Server
 from weft.serve.statistics import BOUNDS_S, OUTCOMES
@@ -47,6 +48,7 @@ def _lines(server: Server) -> Iterator[str]:
     yield from (f"weft_worker_restarts_total{{{x}}} {m.restarts}" for x, m, _ in found)
     yield from _head("weft_queries_replayed_total", "counter", "queries that were run again as their worker died")
     yield from (f"weft_queries_replayed_total{{{x}}} {now.replayed}" for x, _, now in found)
+    yield from _beside([(x, m.backend.job) for x, m, _ in found])
     yield from _head("weft_query_seconds", "histogram", "from a query's arrival to its answer")
     for x, _, now in found:
         below = 0
@@ -56,6 +58,30 @@ def _lines(server: Server) -> Iterator[str]:
         yield f'weft_query_seconds_bucket{{{x},le="+Inf"}} {now.answered.count}'
         yield f"weft_query_seconds_sum{{{x}}} {now.answered.seconds:.9f}"
         yield f"weft_query_seconds_count{{{x}}} {now.answered.count}"
+
+
+def _beside(found: Sequence[tuple[str, JobState | None]]) -> Iterator[str]:
+    """Of models with a best-effort job."""
+    jobs = [(x, f'{x},job="{_escaped(j.name)}"', j) for x, j in found if j is not None]
+    if not jobs:
+        return
+    yield from _head("weft_job_running", "gauge", "1 where a best-effort job is beside the model, 0 if set aside")
+    yield from (f"weft_job_running{{{x}}} {int(j.runs)}" for _, x, j in jobs)
+    yield from _head("weft_job_done", "gauge", "1 where all of the job is done")
+    yield from (f"weft_job_done{{{x}}} {int(j.done)}" for _, x, j in jobs)
+    yield from _head("weft_job_passes", "gauge", "passes of the job that are done, of a process its units")
+    yield from (f"weft_job_passes{{{x}}} {j.passes}" for _, x, j in jobs)
+    yield from _head("weft_beside_late_total", "counter", "batches beside the job that were behind the target")
+    yield from (f"weft_beside_late_total{{{x}}} {j.late}" for x, _, j in jobs)
+    yield from _head("weft_beside_batches_total", "counter", "batches beside the job by their plan variant")
+    for x, _, j in jobs:
+        yield from (f'weft_beside_batches_total{{{x},variant="{_escaped(v)}"}} {n}' for v, n in j.variants.items())
+    yield from _head("weft_beside_cap", "gauge", "the highest plan variant that is allowed now")
+    yield from (f"weft_beside_cap{{{x}}} {j.cap}" for x, _, j in jobs)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _head(name: str, kind: str, told: str) -> Iterator[str]:

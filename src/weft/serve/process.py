@@ -14,14 +14,15 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, final
 
 import weft
+from weft.colocate.bundle import is_bundle
 from weft.errors import ArtifactError, WeftError
-from weft.serve.backend import Job, Keeper
-from weft.serve.channel import DONE, FAILED, RUN, Channel, Kind
+from weft.serve.backend import Job, JobState, Keeper
+from weft.serve.channel import DONE, FAILED, RUN, Channel, Kind, Message
 from weft.serve.errors import InferenceFailedError, RequestError, UnavailableError
 from weft.serve.ring import Ring
 from weft.serve.signature import Signature
@@ -94,14 +95,22 @@ class ProcessBackend:
     ) -> None:  # fmt: skip
         """The files are opened now: who replaces one later is served after a reload, not after a restart.
 
+        A co-location bundle comes alone, and its job is beside the first worker alone: those behind one that died, and
+        one that stands by, have the model alone, until it is loaded again.
+
         Raises:
-            ArtifactError: a file cannot be opened [W401].
+            ArtifactError: a file cannot be opened, or is a bundle among others [W401].
         """
         self.restarts = 0
         self._settings, self._timeout_s, self._standby = settings, timeout_s, standby
         self._launch = launch or started
         self._names = [p.name for p in files]
+        self._bundle = any(is_bundle(p) for p in files)
+        if self._bundle and len(files) > 1:
+            problem = "a co-location bundle holds the only plan of its model"
+            raise ArtifactError(where=self._names[0], problem=problem, remedy="give the bundle alone")
         self._fds = opened(files)
+        self._job: JobState | None = None
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._worker: Worker | None = None
@@ -144,6 +153,12 @@ class ProcessBackend:
             return self._spare is not None
 
     @property
+    def job(self) -> JobState | None:
+        """See `Backend`."""
+        with self._lock:
+            return self._job
+
+    @property
     def pid(self) -> int:
         """Of the process that runs batches; 0: there is none."""
         with self._lock:
@@ -158,7 +173,7 @@ class ProcessBackend:
         """
         self._keeper = keeper
         try:
-            worker = self._new()
+            worker = self._new(alone=False)
         except BaseException:
             self.close()
             raise
@@ -167,14 +182,14 @@ class ProcessBackend:
         self._thread = threading.Thread(target=self._keep, args=(worker,), name="weft-serve-keep", daemon=True)
         self._thread.start()
 
-    def _new(self) -> Worker:
-        """A process that is ready."""
+    def _new(self, *, alone: bool = True) -> Worker:
+        """A process that is ready; `alone`: without the job of a bundle."""
         here, there = socket.socketpair()
         with there:
             process = self._launch(there)
         channel = Channel(here)
         try:
-            return self._greeted(process, channel)
+            return self._greeted(process, channel, alone=alone)
         except BaseException:
             channel.hang_up()
             process.kill()
@@ -182,12 +197,12 @@ class ProcessBackend:
             channel.close()
             raise
 
-    def _greeted(self, process: Process, channel: Channel) -> Worker:
+    def _greeted(self, process: Process, channel: Channel, *, alone: bool) -> Worker:
         channel.patience(START_S)
         try:
             told = {
                 "names": self._names, "threads": self._settings.threads, "cache": str(self._settings.cache or ""),
-                "trust": list(self._settings.trust),
+                "trust": list(self._settings.trust), "bundle": self._bundle, "alone": alone,
             }  # fmt: skip
             channel.send_json(Kind.HELLO, told, self._fds)
             answer = channel.receive()
@@ -206,6 +221,8 @@ class ProcessBackend:
             finally:
                 os.close(fd)
             ready = channel.receive()
+            if ready is not None and ready.kind is Kind.REFUSED:
+                raise _refusal(ready.body.decode(errors="replace"))
             if ready is None or ready.kind is not Kind.READY:
                 raise UnavailableError(problem="the worker died before it was ready")
         except TimeoutError:
@@ -303,6 +320,8 @@ class ProcessBackend:
     def _taken_in(self, worker: Worker) -> bool:
         """One answer of the worker; False: it is dead."""
         message = worker.channel.receive()
+        if message is not None and message.kind is Kind.JOB:
+            return self._told_of_job(message)
         if message is None or message.kind not in (Kind.DONE, Kind.FAILED):
             return False
         number = int.from_bytes(message.body[:8], "little")
@@ -326,6 +345,16 @@ class ProcessBackend:
             self._room.notify_all()
         return True
 
+    def _told_of_job(self, message: Message) -> bool:
+        """How the job stands; False: the worker is sick."""
+        try:
+            found = JobState.from_json(message.json())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return False
+        with self._lock:
+            self._job = found
+        return True
+
     def _void(self, worker: Worker) -> list[Job]:
         """What was under way in a worker that is dead, the oldest first."""
         with self._lock:
@@ -334,6 +363,8 @@ class ProcessBackend:
                 self._problem = "its worker died and is being started again"
             found = list(worker.jobs.values())
             worker.jobs.clear()
+            if self._job is not None:
+                self._job = replace(self._job, runs=False)
             self._room.notify_all()
         return found
 
@@ -377,7 +408,7 @@ class ProcessBackend:
             self._keeper.lost(job, began=False)
             return
         try:
-            worker.channel.send(Kind.RUN, RUN.pack(number, job.plan))
+            worker.channel.send(Kind.RUN, RUN.pack(number, job.plan, job.waited_s()))
         except OSError:
             worker.channel.hang_up()  # whoever keeps it gives the job back
 
@@ -418,6 +449,11 @@ def opened(files: Sequence[Path]) -> list[int]:
     """
     found: list[int] = []
     for path in files:
+        if path.is_dir() and not is_bundle(path):
+            for fd in found:
+                os.close(fd)
+            problem = "it is a folder, and no co-location bundle"
+            raise ArtifactError(where=path.name, problem=problem, remedy="check the path; --repository takes folders")
         try:
             found.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:

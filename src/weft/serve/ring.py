@@ -37,6 +37,12 @@ class Ring:
         self._next = self._oldest = 1
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Address and bytes of all of it."""
+        whole = np.frombuffer(self._map, np.uint8)
+        return int(whole.ctypes.data), len(whole)
+
+    @property
     def used(self) -> int:
         """Slots with a job under way."""
         return self._next - self._oldest

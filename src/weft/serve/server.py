@@ -20,6 +20,7 @@ from typing import Self, final
 
 import numpy as np
 
+from weft.colocate.bundle import is_bundle
 from weft.errors import OptionError, RefitError, WeftError
 from weft.ir.types import Array
 from weft.serve.backend import Backend
@@ -251,6 +252,10 @@ class Server:
         from weft.serve.plans import Runs, loaded
 
         if source.files:
+            for path in source.files:
+                if is_bundle(path):
+                    problem = "a best-effort job runs beside a model in a process of its own alone"
+                    raise OptionError(option="isolated", problem=f"{path.name}: {problem}: leave isolated=True")
             options = Options(cache_dir=o.cache, threads=o.threads)
             return LocalBackend([loaded(p, o.trust, options) for p in source.files])
         objects: Sequence[Runs] = self._objects[source.name]  # type: ignore[assignment]  # `Plans` looks at them

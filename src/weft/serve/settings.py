@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.colocate.bundle import is_bundle
 from weft.errors import OptionError
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -22,7 +23,7 @@ class Source:
     name: str
     version: str
     files: tuple[Path, ...]
-    """Plans of one model for several batch sizes."""
+    """Plans of one model for several batch sizes, or one co-location bundle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ def checked_name(name: str, version: str) -> None:
 def found_in(directory: Path) -> list[Source]:
     """Models of a directory: `NAME.weft` is version 1, `NAME/VERSION/*.weft` one version with a plan for each size.
 
+    A co-location bundle is version 1 of the model that its folder is called.
+
     Raises:
         OptionError: the directory cannot be read [W001].
     """
@@ -106,7 +109,9 @@ def found_in(directory: Path) -> list[Source]:
     try:
         entries = sorted(directory.iterdir())
         for entry in entries:
-            if entry.is_file() and entry.name.endswith(SUFFIX) and NAME.fullmatch(entry.name.removesuffix(SUFFIX)):
+            if is_bundle(entry) and NAME.fullmatch(entry.name):
+                found.append(Source(entry.name, "1", (entry,)))
+            elif entry.is_file() and entry.name.endswith(SUFFIX) and NAME.fullmatch(entry.name.removesuffix(SUFFIX)):
                 found.append(Source(entry.name.removesuffix(SUFFIX), "1", (entry,)))
             elif entry.is_dir() and NAME.fullmatch(entry.name):
                 versions = [v for v in sorted(entry.iterdir()) if v.is_dir() and VERSION.fullmatch(v.name)]

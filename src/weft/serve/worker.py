@@ -1,6 +1,7 @@
 """The process that has a model's plans: `python -m weft.serve.worker FD` on a socket to the front end.
 
-It runs one batch after the other until that socket is closed, and knows no query, no protocol and no queue.
+It runs one batch after the other until that socket is closed, and knows no query, no protocol and no queue. Of a
+co-location bundle it runs the job, too (`beside.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 from weft.errors import ArtifactError, DeviceError, UserError, WeftError
 from weft.ir.types import Array
@@ -40,7 +41,26 @@ class Model(Protocol):
         ...
 
 
-Load = Callable[[Mapping[str, object], Sequence[int]], tuple[Model, str]]
+@runtime_checkable
+class Answering(Protocol):
+    """A model that takes batches by itself, as it has something beside them to do."""
+
+    signature: Signature
+
+    def warm_up(self) -> None:
+        """Run its plan once."""
+        ...
+
+    def open(self, ring: Ring, channel: Channel) -> Callable[[], None]:
+        """What answers until the front end is gone."""
+        ...
+
+    def close(self) -> None:
+        """Behind that: what is beside is ended, and kept."""
+        ...
+
+
+Load = Callable[[Mapping[str, object], Sequence[int]], tuple[Model | Answering, str]]
 """Of settings and files: the model, and a digest of what it was loaded from."""
 
 
@@ -72,6 +92,9 @@ def serve(channel: Channel, load: Load) -> None:
     (fd,) = memory.fds
     ring = Ring(model.signature, cast("int", memory.json()["slots"]), fd)
     os.close(fd)
+    if isinstance(model, Answering):
+        _serve_beside(channel, ring, model)
+        return
     bound = [
         [model.bind(p, ring.inputs(slot, p), ring.outputs(slot, p)) for p in range(len(model.signature.sizes))]
         for slot in range(ring.slots)
@@ -83,8 +106,20 @@ def serve(channel: Channel, load: Load) -> None:
         _answer(channel, ring, bound, message)
 
 
+def _serve_beside(channel: Channel, ring: Ring, model: Answering) -> None:
+    try:
+        run = model.open(ring, channel)
+    except Exception as error:  # whatever the job, its files or the GPU raise
+        told = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
+        channel.send(Kind.REFUSED, told.encode()[:4000])
+        return
+    channel.send(Kind.READY)
+    run()
+    model.close()
+
+
 def _answer(channel: Channel, ring: Ring, bound: Sequence[Sequence[Callable[[], None]]], message: Message) -> None:
-    number, plan = RUN.unpack(message.body)
+    number, plan, _ = RUN.unpack(message.body)
     began = time.perf_counter()
     try:
         bound[number % ring.slots][plan]()
@@ -99,8 +134,8 @@ def _answer(channel: Channel, ring: Ring, bound: Sequence[Sequence[Callable[[], 
     channel.send(Kind.DONE, DONE.pack(number, time.perf_counter() - began))
 
 
-def load_plans(settings: Mapping[str, object], fds: Sequence[int]) -> tuple[Model, str]:
-    """The saved plans in these files.
+def load_plans(settings: Mapping[str, object], fds: Sequence[int]) -> tuple[Model | Answering, str]:
+    """The saved plans in these files, or the co-location bundle in this folder; `alone`: without its job.
 
     Raises:
         ArtifactError: one cannot be loaded, or they are not of one model [W401].
@@ -116,11 +151,19 @@ def load_plans(settings: Mapping[str, object], fds: Sequence[int]) -> tuple[Mode
         torch.set_num_threads(threads)
     cache = cast("str", settings["cache"])
     options = Options(cache_dir=Path(cache) if cache else None, threads=threads)
+    trust = cast("list[str]", settings["trust"])
+    if settings["bundle"]:
+        from weft.serve.beside import Beside, read
+
+        bundle = read(fds[0], cast("list[str]", settings["names"])[0], trust, options)
+        if not settings["alone"]:
+            return Beside(bundle, trust, options), bundle.digest
+        return Plans([loaded(bundle.plan, trust, options)]), bundle.digest
     models, digests = [], hashlib.sha256()
     for fd, name in zip(fds, cast("list[str]", settings["names"]), strict=True):
         path = Path(f"/dev/fd/{fd}")
         try:
-            models.append(loaded(path, cast("list[str]", settings["trust"]), options))
+            models.append(loaded(path, trust, options))
             with zipfile.ZipFile(path) as archive:
                 digests.update(archive.read("manifest.json"))
         except ArtifactError as error:
