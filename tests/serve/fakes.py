@@ -94,9 +94,9 @@ class ThreadWorker:
     def kill(self) -> None:
         Channel(self._end).hang_up()
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None = None) -> None:
         if self._thread is not threading.current_thread():
-            self._thread.join(30)
+            self._thread.join(30 if seconds is None else seconds)
 
 
 class Launcher:

@@ -225,6 +225,32 @@ def test_a_repository_has_bundles_too(bundle: Path, tmp_path: Path) -> None:
     assert found == {"net.colocate": (bundle,), "mlp": (tmp_path / "mlp.weft",)}
 
 
+def test_a_load_ends_the_job_before_it_begins_it_again(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Bundles()
+    monkeypatch.setattr("weft.serve.process.started", launcher)
+    with Server({"net": [str(bundle)]}) as server:
+        given = query(3, 0)
+        assert right(given, server.submit(given, model="net"))
+        closed: list[bool] = []
+        start = launcher.__call__
+
+        def began(end: socket.socket) -> Any:
+            closed.append(launcher.made[0].closed)
+            return start(end)
+
+        monkeypatch.setattr("weft.serve.process.started", began)
+        server.load("net")
+        assert closed == [True] and launcher.alone == [False, False]
+        assert right(given, server.submit(given, model="net"))
+        job = server.model("net").backend.job
+        assert job is None or job.runs
+        launcher.refuse_open = ArtifactError(problem="no job", remedy="none")
+        with pytest.raises(ArtifactError, match="no job"):
+            server.load("net")
+        with pytest.raises(WeftError):
+            server.submit(given, model="net")
+
+
 # --- the parts
 
 
@@ -467,7 +493,9 @@ class Session:
         return Machine()
 
 
-def test_what_a_worker_makes_of_a_bundle(saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_makes_of_a_bundle(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = written(tmp_path, saved.eight, saved.cache)
     loaded = weft.load(saved.eight, options=weft.Options(cache_dir=saved.cache))
     graph = loaded.executable.graph
@@ -493,7 +521,10 @@ def test_what_a_worker_makes_of_a_bundle(saved: Saved, tmp_path: Path, monkeypat
     front, back = pair()
     with opened_folder(made) as fd:
         model, _ = worker.load_plans(settings_of(saved, made, alone=False), [fd])
+        second, _ = worker.load_plans(settings_of(saved, made, alone=False), [fd])
     assert isinstance(model, worker.Answering) and model.signature.sizes == (8,)
+    assert not isinstance(second, worker.Answering), "the job is in one process"
+    assert "net.colocate: its job is beside the model in another process" in capsys.readouterr().err
     model.warm_up()
     ring, memory = Ring.made(model.signature, 2)
     run = model.open(ring, back)
@@ -510,6 +541,10 @@ def test_what_a_worker_makes_of_a_bundle(saved: Saved, tmp_path: Path, monkeypat
         assert np.allclose(ring.outputs(number, 0)[0], want, atol=1e-6)
     model.close()
     assert events[-1] == "ended"
+    with opened_folder(made) as fd:
+        third, _ = worker.load_plans(settings_of(saved, made, alone=False), [fd])
+    assert isinstance(third, worker.Answering), "it is free again"
+    third.close()
     for end in (front, back):
         end.close()
     os.close(memory)
@@ -524,7 +559,7 @@ def test_where_the_gpu_fails_progress_is_saved_and_the_process_ends(
         graph=loaded.executable.graph, plan=SimpleNamespace(checks=()), static_outputs=(torch.zeros(8, 4),)
     )
     monkeypatch.setattr("weft.colocate.network.plan_on_gpu", lambda *_: plan)
-    model = beside.Beside(bundle, [], weft.Options(cache_dir=saved.cache))
+    model = beside.Beside(bundle, [], weft.Options(cache_dir=saved.cache), os.dup(2))
     saves: list[int] = []
     model._placed = cast("Any", SimpleNamespace(save=lambda: saves.append(1)))
 
@@ -561,4 +596,4 @@ def test_a_plan_that_looks_at_indices_cannot_run_beside_a_job(
         plan = SimpleNamespace(graph=graph, plan=SimpleNamespace(checks=checks), static_outputs=(output,))
         monkeypatch.setattr("weft.colocate.network.plan_on_gpu", lambda *_, found=plan: found)
         with pytest.raises(ArtifactError, match="looks at indices, or gives a value repeated"):
-            beside.Beside(bundle, [], weft.Options(cache_dir=saved.cache))
+            beside.Beside(bundle, [], weft.Options(cache_dir=saved.cache), os.dup(2))

@@ -86,6 +86,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def exclusive(self) -> bool:
+        """Whether one of it ends before the next begins: what runs beside the model is not there twice."""
+        ...
+
+    @property
     def job(self) -> JobState | None:
         """What runs beside the model; None: nothing ever does."""
         ...

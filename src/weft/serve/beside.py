@@ -7,7 +7,9 @@ end and worker share by the stream that it runs on, its results back by the same
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -137,18 +139,31 @@ def read(fd: int, name: str, trust: Sequence[str], options: Options) -> Bundle:
         raise ArtifactError(where=name, problem=problem, remedy=remedy) from None
 
 
+def taken(bundle: Bundle, name: str) -> int | None:
+    """A descriptor that keeps the bundle's job to this process while it is open; None, which is said: another has it."""
+    lock = os.open(bundle.folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        _say(f"{name}: its job is beside the model in another process: here the model is alone")
+        return None
+    return lock
+
+
 @final
 class Beside:
     """What a worker runs of a bundle (`Answering`)."""
 
-    def __init__(self, bundle: Bundle, trust: Sequence[str], options: Options) -> None:
-        """Load the plans.
+    def __init__(self, bundle: Bundle, trust: Sequence[str], options: Options, lock: int) -> None:
+        """Load the plans. `lock`: see `taken`; it is closed behind the job.
 
         Raises:
             ArtifactError: a plan cannot be loaded, or is not one that batches run by as they lie in memory [W401].
             DeviceError: there is no GPU [W301].
         """
         self._bundle, self._trust, self._options, self._held = bundle, trust, options, ExitStack()
+        self._held.callback(os.close, lock)
         self._placed: PlacedJob | None = None
         paths = [bundle.plan] if bundle.budgeted is None else [bundle.plan, bundle.budgeted]
         self._plans = [self._plan(path) for path in paths]

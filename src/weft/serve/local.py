@@ -24,6 +24,7 @@ class LocalBackend:
     gone: bool = False
     restarts = 0
     stands_by = False
+    exclusive = False
     job = None
 
     def __init__(self, models: Sequence[Runs]) -> None:

@@ -6,6 +6,7 @@ died is given back, the newest first, so that whoever puts it back into a queue 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -34,6 +35,8 @@ START_S = 120.0
 TRIES = 3
 """Starts that fail one after the other before queries are refused; it is tried on."""
 MOST_WAIT_S = 30.0
+GRACE_S = 15.0
+"""How long a worker with a job has to end it: results are written, and its progress is."""
 SPARE_S = 1.0
 """How long a process that took over works alone before the next one to stand by is loaded: that takes a core."""
 
@@ -50,8 +53,8 @@ class Process(Protocol):
         """End it now."""
         ...
 
-    def wait(self) -> None:
-        """Until it has ended."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Until it has ended, or so long."""
         ...
 
 
@@ -72,8 +75,12 @@ class Settings:
 class Worker:
     """One process that has loaded its plans."""
 
-    def __init__(self, process: Process, channel: Channel, signature: Signature, digest: str, ring: Ring) -> None:
+    def __init__(
+        self, process: Process, channel: Channel, signature: Signature, digest: str, ring: Ring, grace_s: float
+    ) -> None:
+        """`grace_s`: how long it has to keep what it did beside the model, when it is told to end."""
         self.process, self.channel, self.signature, self.digest, self.ring = process, channel, signature, digest, ring
+        self._grace_s = grace_s
         self.jobs: OrderedDict[int, Job] = OrderedDict()
         self.at_work_since = 0.0
         """When the oldest of the jobs became that."""
@@ -81,6 +88,8 @@ class Worker:
     def end(self) -> None:
         """Kill it, if it lives."""
         self.channel.hang_up()
+        if self._grace_s:
+            self.process.wait(self._grace_s)
         self.process.kill()
         self.process.wait()
 
@@ -105,8 +114,9 @@ class ProcessBackend:
         self._settings, self._timeout_s, self._standby = settings, timeout_s, standby
         self._launch = launch or started
         self._names = [p.name for p in files]
-        self._bundle = any(is_bundle(p) for p in files)
-        if self._bundle and len(files) > 1:
+        self.exclusive = any(is_bundle(p) for p in files)
+        """See `Backend`: a bundle's job is in one process."""
+        if self.exclusive and len(files) > 1:
             problem = "a co-location bundle holds the only plan of its model"
             raise ArtifactError(where=self._names[0], problem=problem, remedy="give the bundle alone")
         self._fds = opened(files)
@@ -202,7 +212,7 @@ class ProcessBackend:
         try:
             told = {
                 "names": self._names, "threads": self._settings.threads, "cache": str(self._settings.cache or ""),
-                "trust": list(self._settings.trust), "bundle": self._bundle, "alone": alone,
+                "trust": list(self._settings.trust), "bundle": self.exclusive, "alone": alone,
             }  # fmt: skip
             channel.send_json(Kind.HELLO, told, self._fds)
             answer = channel.receive()
@@ -230,7 +240,7 @@ class ProcessBackend:
         except OSError as error:
             raise UnavailableError(problem=f"the worker died while it was started ({error.strerror})") from None
         channel.patience(None)
-        return Worker(process, channel, signature, digest, ring)
+        return Worker(process, channel, signature, digest, ring, 0.0 if alone or not self.exclusive else GRACE_S)
 
     def _set(self, worker: Worker) -> None:
         with self._lock:
@@ -482,9 +492,10 @@ class _Started:
         """End it now."""
         self._process.kill()
 
-    def wait(self) -> None:
-        """Until it has ended."""
-        self._process.wait()
+    def wait(self, seconds: float | None = None) -> None:
+        """Until it has ended, or so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
 
 
 def started(end: socket.socket, module: str = "weft.serve.worker", program: Sequence[str] = ()) -> Process:

@@ -191,16 +191,18 @@ class Server:
     def load(self, name: str) -> None:
         """Load a model, or its files as they are now; who is served by the one before is answered by it.
 
-        Every version is ready before any takes its place. One load at a time.
+        Every version is ready before any takes its place, but for one with a job beside it, which ends first: queries
+        are refused meanwhile. One load at a time.
 
         Raises:
             UnknownModelError: there is no such model [W019].
-            WeftError: it cannot be loaded; what was there stays.
+            WeftError: it cannot be loaded; what was there stays, but for one with a job beside it.
         """
         with self._loading:
             wanted = [s for s in self._known() if s.name == name]
             if not wanted and name not in self._objects:
                 raise UnknownModelError(problem=f"there is no model {name[:80]!r}")
+            self._end_exclusive(name)
             fresh: dict[str, Served] = {}
             try:
                 if name in self._objects:
@@ -221,6 +223,16 @@ class Server:
             self._let_go(list(old.values()))
             if refused:
                 raise UnavailableError(problem="the server is shutting down")
+
+    def _end_exclusive(self, name: str) -> None:
+        """Versions that cannot be there twice answer what they have, and end."""
+        with self._lock:
+            ending = {v: s for v, s in self._models.get(name, {}).items() if s.backend.exclusive}
+            for version in ending:
+                del self._models[name][version]
+        for served in ending.values():
+            served.drain(self.options.drain_s)
+            served.close()
 
     def _started(self, source: Source) -> Served:
         o = self.options

@@ -153,11 +153,12 @@ def load_plans(settings: Mapping[str, object], fds: Sequence[int]) -> tuple[Mode
     options = Options(cache_dir=Path(cache) if cache else None, threads=threads)
     trust = cast("list[str]", settings["trust"])
     if settings["bundle"]:
-        from weft.serve.beside import Beside, read
+        from weft.serve.beside import Beside, read, taken
 
-        bundle = read(fds[0], cast("list[str]", settings["names"])[0], trust, options)
-        if not settings["alone"]:
-            return Beside(bundle, trust, options), bundle.digest
+        name = cast("list[str]", settings["names"])[0]
+        bundle = read(fds[0], name, trust, options)
+        if not settings["alone"] and (lock := taken(bundle, name)) is not None:
+            return Beside(bundle, trust, options, lock), bundle.digest
         return Plans([loaded(bundle.plan, trust, options)]), bundle.digest
     models, digests = [], hashlib.sha256()
     for fd, name in zip(fds, cast("list[str]", settings["names"]), strict=True):
