@@ -140,7 +140,7 @@ def read(fd: int, name: str, trust: Sequence[str], options: Options) -> Bundle:
 
 
 def taken(bundle: Bundle, name: str) -> int | None:
-    """A descriptor that keeps the bundle's job to this process while it is open; None, which is said: another has it."""
+    """A descriptor that keeps the bundle's job to this process while it is open; None, and said: another has it."""
     lock = os.open(bundle.folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
