@@ -32,6 +32,8 @@ SLOTS = 2
 """Batches under way: one runs, the next is packed meanwhile."""
 START_S = 120.0
 """How long a worker may take to load."""
+START_BESIDE_S = 900.0
+"""And one that makes a job, and measures plan variants with fused kernels, beside it."""
 TRIES = 3
 """Starts that fail one after the other before queries are refused; it is tried on."""
 MOST_WAIT_S = 30.0
@@ -208,7 +210,9 @@ class ProcessBackend:
             raise
 
     def _greeted(self, process: Process, channel: Channel, *, alone: bool) -> Worker:
-        channel.patience(START_S)
+        beside = self.exclusive and not alone
+        patience_s = START_BESIDE_S if beside else START_S
+        channel.patience(patience_s)
         try:
             told = {
                 "names": self._names, "threads": self._settings.threads, "cache": str(self._settings.cache or ""),
@@ -236,11 +240,11 @@ class ProcessBackend:
             if ready is None or ready.kind is not Kind.READY:
                 raise UnavailableError(problem="the worker died before it was ready")
         except TimeoutError:
-            raise UnavailableError(problem=f"the worker was not ready within {START_S:g} s") from None
+            raise UnavailableError(problem=f"the worker was not ready within {patience_s:g} s") from None
         except OSError as error:
             raise UnavailableError(problem=f"the worker died while it was started ({error.strerror})") from None
         channel.patience(None)
-        return Worker(process, channel, signature, digest, ring, 0.0 if alone or not self.exclusive else GRACE_S)
+        return Worker(process, channel, signature, digest, ring, GRACE_S if beside else 0.0)
 
     def _set(self, worker: Worker) -> None:
         with self._lock:
