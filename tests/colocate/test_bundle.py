@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.colocate.recorded import samples
@@ -63,6 +64,9 @@ def test_one_with_a_plan_under_a_budget(tmp_path: Path, job: Path, cache: Path) 
 
 
 def test_what_the_job_reads_and_writes_may_change(made: Path, cache: Path) -> None:
+    (made / "job" / "p.json.states").mkdir()
+    (made / "job" / "p.json.states" / "3.state").write_bytes(b"s")
+    (made / "job" / ".p.json.123").write_text("half")
     (made / "job" / "in" / "1.npz").write_bytes(b"1")
     (made / "job" / "out").mkdir()
     (made / "job" / "out" / "0.npz").write_bytes(b"r")
@@ -142,6 +146,45 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, job: Pa
     with pytest.raises(ArtifactError, match="No space left"):
         write(tmp_path / "full", job, cache, save={b.PLAN: full})
     assert {x.name for x in tmp_path.iterdir()} == {"job", "cache", "net.colocate"}
+
+
+def test_of_the_plan_alone_the_job_is_not_looked_at(made: Path, cache: Path) -> None:
+    (made / "job" / "more.py").write_text("")
+    plan, digest = b.read_plan(made, cache_dir=cache)
+    assert plan == made / b.PLAN and digest == hashlib.sha256((made / b.MANIFEST).read_bytes()).hexdigest()
+    (made / b.PLAN).write_bytes(b"other")
+    with pytest.raises(ArtifactError, match=r"'plan.weft' is not what was written"):
+        b.read_plan(made, cache_dir=cache)
+    with pytest.raises(ArtifactError, match="not trusted"):
+        b.read_plan(made)
+
+
+def test_what_python_keeps_is_not_copied_and_not_taken(tmp_path: Path, job: Path, cache: Path) -> None:
+    (job.parent / "__pycache__").mkdir()
+    (job.parent / "__pycache__" / "m.cpython-311.pyc").write_bytes(b"code")
+    write(tmp_path / "x", job, cache)
+    assert not (tmp_path / "x" / "job" / "__pycache__").exists()
+    b.read_bundle(tmp_path / "x", cache_dir=cache)
+    (tmp_path / "x" / "job" / "__pycache__").mkdir()
+    (tmp_path / "x" / "job" / "__pycache__" / "m.cpython-311.pyc").write_bytes(b"other code")
+    with pytest.raises(ArtifactError, match=r"'job/__pycache__/m.cpython-311.pyc' was added"):
+        b.read_bundle(tmp_path / "x", cache_dir=cache)
+
+
+def test_inputs_and_results_are_not_counted(tmp_path: Path, job: Path, cache: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(b, "MOST_FILES", 6)
+    write(tmp_path / "x", job, cache)
+    (tmp_path / "x" / "job" / "out").mkdir()
+    for k in range(20):
+        (tmp_path / "x" / "job" / "in" / f"{k}.npz").touch()
+        (tmp_path / "x" / "job" / "out" / f"{k}.npz").touch()
+    b.read_bundle(tmp_path / "x", cache_dir=cache)
+
+
+def test_a_bundle_does_not_hold_itself(job: Path, cache: Path) -> None:
+    with pytest.raises(ArtifactError, match="lies in the job's folder"):
+        write(job.parent / "x", job, cache)
+    assert not (job.parent / "x").exists()
 
 
 def test_links_are_not_followed(tmp_path: Path, job: Path, cache: Path, made: Path) -> None:

@@ -130,6 +130,9 @@ def test_the_last_unit_is_the_last(tmp_path: Path) -> None:
     assert state_of(tmp_path) == list(range(12))
     with started(tmp_path) as job:
         assert job.is_done() and job.units == 12
+        job.measure()  # of nothing that is left, nothing is asked
+        assert job.units == 12 and not job.works
+    assert not list(tmp_path.rglob("__pycache__")), "its folder stays as it is"
 
 
 def test_a_stop_ends_the_unit_under_way_and_not_half_of_it(tmp_path: Path) -> None:

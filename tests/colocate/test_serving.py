@@ -15,6 +15,7 @@ from tests.colocate.virtual_machine import VirtualMachine
 
 from weft.colocate.arrivals import Arrivals, poisson
 from weft.colocate.live import SILENT_NS, Ended, quietly
+from weft.colocate.operating import longer
 from weft.colocate.policies import make
 from weft.colocate.policy import drive
 from weft.colocate.serving import IDLE_NS, TICK_NS, Come, Served, ServingBackend
@@ -139,6 +140,34 @@ def test_it_says_so_under_load_too() -> None:
     every = Arrivals(np.arange(0, 11_000_000 * US, 110 * US, dtype=np.int64), "given")
     inbox, _, backend = served("exclusive", every)
     assert backend.served.queries == len(every) and len(inbox.ticks) >= 2
+
+
+def test_a_job_that_would_run_dry_is_looked_after_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    wait = Script.wait
+
+    def noted(self: Script, ns: int) -> None:
+        waits.append(ns)
+        wait(self, ns)
+
+    monkeypatch.setattr(Script, "wait", noted)
+    arrivals = Arrivals(np.array([500 * US], dtype=np.int64), "given")
+    served("tally", arrivals)
+    assert max(waits) == IDLE_NS
+    waits.clear()
+    monkeypatch.setattr(VirtualMachine, "rest_ns", lambda _: 60_000)
+    served("tally", arrivals)
+    assert max(waits) == 60_000
+
+
+def test_copies_make_every_variant_longer() -> None:
+    p = prepared("weft")
+    made = longer(p, 7.0)
+    for before, after in zip(p.points, made.points, strict=True):
+        assert after.variant.lc_us == before.variant.lc_us + 7.0
+        assert after.variant.lc_q99_us == before.variant.lc_q99_us + 7.0
+        assert after.variant.be_us == before.variant.be_us
+    assert longer(p, 0.0) == p
 
 
 def test_a_machine_that_stands_still_ends_it() -> None:

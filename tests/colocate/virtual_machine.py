@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from weft.colocate.live import Ended, JobWork
 from weft.device.cuda.dispatch import Sender
-from weft.kernels.scheduling import OFF, Query
+from weft.kernels.scheduling import NEVER, OFF, Query
 
 
 @dataclass
@@ -95,6 +95,9 @@ class VirtualMachine:
     def pause(self, until_ns: int) -> None:
         ends = [e for _, e, _ in self.flying if not self.stands_still] + [self.kernels_end]
         self.now = max(self.now + 1, min([until_ns, *(e for e in ends if e > self.now)]))
+
+    def rest_ns(self) -> int:
+        return NEVER
 
     def close_job(self) -> JobWork:
         assert self.form == OFF

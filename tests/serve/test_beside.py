@@ -87,6 +87,9 @@ class HostMachine:
     def pause(self, until_ns: int) -> None:
         pass
 
+    def rest_ns(self) -> int:
+        return 10**9
+
     def close_job(self) -> JobWork:
         self.closed = True
         return JobWork(0, 0.0)
@@ -98,7 +101,7 @@ class HostBeside:
     def __init__(self, die: Callable[[], None], refuse: WeftError | None) -> None:
         self.signature = signature((ROWS,))
         self._die, self._refuse = die, refuse
-        self.closed = False
+        self.opened = self.closed = False
 
     def warm_up(self) -> None:
         pass
@@ -106,6 +109,7 @@ class HostBeside:
     def open(self, ring: Ring, channel: Channel) -> Callable[[], None]:
         if self._refuse is not None:
             raise self._refuse
+        self.opened = True
         prepared = prepare(RECORD, "weft", "net", "work", 500_000_000)
         policy = make("weft", prepared.setting)
         machine = HostMachine(ring, self._die)
@@ -225,6 +229,10 @@ def test_a_repository_has_bundles_too(bundle: Path, tmp_path: Path) -> None:
     assert found == {"net.colocate": (bundle,), "mlp": (tmp_path / "mlp.weft",)}
 
 
+def is_ready(server: Server) -> bool:
+    return server.ready
+
+
 def test_a_load_ends_the_job_before_it_begins_it_again(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = Bundles()
     monkeypatch.setattr("weft.serve.process.started", launcher)
@@ -235,7 +243,7 @@ def test_a_load_ends_the_job_before_it_begins_it_again(bundle: Path, monkeypatch
         start = launcher.__call__
 
         def began(end: socket.socket) -> Any:
-            closed.append(launcher.made[0].closed)
+            closed.append(all(x.closed for x in launcher.made if x.opened))
             return start(end)
 
         monkeypatch.setattr("weft.serve.process.started", began)
@@ -244,11 +252,20 @@ def test_a_load_ends_the_job_before_it_begins_it_again(bundle: Path, monkeypatch
         assert right(given, server.submit(given, model="net"))
         job = server.model("net").backend.job
         assert job is None or job.runs
+        assert is_ready(server)
         launcher.refuse_open = ArtifactError(problem="no job", remedy="none")
         with pytest.raises(ArtifactError, match="no job"):
             server.load("net")
         with pytest.raises(WeftError):
             server.submit(given, model="net")
+        assert not is_ready(server)
+        launcher.refuse_open = None
+        server.load("net")
+        server.unload("net")
+        closed.clear()
+        server.load("net")
+        assert closed == [True] and launcher.alone == [False] * 5, "the one that was leaving has left"
+        assert is_ready(server)
 
 
 # --- the parts
@@ -347,8 +364,9 @@ def test_progress_is_saved_now_and_then_and_a_full_disk_costs_nothing(capsys: py
                 where="p.json", problem="progress cannot be written: \x1b[2JNo space", remedy="make room"
             )
 
-    job = SimpleNamespace(progress=lambda: JobProgress("d", 5, 0, 0), is_done=True)
-    placed = cast("Any", SimpleNamespace(job=job, spec=SimpleNamespace(name="work"), save=save))
+    job = SimpleNamespace(progress=lambda: JobProgress("d", 5, 0, 0))
+    spec = SimpleNamespace(name="work", kind="network")
+    placed = cast("Any", SimpleNamespace(job=job, spec=spec, is_done=True, save=save))
     tell = _Telling(back, placed, ["alone", "co-runner 128"], clock=lambda: now[0])
     for second in range(100):
         now[0] = float(second)
@@ -362,6 +380,10 @@ def test_progress_is_saved_now_and_then_and_a_full_disk_costs_nothing(capsys: py
     assert found == JobState("work", True, True, 5, 7, 1, 1, {"alone": 3, "co-runner 128": 4})
     front.close()
     tell(Beside_(0, 0, [0, 0]), 0)  # nobody is there to be told
+    spec.kind = "process"
+    now[0] = 1000.0
+    tell(Beside_(0, 0, [0, 0]), 0)
+    assert len(saves) == 3, "a process saves its progress itself, with its state"
     back.close()
 
 
@@ -468,7 +490,11 @@ class Session:
         assert not self.device.streams, "a variant is measured on what the buffers hold"
         return prepared
 
+    def copies_us(self) -> float:
+        return 5.0
+
     def policy_of(self, prepared: Sequence[Any]) -> tuple[Any, Any]:
+        assert prepared[0].points[0].variant.lc_us == RECORD.models[0].solo.at(0.5) + 5.0
         return make(prepared[0].policy, prepared[0].setting), None
 
     def machine_of(self, prepared: Sequence[Any]) -> Any:
@@ -508,8 +534,8 @@ def test_what_a_worker_makes_of_a_bundle(
     @contextmanager
     def job_on(session: Session, spec: Any, folder: Path, **_: object) -> Iterator[Any]:
         assert folder == made / "job" and spec.name == "work"
-        job = SimpleNamespace(progress=lambda: JobProgress("d", 5, 0, 0), is_done=False)
-        yield SimpleNamespace(job=job, spec=spec, save=lambda: events.append("save"))
+        job = SimpleNamespace(progress=lambda: JobProgress("d", 5, 0, 0))
+        yield SimpleNamespace(job=job, spec=spec, is_done=False, save=lambda: events.append("save"))
         events.append("ended")
 
     monkeypatch.setattr("weft.colocate.network.plan_on_gpu", lambda *_: plan)
@@ -559,7 +585,7 @@ def test_where_the_gpu_fails_progress_is_saved_and_the_process_ends(
         graph=loaded.executable.graph, plan=SimpleNamespace(checks=()), static_outputs=(torch.zeros(8, 4),)
     )
     monkeypatch.setattr("weft.colocate.network.plan_on_gpu", lambda *_: plan)
-    model = beside.Beside(bundle, [], weft.Options(cache_dir=saved.cache), os.dup(2))
+    model = beside.Beside(bundle, weft.Options(cache_dir=saved.cache), os.dup(2))
     saves: list[int] = []
     model._placed = cast("Any", SimpleNamespace(save=lambda: saves.append(1)))
 
@@ -575,12 +601,12 @@ def test_where_the_gpu_fails_progress_is_saved_and_the_process_ends(
 
     prepared = prepare(RECORD, "weft", "net", "work", 10**9)
     policy = make("weft", prepared.setting)
-    session = SimpleNamespace(policy_of=lambda _: (policy, None), machine_of=lambda _: Fails())
+    machine = cast("Any", Fails())
     front, back = pair()
     ring, memory = Ring.made(model.signature, 2)
     inbox = ChannelInbox(back, ring, tell=lambda *_: None)
     with pytest.raises(LostDeviceError, match="cuGraphLaunch gives 700"):
-        model._run(cast("Any", session), prepared, inbox)
+        model._run(policy, ServingBackend(machine, prepared, inbox, policy=policy), machine)
     assert saves == [1]
     for end in (front, back):
         end.close()
@@ -596,4 +622,4 @@ def test_a_plan_that_looks_at_indices_cannot_run_beside_a_job(
         plan = SimpleNamespace(graph=graph, plan=SimpleNamespace(checks=checks), static_outputs=(output,))
         monkeypatch.setattr("weft.colocate.network.plan_on_gpu", lambda *_, found=plan: found)
         with pytest.raises(ArtifactError, match="looks at indices, or gives a value repeated"):
-            beside.Beside(bundle, [], weft.Options(cache_dir=saved.cache), os.dup(2))
+            beside.Beside(bundle, weft.Options(cache_dir=saved.cache), os.dup(2))

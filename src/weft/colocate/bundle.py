@@ -34,7 +34,11 @@ PLAN, BUDGETED, JOB_PLAN = "plan.weft", "budgeted.weft", "job.weft"
 MOST_MANIFEST = 4 << 20
 MOST_SAMPLES = 256 << 20
 MOST_FILES = 10_000
-"""Of a job's folder, but for inputs and results."""
+"""Of a bundle, but for inputs and results."""
+MOST_COPIED = 1_000_000
+"""Of a job's folder, inputs and results too."""
+_CACHES = "__pycache__"
+"""Not copied: what Python makes of a job's files. In a bundle there is none (`process_worker`): it would be code."""
 _CHUNK = 1 << 20
 
 
@@ -99,6 +103,8 @@ def write_bundle(
     """
     if folder.exists():
         raise _refuse(folder, "there is something of this name", "choose another one, or remove it")
+    if folder.resolve().is_relative_to(job.parent.resolve()):
+        raise _refuse(folder, "lies in the job's folder, which it is to hold a copy of", "choose another place")
     spec = read_job(job)
     try:
         beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -108,7 +114,7 @@ def write_bundle(
         for name, put in save.items():
             put(beside / name)
         (beside / SAMPLES).write_text(write(samples), encoding="utf-8")
-        for path in _files(job.parent):
+        for path in _files(job.parent, copied=True):
             target = beside / JOB / path.relative_to(job.parent)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
@@ -142,13 +148,7 @@ def read_bundle(folder: Path, *, trust: Sequence[str] = (), cache_dir: Path | No
         ArtifactError: damaged, of another format, not trusted, or its samples are of other ones [W401].
         JobError: the job.toml cannot be taken [W018].
     """
-    head = _head(folder)
-    digest = hashlib.sha256(head).hexdigest()
-    mine = cache_dir is not None and find_private(cache_dir / "trusted" / digest) is not None
-    if not mine and digest not in trust:
-        remedy = f'if you know where it comes from, give trust="{digest}", on the command line --trust'
-        raise _refuse(folder, "holds a job, which is code, and is not trusted", remedy)
-    model, target_ns, files = _told(folder, head)
+    digest, model, target_ns, files = _trusted(folder, trust, cache_dir)
     spec = read_job(folder / JOB / JOB_FILE)
     there = _digests(folder, spec)
     for name in sorted({*files, *there}):
@@ -165,6 +165,29 @@ def read_bundle(folder: Path, *, trust: Sequence[str] = (), cache_dir: Path | No
     if model not in {m.name for m in samples.models} or spec.name not in {j.name for j in samples.jobs}:
         raise _refuse(folder, "its samples are of another model or job", _AGAIN)
     return Bundle(folder, model, target_ns, samples, spec, digest)
+
+
+def read_plan(folder: Path, *, trust: Sequence[str] = (), cache_dir: Path | None = None) -> tuple[Path, str]:
+    """The model's plan alone, and the bundle's digest: of the job nothing is looked at.
+
+    Raises:
+        ArtifactError: as `read_bundle` [W401].
+    """
+    digest, _, _, files = _trusted(folder, trust, cache_dir)
+    if _sha256(folder, PLAN) != files[PLAN]:
+        raise _refuse(folder, f"{PLAN!r} is not what was written", _AGAIN)
+    return folder / PLAN, digest
+
+
+def _trusted(folder: Path, trust: Sequence[str], cache_dir: Path | None) -> tuple[str, str, int, Mapping[str, str]]:
+    """Digest, model, target and digests of the files of a bundle whose manifest is trusted."""
+    head = _head(folder)
+    digest = hashlib.sha256(head).hexdigest()
+    mine = cache_dir is not None and find_private(cache_dir / "trusted" / digest) is not None
+    if not mine and digest not in trust:
+        remedy = f'if you know where it comes from, give trust="{digest}", on the command line --trust'
+        raise _refuse(folder, "holds a job, which is code, and is not trusted", remedy)
+    return (digest, *_told(folder, head))
 
 
 _AGAIN = "prepare it again with `weft colocate prepare --bundle`"
@@ -203,36 +226,45 @@ def _told(folder: Path, head: bytes) -> tuple[str, int, Mapping[str, str]]:
 def _digests(folder: Path, spec: JobSpec) -> dict[str, str]:
     """Of all files but the manifest, and what the job reads and writes while it runs."""
     job = folder / JOB
-    free = [job / x for x in (spec.inputs, spec.outputs, spec.progress) if x]
-    found = {}
-    for path in _files(folder):
-        if path == folder / MANIFEST or any(path == x or x in path.parents for x in free):
-            continue
-        name = path.relative_to(folder).as_posix()
-        found[name] = _sha256(folder, name)
-    return found
+    states = f"{spec.progress}.states" if spec.progress else ""
+    free = {job / x for x in (spec.inputs, spec.outputs, spec.progress, states) if x}
+    saved = job / spec.progress
+    saving = f".{saved.name}." if spec.progress else ""
+
+    def is_free(path: Path) -> bool:
+        return path in free or bool(
+            saving and path.parent == (job / spec.progress).parent and path.name.startswith(saving)
+        )
+
+    return {
+        name: _sha256(folder, name)
+        for path in _files(folder, is_free)
+        if (name := path.relative_to(folder).as_posix()) != MANIFEST
+    }
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """All of a folder, in order.
+def _files(folder: Path, is_free: Callable[[Path], bool] = lambda _: False, *, copied: bool = False) -> Iterator[Path]:
+    """All of a folder, in order, but for what is free, and what Python keeps of a copied folder.
 
     Raises:
-        JobError: a link, or something that is no file [W018].
+        JobError: a link, or something that is no file; or too many [W018].
     """
-    count = 0
+    most, count = MOST_COPIED if copied else MOST_FILES, 0
     for root, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted(names):
+        kept = [n for n in sorted(folders) if not is_free(Path(root) / n) and not (copied and n == _CACHES)]
+        folders[:] = kept
+        for name in [*kept, *sorted(names)]:
             path = Path(root) / name
-            count += 1
-            if path.is_symlink() or not path.is_file():
+            if is_free(path):
+                continue
+            if path.is_symlink() or not (path.is_file() or name in kept):
                 raise _bad(path.name, "is a link, or no file", "a bundle holds files alone: put a copy there")
-            if count > MOST_FILES:
-                raise _bad(folder.name, f"holds more than {MOST_FILES} files", "keep what the job does not need apart")
+            if name in kept:
+                continue
+            count += 1
+            if count > most:
+                raise _bad(folder.name, f"holds more than {most} files", "keep what the job does not need apart")
             yield path
-        for name in folders:
-            if (Path(root) / name).is_symlink():
-                raise _bad(name, "is a link", "a bundle holds files alone: put a copy there")
 
 
 def _sha256(folder: Path, name: str) -> str:

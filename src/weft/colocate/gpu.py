@@ -49,7 +49,7 @@ from weft.colocate.role_lanes import Recorded, RoleLanes
 from weft.device.cuda import streams
 from weft.device.cuda.budget import first_over_budget
 from weft.device.cuda.cubin import usage
-from weft.device.cuda.dispatch import Queue, dispatcher
+from weft.device.cuda.dispatch import SPIN_NS, Queue, dispatcher
 from weft.device.cuda.facts import GpuFacts
 from weft.device.cuda.partition import Partition, partitioned
 from weft.errors import DeviceError, OptionError
@@ -80,6 +80,8 @@ PERIODS = 4
 """Of a query, in each of which a throttled co-runner works in the same part."""
 LOOK_NS = 200_000_000
 """So often a job's counter is looked at."""
+SERVING_SPIN_NS = 2_000_000
+"""As `dispatch.SPIN_NS`, of a server: between queries its core is for others, though the job is looked after."""
 NOT_WHOLE_US = 1e9
 """Stands for the time of kernels that cannot be launched whole: they never have the time."""
 _LAUNCH_WHOLE = ("serial", "timeslice", "orion")
@@ -194,7 +196,7 @@ class GpuJob:
     def is_done(self) -> bool:
         """See `Job`. Now and then the counter is looked at, and its limit raised."""
         now = time.perf_counter_ns()
-        if now >= self._look:
+        if now >= self._look and not (self._look and self._job.is_done):
             if self._look:
                 self._job.read()  # what was asked for before
                 self._job.extend(self._copies)
@@ -261,7 +263,8 @@ class GpuSession:
         self._models: dict[str, _Model] = {}
         least, self._greatest = streams.priorities()
         self._least = least
-        self._device = dispatcher(held, uuid=str(torch.cuda.get_device_properties(0).uuid))
+        uuid = str(torch.cuda.get_device_properties(0).uuid)
+        self._device = dispatcher(held, uuid=uuid, spin_ns=SPIN_NS if io is None else SERVING_SPIN_NS)
         self._high = [self._stream(self._greatest) for _ in range(LANES)]
         self._same = self._stream(self._greatest)
         self._low, self._copies = self._stream(least), self._stream(self._greatest)
@@ -304,6 +307,10 @@ class GpuSession:
     def query_us(self) -> float:
         """Of the first model's queries by the plan without a budget, alone, back to back."""
         return self._models[self.name].query_us
+
+    def copies_us(self) -> float:
+        """What queries of the first model take longer than `query_us` now, as their inputs and results are copied."""
+        return max(0.0, self._measured_us(self.name) - self.query_us)
 
     @property
     def plain(self) -> CudaExecutable:

@@ -18,7 +18,7 @@ from weft.colocate.live import Ended, JobWork, Machine
 from weft.colocate.process_words import Confinement
 from weft.device.cuda.dispatch import Queue
 from weft.errors import DeviceError
-from weft.kernels.scheduling import OFF, Query
+from weft.kernels.scheduling import NEVER, OFF, Query
 
 WHOLE = 256
 """Of a duty: all of the time."""
@@ -293,6 +293,13 @@ class GpuMachine:
             left = min(left, FEED_NS)
         if left > 0:
             self._device.sleep(left)
+
+    def rest_ns(self) -> int:
+        """See `Machine`: half of the plain kernels that are queued at a time."""
+        if self._feeding is None:
+            return NEVER
+        assert self._job is not None
+        return round(self._feeding.ahead * self._job.kernel_us * 1e3 / 2)
 
     def close_job(self) -> JobWork:
         """See `Machine`.

@@ -37,6 +37,12 @@ class PlacedJob:
     file: Path | None
     """Of its progress."""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it was launched, or drawn, as far as is known."""
+        done = self.job.is_done
+        return done() if callable(done) else done
+
     def save(self) -> JobProgress:
         """Its progress, as far as it is known, into its file, if it has one.
 

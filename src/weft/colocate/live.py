@@ -115,6 +115,10 @@ class Machine(Protocol):
         """Until then, or a while less."""
         ...
 
+    def rest_ns(self) -> int:
+        """How long nobody needs to look, as far as the job is concerned, where no query runs: it may run dry."""
+        ...
+
     def close_job(self) -> JobWork:
         """Stop the job, wait for its end, and say what it has done."""
         ...

@@ -222,9 +222,15 @@ class NetworkGpuJob:
         return self._next.inference
 
     def progress(self) -> JobProgress:
-        """How far the job has come: exact where nothing of it runs. `stage` is the input, `blocks` its stages."""
-        passes, file = divmod(self._first + self._ended.inference, self._files)
-        return JobProgress(self._digest, passes, file, self._ended.stage)
+        """How far the job has come: exact where nothing of it runs. `stage` is the input, `blocks` its stages.
+
+        What has ended counts once its results are written.
+        """
+        ended, written = self._ended, self._feed.written
+        if written < ended.inference:
+            ended = Position(written, 0)
+        passes, file = divmod(self._first + ended.inference, self._files)
+        return JobProgress(self._digest, passes, file, ended.stage)
 
     def finish(self) -> None:
         """Wait until all that was launched has ended and its results are written.

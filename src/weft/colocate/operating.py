@@ -57,6 +57,15 @@ class Prepared:
         return setting_of([self])
 
 
+def longer(made: Prepared, us: float) -> Prepared:
+    """The same where every query takes so much longer: its inputs and results are copied, too."""
+    points = tuple(
+        replace(p, variant=replace(p.variant, lc_us=p.variant.lc_us + us, lc_q99_us=p.variant.lc_q99_us + us))
+        for p in made.points
+    )
+    return replace(made, points=points)
+
+
 def setting_of(prepared: Sequence[Prepared]) -> Setting:
     """What a policy is told of several models beside the same job."""
     first = prepared[0]

@@ -209,6 +209,8 @@ class ProcessJob:
             DeviceError: its process is gone, or does not get on [W301].
         """
         words, before = self._words, self.units
+        if self.is_done() and not self.failure:
+            return  # as it was left: nothing of it runs any more
         words.say("measure", 1)
         self.go(Confinement())
         try:

@@ -14,7 +14,7 @@ from typing import final
 from weft.colocate.live import Ended, JobWork, Machine
 from weft.colocate.process_job import ProcessJob
 from weft.colocate.process_words import Confinement
-from weft.kernels.scheduling import OFF, Query
+from weft.kernels.scheduling import NEVER, OFF, Query
 
 PATIENCE = 8
 """Times as long as segments take alone that queries wait for them."""
@@ -115,6 +115,10 @@ class ProcessMachine:
         """See `Machine`."""
         if not self._held and not self._patience_ns:
             self._machine.pause(until_ns)
+
+    def rest_ns(self) -> int:
+        """See `Machine`: a process feeds itself."""
+        return NEVER
 
     def close_job(self) -> JobWork:
         """See `Machine`: what does not end is killed, and the run stands."""

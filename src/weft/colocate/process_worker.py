@@ -294,6 +294,7 @@ def loaded(task: ProcessTask) -> Function:
         JobError: it cannot be imported, or lacks the function [W018].
     """
     path = Path(task.file)
+    sys.dont_write_bytecode = True  # the folder stays as it is: a co-location bundle is held against its digests
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

@@ -120,7 +120,7 @@ class ServingBackend(MachineBackend):
             rest = min(IDLE_NS, self._wake - self._now)
             machine.pause(self._begin + self._now + rest)  # far less than it would sleep for
             if not (self._running or self._kernels_end):
-                inbox.wait(rest)
+                inbox.wait(min(rest, machine.rest_ns()))
         self._turn()
         return True
 

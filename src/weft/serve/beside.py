@@ -9,30 +9,32 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import hashlib
 import os
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from weft.colocate.bundle import Bundle, read_bundle
-from weft.colocate.live import Ended, quietly
-from weft.colocate.operating import Prepared, prepare
-from weft.colocate.policy import drive
+from weft.colocate.bundle import Bundle, read_bundle, read_plan
+from weft.colocate.live import Ended, Machine, quietly
+from weft.colocate.operating import longer, prepare
+from weft.colocate.policy import Policy, drive
 from weft.colocate.serving import Come, Served, ServingBackend
 from weft.errors import ArtifactError, DeviceError, WeftError
 from weft.kernels.scheduling import Query
 from weft.options import Options
 from weft.serve.channel import DONE, RUN, Channel, Kind
 from weft.serve.errors import LostDeviceError
-from weft.serve.plans import loaded
+from weft.serve.plans import Plans, loaded
 from weft.serve.ring import Ring
 from weft.serve.signature import signature_of
 
 if TYPE_CHECKING:
-    from weft.colocate.gpu import GpuSession
     from weft.colocate.job_on_gpu import PlacedJob
     from weft.device.cuda.dispatch import Queue
     from weft.runtime.cuda_executable import CudaExecutable
@@ -126,22 +128,28 @@ class ChannelInbox:
         self._tell(served, cap)
 
 
-def read(fd: int, name: str, trust: Sequence[str], options: Options) -> Bundle:
-    """The bundle in this open folder.
+def opened(fd: int, name: str, trust: Sequence[str], options: Options, *, alone: bool) -> tuple[Plans | Beside, str]:
+    """What runs the bundle in this open folder, and its digest: the model beside the job, or alone.
 
     Raises:
         ArtifactError, JobError: see `read_bundle`; of the folder of this name [W401, W018].
     """
+    folder = Path(f"/dev/fd/{fd}").resolve()
+    lock = None if alone else taken(folder, name)
     try:
-        return read_bundle(Path(f"/dev/fd/{fd}").resolve(), trust=trust, cache_dir=options.cache)
+        if lock is None:
+            plan, digest = read_plan(folder, trust=trust, cache_dir=options.cache)
+            return Plans([loaded(plan, [_own_digest(plan)], options)]), digest
+        bundle = read_bundle(folder, trust=trust, cache_dir=options.cache)
+        return Beside(bundle, options, lock), bundle.digest
     except ArtifactError as error:
         problem, remedy = (str(error.details.get(k, "")) for k in ("problem", "remedy"))
         raise ArtifactError(where=name, problem=problem, remedy=remedy) from None
 
 
-def taken(bundle: Bundle, name: str) -> int | None:
+def taken(folder: Path, name: str) -> int | None:
     """A descriptor that keeps the bundle's job to this process while it is open; None, and said: another has it."""
-    lock = os.open(bundle.folder, os.O_RDONLY | os.O_CLOEXEC)
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -155,14 +163,14 @@ def taken(bundle: Bundle, name: str) -> int | None:
 class Beside:
     """What a worker runs of a bundle (`Answering`)."""
 
-    def __init__(self, bundle: Bundle, trust: Sequence[str], options: Options, lock: int) -> None:
+    def __init__(self, bundle: Bundle, options: Options, lock: int) -> None:
         """Load the plans. `lock`: see `taken`; it is closed behind the job.
 
         Raises:
             ArtifactError: a plan cannot be loaded, or is not one that batches run by as they lie in memory [W401].
             DeviceError: there is no GPU [W301].
         """
-        self._bundle, self._trust, self._options, self._held = bundle, trust, options, ExitStack()
+        self._bundle, self._options, self._held = bundle, options, ExitStack()
         self._held.callback(os.close, lock)
         self._placed: PlacedJob | None = None
         paths = [bundle.plan] if bundle.budgeted is None else [bundle.plan, bundle.budgeted]
@@ -180,7 +188,7 @@ class Beside:
     def _plan(self, path: Path) -> CudaExecutable:
         from weft.colocate.network import plan_on_gpu
 
-        return plan_on_gpu(loaded(path, self._trust, self._options), path.name)
+        return plan_on_gpu(loaded(path, [_own_digest(path)], self._options), path.name)
 
     def warm_up(self) -> None:
         """Run the plan once, on what its buffers hold."""
@@ -214,17 +222,21 @@ class Beside:
             job_on(session, bundle.job, bundle.job_folder, facts=facts, compiled=network, tell=_say)
         )
         self._placed = placed
-        prepared = session.settled(prepare(bundle.samples, POLICY, bundle.model, bundle.job.name, bundle.target_ns))
+        made = session.settled(prepare(bundle.samples, POLICY, bundle.model, bundle.job.name, bundle.target_ns))
+        io.queue = session.device  # from here on inputs and results are copied
+        prepared = longer(made, session.copies_us())
+        policy, _ = session.policy_of([prepared])
+        machine = session.machine_of([prepared])
         tell = _Telling(channel, placed, [p.variant.name for p in prepared.points])
         inbox = ChannelInbox(channel, ring, tell=tell)
-        io.queue = session.device  # from here on queries are those of the front end
-        return lambda: self._run(session, prepared, inbox)
+        backend = ServingBackend(machine, prepared, inbox, policy=policy)
+        return partial(self._run, policy, backend, machine)
 
     def close(self) -> None:
         """End the job; its results are written, and its progress is saved."""
         self._held.close()
 
-    def _run(self, session: GpuSession, prepared: Prepared, inbox: ChannelInbox) -> None:
+    def _run(self, policy: Policy, backend: ServingBackend, machine: Machine) -> None:
         """Until the front end is gone.
 
         Raises:
@@ -232,11 +244,9 @@ class Beside:
         """
         from weft.colocate.gpu_machine import ending
 
-        policy, _ = session.policy_of([prepared])
-        machine = session.machine_of([prepared])
         try:
             with ending(machine), quietly():
-                drive(policy, ServingBackend(machine, prepared, inbox, policy=policy))
+                drive(policy, backend)
         except DeviceError as error:
             with contextlib.suppress(WeftError):  # the next process goes on from there
                 if self._placed is not None:
@@ -259,13 +269,13 @@ class _Telling:
         now = self._clock()
         progress = self._placed.job.progress()
         told: dict[str, Any] = {
-            "job": self._placed.spec.name, "done": self._placed.job.is_done, "passes": progress.passes,
+            "job": self._placed.spec.name, "done": self._placed.is_done, "passes": progress.passes,
             "queries": served.queries, "late": served.late, "cap": cap,
             "variants": dict(zip(self._variants, served.variants, strict=True)),
         }  # fmt: skip
         with contextlib.suppress(OSError):  # the front end is gone: the inbox sees it
             self._channel.send_json(Kind.JOB, told)
-        if now - self._saved > SAVE_S:
+        if now - self._saved > SAVE_S and self._placed.spec.kind != "process":  # which saves its own, with its state
             self._saved = now
             try:
                 self._placed.save()
@@ -276,6 +286,20 @@ class _Telling:
         if now - self._collected > COLLECT_S:
             self._collected = now
             gc.collect()
+
+
+def _own_digest(plan: Path) -> str:
+    """Of a plan of a bundle, whose digests say that it is the one that was written.
+
+    Raises:
+        ArtifactError: it is no plan [W401].
+    """
+    try:
+        with zipfile.ZipFile(plan) as archive:
+            return hashlib.sha256(archive.read("manifest.json")).hexdigest()
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        problem = f"is no saved plan: {str(error)[:100]}"
+        raise ArtifactError(where=plan.name, problem=problem, remedy="prepare the bundle again") from None
 
 
 def _pin(ring: Ring, held: ExitStack) -> None:

@@ -37,7 +37,7 @@ START_BESIDE_S = 900.0
 TRIES = 3
 """Starts that fail one after the other before queries are refused; it is tried on."""
 MOST_WAIT_S = 30.0
-GRACE_S = 15.0
+GRACE_S = 30.0
 """How long a worker with a job has to end it: results are written, and its progress is."""
 SPARE_S = 1.0
 """How long a process that took over works alone before the next one to stand by is loaded: that takes a core."""

@@ -25,7 +25,7 @@ from weft.errors import OptionError, RefitError, WeftError
 from weft.ir.types import Array
 from weft.serve.backend import Backend
 from weft.serve.errors import RequestError, UnavailableError, UnknownModelError
-from weft.serve.process import ProcessBackend, Settings
+from weft.serve.process import GRACE_S, ProcessBackend, Settings
 from weft.serve.query import Outputs
 from weft.serve.served import Served
 from weft.serve.settings import ServeOptions, Source, checked_name, found_in, newest, sources
@@ -158,7 +158,9 @@ class Server:
     @property
     def ready(self) -> bool:
         """Whether all models were loaded, and every one that is loaded answers."""
-        return self._loaded and not self._draining and all(s.state == "READY" for s in self.models())
+        with self._lock:
+            gone = any(not self._models.get(name) and name not in self.unloaded for name, _ in self._failed)
+        return self._loaded and not self._draining and not gone and all(s.state == "READY" for s in self.models())
 
     @property
     def draining(self) -> bool:
@@ -202,7 +204,7 @@ class Server:
             wanted = [s for s in self._known() if s.name == name]
             if not wanted and name not in self._objects:
                 raise UnknownModelError(problem=f"there is no model {name[:80]!r}")
-            self._end_exclusive(name)
+            self._end_exclusive(name, wanted)
             fresh: dict[str, Served] = {}
             try:
                 if name in self._objects:
@@ -224,8 +226,13 @@ class Server:
             if refused:
                 raise UnavailableError(problem="the server is shutting down")
 
-    def _end_exclusive(self, name: str) -> None:
-        """Versions that cannot be there twice answer what they have, and end."""
+    def _end_exclusive(self, name: str, wanted: Sequence[Source]) -> None:
+        """Versions that cannot be there twice answer what they have, and end; those that do so already are awaited."""
+        if any(is_bundle(file) for source in wanted for file in source.files):
+            with self._lock:
+                leaving = list(self._leaving)
+            for thread in leaving:
+                thread.join(self.options.drain_s + GRACE_S)
         with self._lock:
             ending = {v: s for v, s in self._models.get(name, {}).items() if s.backend.exclusive}
             for version in ending:

@@ -31,8 +31,8 @@ from weft.serve.settings import ServeOptions, Source
 STEADY_S = 10.0
 """A front end that was ready for as long is started again at once."""
 MOST_WAIT_S = 30.0
-EXTRA_S = 15.0
-"""How long a front end may take to end, beside what it has to drain."""
+EXTRA_S = 45.0
+"""How long a front end may take to end, beside what it has to drain: jobs beside models end, too."""
 SPARE_S = 1.0
 """How long a front end that is ready works alone before one that stands by is loaded: that takes a core."""
 Say = Callable[[str], None]

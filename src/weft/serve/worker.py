@@ -114,8 +114,15 @@ def _serve_beside(channel: Channel, ring: Ring, model: Answering) -> None:
         channel.send(Kind.REFUSED, told.encode()[:4000])
         return
     channel.send(Kind.READY)
-    run()
-    model.close()
+    lost = False
+    try:
+        run()
+    except LostDeviceError:
+        lost = True  # nothing that is asked of the GPU would return
+        raise
+    finally:
+        if not lost:
+            model.close()
 
 
 def _answer(channel: Channel, ring: Ring, bound: Sequence[Sequence[Callable[[], None]]], message: Message) -> None:
@@ -153,13 +160,10 @@ def load_plans(settings: Mapping[str, object], fds: Sequence[int]) -> tuple[Mode
     options = Options(cache_dir=Path(cache) if cache else None, threads=threads)
     trust = cast("list[str]", settings["trust"])
     if settings["bundle"]:
-        from weft.serve.beside import Beside, read, taken
+        from weft.serve.beside import opened
 
         name = cast("list[str]", settings["names"])[0]
-        bundle = read(fds[0], name, trust, options)
-        if not settings["alone"] and (lock := taken(bundle, name)) is not None:
-            return Beside(bundle, trust, options, lock), bundle.digest
-        return Plans([loaded(bundle.plan, trust, options)]), bundle.digest
+        return opened(fds[0], name, trust, options, alone=bool(settings["alone"]))
     models, digests = [], hashlib.sha256()
     for fd, name in zip(fds, cast("list[str]", settings["names"]), strict=True):
         path = Path(f"/dev/fd/{fd}")

@@ -159,17 +159,20 @@ class Sender:
         return self._seen[number]
 
 
-def dispatcher(held: ExitStack, *, uuid: str = "") -> Queue:
+def dispatcher(held: ExitStack, *, uuid: str = "", spin_ns: int = SPIN_NS) -> Queue:
     """A queue of the current context: a thread's, or the caller's own where no C++ compiler is there.
 
-    `uuid`: of the GPU, whose clock is watched; empty: it is not.
+    `uuid`: of the GPU, whose clock is watched; empty: it is not. `spin_ns`: see `Dispatcher`.
 
     Raises:
         DeviceError: there is no GPU [W301, W302].
     """
     made: Dispatcher | Direct
     path = compiled()
-    made = Direct(held) if path is None else Dispatcher(path, int(call(driver_api().cuCtxGetCurrent)), held)
+    if path is None:
+        made = Direct(held)
+    else:
+        made = Dispatcher(path, int(call(driver_api().cuCtxGetCurrent)), held, spin_ns=spin_ns)
     if uuid:
         made.watch_clock(uuid)
     return made
