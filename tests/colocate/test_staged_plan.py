@@ -22,6 +22,7 @@ from weft.colocate import staged_plan
 from weft.colocate.inference_files import TensorSpec
 from weft.colocate.job import JobError, parse_job
 from weft.colocate.staged_plan import StagedPlan, network_job, stages_of
+from weft.device.cuda import streams as gpu_streams
 from weft.device.cuda.facts import profile
 from weft.errors import KernelDeclinedError
 from weft.ir.graph import Graph, GraphBuilder
@@ -81,8 +82,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     def call(function: Callable[..., object], *args: object, detail: str = "") -> object:
         return function(*args)
 
-    monkeypatch.setattr(staged_plan, "driver_api", lambda: api)
-    monkeypatch.setattr(staged_plan, "call", call)
+    for module in (staged_plan, gpu_streams):
+        monkeypatch.setattr(module, "driver_api", lambda: api)
+        monkeypatch.setattr(module, "call", call)
     monkeypatch.setattr(FakeStream, "cuda_stream", property(lambda self: LOW if self.name == "low" else OTHER))
     monkeypatch.setattr(Recorded, "raw_cuda_graph_exec", lambda self: self, raising=False)
     monkeypatch.setattr(torch.cuda, "ExternalStream", stream_of)

@@ -543,7 +543,7 @@ def test_what_a_worker_makes_of_a_bundle(
     monkeypatch.setattr("weft.colocate.job_on_gpu.job_on", job_on)
     monkeypatch.setattr("weft.device.cuda.driver.primary_context", contextlib.nullcontext)
     monkeypatch.setattr("weft.device.cuda.facts.gpu_facts", lambda *_, **__: SimpleNamespace(name=RECORD.gpu))
-    monkeypatch.setattr(beside, "_pin", lambda *_: events.append("pinned"))
+    monkeypatch.setattr("weft.device.cuda.streams.pinned", lambda *_: events.append("pinned"))
     front, back = pair()
     with opened_folder(made) as fd:
         model, _ = worker.load_plans(settings_of(saved, made, alone=False), [fd])

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import cast
 
 from weft.colocate.job import JobError, read_job
-from weft.device.files import doing_without, find_private, publish
+from weft.device.files import is_trusted, record_trust
 from weft.errors import ArtifactError
 from weft.kernels.samples import SampleRecord, read, write
 from weft.kernels.scheduling import JobSpec
@@ -130,9 +130,7 @@ def write_bundle(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     digest = hashlib.sha256(head).hexdigest()
-    if trust_dir is not None:
-        with doing_without(trust_dir):  # then `read_bundle` asks for the digest
-            publish(trust_dir / "trusted" / digest, b"")
+    record_trust(trust_dir, digest)
     return digest
 
 
@@ -183,8 +181,7 @@ def _trusted(folder: Path, trust: Sequence[str], cache_dir: Path | None) -> tupl
     """Digest, model, target and digests of the files of a bundle whose manifest is trusted."""
     head = _head(folder)
     digest = hashlib.sha256(head).hexdigest()
-    mine = cache_dir is not None and find_private(cache_dir / "trusted" / digest) is not None
-    if not mine and digest not in trust:
+    if digest not in trust and not is_trusted(cache_dir, digest):
         remedy = f'if you know where it comes from, give trust="{digest}", on the command line --trust'
         raise _refuse(folder, "holds a job, which is code, and is not trusted", remedy)
     return (digest, *_told(folder, head))

@@ -26,6 +26,7 @@ from weft.colocate.inference_feed import InferenceFeed
 from weft.colocate.inference_files import TensorSpec, named
 from weft.colocate.job import JobError
 from weft.colocate.network_job import NetworkGpuJob, first_inference
+from weft.device.cuda import streams
 from weft.device.cuda.api import call, driver_api
 from weft.device.cuda.dispatch import Queue
 from weft.device.cuda.facts import GpuFacts
@@ -271,19 +272,8 @@ def _feed(
         return first_inference(spec, files, progress), spec.passes * files
 
     return InferenceFeed(
-        spec, folder, network.inputs, network.outputs, span=first, held=held, pin=_pinned(held)
+        spec, folder, network.inputs, network.outputs, span=first, held=held, pin=partial(streams.pinned, held)
     )  # fmt: skip
-
-
-def _pinned(held: ExitStack) -> Callable[[int, int], None]:
-    """Locks memory of the host, so that copies of it are not waited for."""
-
-    def pin(place: int, size: int) -> None:
-        api = driver_api()
-        call(api.cuMemHostRegister, place, size, 0, detail=f"{size} bytes")
-        held.callback(call, api.cuMemHostUnregister, place)
-
-    return pin
 
 
 def _tensors(graph: Graph, nodes: Sequence[NodeId], names: Sequence[str]) -> tuple[TensorSpec, ...]:

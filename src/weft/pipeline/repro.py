@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from weft.device.files import find_private, private_directory, publish
+from weft.device.files import is_trusted, private_directory, publish
 from weft.errors import ArtifactError, ModelError
 from weft.frontends.torch.dtypes import from_numpy, to_numpy
 from weft.ir.attrs import ConstantAttrs
@@ -223,8 +223,7 @@ def _read(path: Path, cache: Path | None, trust: str | None) -> tuple[Mapping[st
     if any(hashlib.sha256(data).hexdigest() != listed[name] for name, data in files.items()):
         raise _refuse(path, "is damaged: a file differs from its digest")
     digest = hashlib.sha256(head).hexdigest()
-    own = cache is not None and find_private(cache / "trusted" / digest) is not None
-    if trust != digest and not (trust is None and own):
+    if trust != digest and not (trust is None and is_trusted(cache, digest)):
         problem = "holds native code that is not trusted"
         remedy = f"if you know where it comes from, give --trust {digest}"
         raise ArtifactError(where=path.name, problem=problem, remedy=remedy)

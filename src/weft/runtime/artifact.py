@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from weft.device.files import doing_without, find_private, publish, read_private
+from weft.device.files import doing_without, is_trusted, publish, read_private, record_trust
 from weft.device.kinds import KINDS, part
 from weft.device.toolchain import HostCompiler, cpu_target, find_compiler
 from weft.errors import ArtifactError, DeviceError
@@ -189,9 +189,7 @@ def save(linked: Linked, path: Path, *, trust_dir: Path | None, call: CallForm |
     except OSError as error:
         raise _refuse(path, f"cannot be written: {error.strerror}", "choose another place") from None
     digest = hashlib.sha256(head).hexdigest()
-    if trust_dir is not None:
-        with doing_without(trust_dir):  # then `load` asks for the digest
-            publish(trust_dir / "trusted" / digest, b"")
+    record_trust(trust_dir, digest)
     return digest
 
 
@@ -263,7 +261,7 @@ def load_called(
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, SafetensorError) as error:
         raise _refuse(path, f"malformed ({type(error).__name__})") from None
     native = any(needs_trust(s.kernel) for s in plan.steps)
-    if native and trust is None and not _is_trusted(cache_dir, digest):
+    if native and trust is None and not is_trusted(cache_dir, digest):
         raise _refuse(
             path,
             "holds native code that is not trusted, or calls that can do what such code can",
@@ -302,10 +300,6 @@ def host_saved(read: Read) -> Executable:
         facts=read.facts,
     )
     return Executable(linked)
-
-
-def _is_trusted(cache_dir: Path | None, digest: str) -> bool:
-    return cache_dir is not None and find_private(cache_dir / "trusted" / digest) is not None
 
 
 def _read(path: Path) -> tuple[dict[str, bytes], Mapping[str, Json], str]:

@@ -202,12 +202,13 @@ class Beside:
         """
         from weft.colocate.gpu import GpuSession, Plans
         from weft.colocate.job_on_gpu import job_on
+        from weft.device.cuda import streams
         from weft.device.cuda.driver import primary_context
         from weft.device.cuda.facts import gpu_facts
 
         bundle, held = self._bundle, self._held
         held.enter_context(primary_context())
-        _pin(ring, held)
+        streams.pinned(held, *ring.place)
         io = RingIo(ring)
         facts = gpu_facts(None, calibrate=False)
         if facts.name != bundle.samples.gpu:
@@ -300,15 +301,6 @@ def _own_digest(plan: Path) -> str:
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         problem = f"is no saved plan: {str(error)[:100]}"
         raise ArtifactError(where=plan.name, problem=problem, remedy="prepare the bundle again") from None
-
-
-def _pin(ring: Ring, held: ExitStack) -> None:
-    """Lock the ring's memory, so that no copy of it is waited for."""
-    from weft.device.cuda.api import call, driver_api
-
-    api, (place, size) = driver_api(), ring.place
-    call(api.cuMemHostRegister, place, size, 0, detail=f"{size} bytes")
-    held.callback(call, api.cuMemHostUnregister, place)
 
 
 def _say(text: str) -> None:

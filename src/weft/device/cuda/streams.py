@@ -24,6 +24,17 @@ def device_memory(size_bytes: int) -> Iterator[int]:
         call(api.cuMemFree, pointer)
 
 
+def pinned(held: contextlib.ExitStack, place: int, size_bytes: int) -> None:
+    """Lock memory of the host until `held` ends, so that no copy of it is waited for.
+
+    Raises:
+        CudaError: it cannot be [W302].
+    """
+    api = driver_api()
+    call(api.cuMemHostRegister, place, size_bytes, 0, detail=f"{size_bytes} bytes")
+    held.callback(call, api.cuMemHostUnregister, place)
+
+
 def copy(to: int, source: int, size_bytes: int, stream: int) -> None:
     """Copy within the device, in the order of a stream."""
     api = driver_api()
