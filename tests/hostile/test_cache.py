@@ -21,11 +21,11 @@ from tests.slow import few
 import weft
 from weft import private
 from weft.device import files, stored, toolchain
+from weft.device.files import is_trusted
 from weft.device.toolchain import HostCompiler, find_compiler
 from weft.options import default_cache_dir
 from weft.pipeline import warm
 from weft.private import weakness
-from weft.runtime.artifact import _is_trusted
 from weft.tune import store
 from weft.tune.store import FILE_NAME, Database
 
@@ -159,14 +159,14 @@ def test_facts_plans_trust_and_measurements_are_not_read(cache: Any) -> None:
     assert stored.load(facts) == "text"
     (cache / "trusted").mkdir()
     (cache / "trusted" / "d").write_bytes(b"")
-    assert _is_trusted(cache, "d")
+    assert is_trusted(cache, "d")
     with Database.open(cache) as database:
         assert database.stats().backend == "sqlite"
     plan = warm._file(cache, "key")
     files.publish(plan, b"{}")
     for path in (facts, cache / "trusted" / "d", plan, cache / FILE_NAME):
         path.chmod(0o666)
-    for taken in (lambda: stored.load(facts), lambda: warm.recall(cache, "key", 0), lambda: _is_trusted(cache, "d")):
+    for taken in (lambda: stored.load(facts), lambda: warm.recall(cache, "key", 0), lambda: is_trusted(cache, "d")):
         private._told.clear()
         with pytest.warns(UserWarning, match="0666"):
             assert not taken()
