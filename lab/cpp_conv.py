@@ -14,10 +14,11 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -168,8 +169,6 @@ def onednn(conv: Conv, x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> list[C
 
 def ort(conv: Conv, w: np.ndarray, bias: np.ndarray, x: np.ndarray, threads: int, count: int) -> Callable[[], object]:
     """A session with `count` equal convolutions in a row."""
-    import onnx
-    import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
     nodes = []
@@ -187,13 +186,22 @@ def ort(conv: Conv, w: np.ndarray, bias: np.ndarray, x: np.ndarray, threads: int
         [helper.make_tensor_value_info(f"x{count}", TensorProto.FLOAT, [1, conv.oc, conv.out, conv.out])],
         [numpy_helper.from_array(w, "w"), numpy_helper.from_array(bias, "b")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    return in_session(graph, {"x0": x}, threads)
+
+
+def in_session(graph: Any, given: Mapping[str, np.ndarray], threads: int, opset: int = 17) -> Callable[[], object]:
+    """A call of ONNX Runtime on an ONNX graph."""
+    import onnx
+    import onnxruntime
+    from onnx import helper
+
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
     model.ir_version = 9
     onnx.checker.check_model(model)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, {"x0": x})
+    return lambda: session.run(None, dict(given))
 
 
 def least(runs: Sequence[Callable[[], object]], seconds: float) -> list[float]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.cpp_conv import Ours, least, peak_flops
+from lab.cpp_conv import Ours, in_session, least, peak_flops
 from weft.device.facts import CpuFacts, cpu_facts
 from weft.device.toolchain import HostCompiler, find_compiler
 from weft.generate.cpp import templates
@@ -90,8 +90,6 @@ def libraries(product: Product, x: np.ndarray, w: np.ndarray, bias: np.ndarray) 
 
 def ort(product: Product, x: np.ndarray, w: np.ndarray, bias: np.ndarray, threads: int) -> Callable[[], object]:
     """A session with the product, its bias and activation."""
-    import onnx
-    import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
     nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["p" if product.gelu else "y"])]
@@ -104,13 +102,7 @@ def ort(product: Product, x: np.ndarray, w: np.ndarray, bias: np.ndarray, thread
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [product.m, product.n])],
         [numpy_helper.from_array(np.ascontiguousarray(w.T), "w"), numpy_helper.from_array(bias, "b")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
-    model.ir_version = 9
-    onnx.checker.check_model(model)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, {"x": x})
+    return in_session(graph, {"x": x}, threads, opset=20)
 
 
 def row(product: Product, facts: CpuFacts, compiler: HostCompiler, cache: Path, seconds: float, keep: int) -> str:

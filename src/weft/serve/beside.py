@@ -132,19 +132,15 @@ def opened(fd: int, name: str, trust: Sequence[str], options: Options, *, alone:
     """What runs the bundle in this open folder, and its digest: the model beside the job, or alone.
 
     Raises:
-        ArtifactError, JobError: see `read_bundle`; of the folder of this name [W401, W018].
+        ArtifactError, JobError, DeviceError: see `read_bundle` and `Beside` [W401, W018, W301].
     """
     folder = Path(f"/dev/fd/{fd}").resolve()
     lock = None if alone else taken(folder, name)
-    try:
-        if lock is None:
-            plan, digest = read_plan(folder, trust=trust, cache_dir=options.cache)
-            return Plans([loaded(plan, [_own_digest(plan)], options)]), digest
-        bundle = read_bundle(folder, trust=trust, cache_dir=options.cache)
-        return Beside(bundle, options, lock), bundle.digest
-    except ArtifactError as error:
-        problem, remedy = (str(error.details.get(k, "")) for k in ("problem", "remedy"))
-        raise ArtifactError(where=name, problem=problem, remedy=remedy) from None
+    if lock is None:
+        plan, digest = read_plan(folder, trust=trust, cache_dir=options.cache)
+        return Plans([loaded(plan, [_own_digest(plan)], options)]), digest
+    bundle = read_bundle(folder, trust=trust, cache_dir=options.cache)
+    return Beside(bundle, options, lock), bundle.digest
 
 
 def taken(folder: Path, name: str) -> int | None:

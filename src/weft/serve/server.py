@@ -25,7 +25,7 @@ from weft.errors import OptionError, RefitError, WeftError
 from weft.ir.types import Array
 from weft.serve.backend import Backend
 from weft.serve.errors import RequestError, UnavailableError, UnknownModelError
-from weft.serve.process import GRACE_S, ProcessBackend, Settings
+from weft.serve.process import ProcessBackend, Settings
 from weft.serve.query import Outputs
 from weft.serve.served import Served
 from weft.serve.settings import ServeOptions, Source, checked_name, found_in, newest, sources
@@ -228,18 +228,15 @@ class Server:
 
     def _end_exclusive(self, name: str, wanted: Sequence[Source]) -> None:
         """Versions that cannot be there twice answer what they have, and end; those that do so already are awaited."""
-        if any(is_bundle(file) for source in wanted for file in source.files):
+        with self._lock:
+            current = self._models.get(name, {})
+            ending = [current.pop(v) for v, s in list(current.items()) if s.backend.exclusive]
+        self._let_go(ending)
+        if ending or any(is_bundle(file) for source in wanted for file in source.files):
             with self._lock:
                 leaving = list(self._leaving)
-            for thread in leaving:
-                thread.join(self.options.drain_s + GRACE_S)
-        with self._lock:
-            ending = {v: s for v, s in self._models.get(name, {}).items() if s.backend.exclusive}
-            for version in ending:
-                del self._models[name][version]
-        for served in ending.values():
-            served.drain(self.options.drain_s)
-            served.close()
+            for thread in leaving:  # each ends: draining has a limit, and who does not end is killed
+                thread.join()
 
     def _started(self, source: Source) -> Served:
         o = self.options

@@ -6,6 +6,7 @@ co-location bundle it runs the job, too (`beside.py`).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
@@ -76,11 +77,8 @@ def serve(channel: Channel, load: Load) -> None:
     try:
         model, digest = load(hello.json(), hello.fds)
         model.warm_up()
-    except WeftError as error:
-        channel.send(Kind.REFUSED, str(error).encode()[:4000])
-        return
     except Exception as error:  # out of memory, a missing library: the front end says it, and lives
-        channel.send(Kind.REFUSED, f"{type(error).__name__}: {error}".encode()[:4000])
+        _refuse(channel, error)
         return
     finally:
         for fd in hello.fds:
@@ -106,12 +104,16 @@ def serve(channel: Channel, load: Load) -> None:
         _answer(channel, ring, bound, message)
 
 
+def _refuse(channel: Channel, error: Exception) -> None:
+    told = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
+    channel.send(Kind.REFUSED, told.encode()[:4000])
+
+
 def _serve_beside(channel: Channel, ring: Ring, model: Answering) -> None:
     try:
         run = model.open(ring, channel)
     except Exception as error:  # whatever the job, its files or the GPU raise
-        told = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
-        channel.send(Kind.REFUSED, told.encode()[:4000])
+        _refuse(channel, error)
         return
     channel.send(Kind.READY)
     lost = False
@@ -159,26 +161,34 @@ def load_plans(settings: Mapping[str, object], fds: Sequence[int]) -> tuple[Mode
     cache = cast("str", settings["cache"])
     options = Options(cache_dir=Path(cache) if cache else None, threads=threads)
     trust = cast("list[str]", settings["trust"])
+    names = cast("list[str]", settings["names"])
     if settings["bundle"]:
         from weft.serve.beside import opened
 
-        name = cast("list[str]", settings["names"])[0]
-        return opened(fds[0], name, trust, options, alone=bool(settings["alone"]))
+        with _naming(names[0]):
+            return opened(fds[0], names[0], trust, options, alone=bool(settings["alone"]))
     models, digests = [], hashlib.sha256()
-    for fd, name in zip(fds, cast("list[str]", settings["names"]), strict=True):
+    for fd, name in zip(fds, names, strict=True):
         path = Path(f"/dev/fd/{fd}")
-        try:
+        with _naming(name):
             models.append(loaded(path, trust, options))
             with zipfile.ZipFile(path) as archive:
                 digests.update(archive.read("manifest.json"))
-        except ArtifactError as error:
-            problem, remedy = (str(error.details.get(k, "")) for k in ("problem", "remedy"))
-            raise ArtifactError(where=name, problem=problem, remedy=remedy) from None
-        except DeviceError as error:  # a plan for a GPU, and there is none
-            if type(error) is not DeviceError:
-                raise
-            raise DeviceError(where=name, problem=str(error.details["problem"])) from None
     return Plans(models), digests.hexdigest()
+
+
+@contextlib.contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """What is wrong with a file is told by the name that it has for people, not by that of its descriptor."""
+    try:
+        yield
+    except ArtifactError as error:
+        problem, remedy = (str(error.details.get(k, "")) for k in ("problem", "remedy"))
+        raise ArtifactError(where=name, problem=problem, remedy=remedy) from None
+    except DeviceError as error:  # a plan for a GPU, and there is none
+        if type(error) is not DeviceError:
+            raise
+        raise DeviceError(where=name, problem=str(error.details["problem"])) from None
 
 
 def _end_with(parent: int) -> None:
