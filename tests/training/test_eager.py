@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -356,13 +357,14 @@ def test_deterministic_operators_are_for_the_time_of_a_step() -> None:
             memory.fill_uninitialized_memory,
         )
 
-    before = now()
+    before, workspace = now(), os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     benchmark = torch.backends.cudnn.benchmark
     with contextlib.suppress(KeyError), warnings.catch_warnings(action="error"), deterministic(warn_only=True):
         assert now() == (True, True, False) and torch.backends.cudnn.benchmark == benchmark
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (workspace or ":4096:8")
         warnings.warn("has no deterministic form", stacklevel=1)
         raise KeyError
-    assert now() == before
+    assert now() == before and os.environ.get("CUBLAS_WORKSPACE_CONFIG") == workspace
 
     seen: list[tuple[bool, bool, bool]] = []
 

@@ -123,6 +123,7 @@ def _serve_beside(channel: Channel, ring: Ring, model: Answering) -> None:
         lost = True  # nothing that is asked of the GPU would return
         raise
     finally:
+        del run  # the framework has noted streams for the memory that it keeps alive, and `close` ends those
         if not lost:
             model.close()
 

@@ -25,6 +25,7 @@ from weft.runtime.in_place import Baking, InPlace, copies
 from weft.training.trace import Both, Form, Tensors, Traced, called, stepped, unlaid
 
 _FUSED_TYPES = (torch.float32, torch.float64)
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 Rows = Sequence[Sequence[float]]
 """The settings on the host, a row for each group."""
 
@@ -80,8 +81,6 @@ class EagerStep:
         self._wanted = [k for k, result in enumerate(program.results) if result.value >= 0]
         self._bakes = arguments[0].is_cuda if bakes is None else bakes
         self._strict = True
-        if arguments[0].is_cuda:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else no product is deterministic to torch
         self._settings = sum(self._sizes()[:6])
         self._numbers: Rows | None = None
         if self._bakes and _has_fused(form):
@@ -256,6 +255,7 @@ def deterministic(*, warn_only: bool) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     memory = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory  # type: ignore[attr-defined]
+    workspace = os.environ.get(_WORKSPACE)
     # torch's own function of the name loads the compiler's settings, and changes them
     change = torch._C._set_deterministic_algorithms
     with warnings.catch_warnings():
@@ -263,8 +263,11 @@ def deterministic(*, warn_only: bool) -> Iterator[None]:
         try:
             change(True, warn_only=warn_only)
             memory.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+            os.environ.setdefault(_WORKSPACE, ":4096:8")  # else no product is deterministic to torch
             yield
         finally:
+            if workspace is None:
+                os.environ.pop(_WORKSPACE, None)
             change(before[0], warn_only=before[1])
             memory.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 

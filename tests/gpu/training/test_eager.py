@@ -23,12 +23,6 @@ from weft.training.eager import EagerStep
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What such a step sets for the process."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
 LIMIT_S = 240
 Make = Callable[[Any], torch.optim.Optimizer]
 SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
