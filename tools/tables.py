@@ -232,7 +232,7 @@ def gpu_kernels() -> str:
     add("convolutions", "cuDNN, with what follows it", "ratio_chain", lambda c: f"batch {c['batch']}")
     add("attention", "the best backend of torch", "ratio",
         lambda c: f"{c['dtype']}{', 4,096 and 8,192 keys' if c.get('long') else ''}")  # fmt: skip
-    add("mlp", "the best of layers by cuBLASLt, eager and torch.compile", "ratio", lambda c: f"width {c['width']}")
+    add("mlp", "the best of layers by cuBLASLt, eager, torch.compile, tiny-cuda-nn", "ratio", lambda c: f"width {c['width']}")
     add("gemm", "cuBLASLt, the best of 16 algorithms", "ratio", lambda c: GEMM_GROUPS[str(c["group"])])
     products = [x for x in good(records("nvidia-h200", "products")) if x["who"] != "library"]
     best: dict[str, dict[str, object]] = {}
@@ -278,6 +278,8 @@ def gpu_mlp() -> str:
         if c["act"] == "relu" and ratio:
             ratios.setdefault(group, []).append(ratio)
         shown = [f"{peers[k]:.1f}" if k in peers else "" for k in ("eager", "library", "compile", "autotune")]
+        theirs = [float(us) for who, us in peers.items() if who.startswith("tcnn")]
+        shown.append(f"{min(theirs):.1f}" if theirs else "")
         error = float(str(c["error"])) / float(str(c["eager_error"]))
         rows.append(
             [str(c["case"]), f"**{mine:.2f}**" if ratio >= 1 else f"{mine:.2f}", f"{c['tflops']:.0f}",
@@ -287,9 +289,9 @@ def gpu_mlp() -> str:
     for group, values in sorted(ratios.items(), key=lambda x: (len(x[0]), x[0])):
         name = f"ReLU, {group}: geometric mean (least) of {len(values)}"
         mean = f"**{geometric_mean(values):.2f}** ({min(values):.2f})"
-        rows.append([name, *[""] * 7, mean, "", ""])
+        rows.append([name, *[""] * 8, mean, "", ""])
     head = ["network", "Weft µs", "TFLOP/s", "share of the floor", "eager", "cuBLASLt per layer", "torch.compile",
-            "max-autotune", "× best", "error over eager's", "why under 0.6"]  # fmt: skip
+            "max-autotune", "tiny-cuda-nn (its best way)", "× best", "error over eager's", "why under 0.6"]  # fmt: skip
     rows += failed(lines, len(head))
     env = lines[0]
     commits = ", ".join(sorted({str(c["commit"]) for c in cases}))
