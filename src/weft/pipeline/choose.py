@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from weft.device.any import DeviceFacts
 from weft.generate.library.algorithm import names_algorithm
 from weft.generate.library.cost import overhead_us
+from weft.generate.library.execute import is_capturable
 from weft.ir.attrs import InputAttrs
 from weft.ir.graph import Graph, NodeId, bits
 from weft.ir.prims import Prim
@@ -93,6 +94,7 @@ def rank(
             if m is not None and m.verdict is Verdict.OK:
                 timed.append((m.median_us, schedule, kernel))
             rejected += m is not None and m.verdict is not Verdict.OK
+        timed = _recorded(timed)
         timed.sort(key=lambda t: t[0])
         if timed:
             kernels = tuple((s, k) for _, s, k in timed)
@@ -107,17 +109,26 @@ def rank(
     return found
 
 
+def _recorded(timed: list[tuple[float, Schedule, Kernel]]) -> list[tuple[float, Schedule, Kernel]]:
+    """Without calls that wait for the host, where others are right: a GPU's plan that has one is several graphs.
+
+    What that costs the steps around it, no measurement of the call shows.
+    """
+    return [x for x in timed if not isinstance(x[2], LibraryCall) or is_capturable(x[2])] or timed
+
+
 def stand_ins(task: Task, known: Known) -> list[tuple[Schedule, LibraryCall]]:
     """Library calls that may stand in for want of a measured kernel, best first: those that nothing speaks against.
 
-    Where each was refused, those that are only odd. First what was verified, then the framework's own calls.
+    Where each was refused, those that are only odd. First what need not wait for the host (see `_recorded`), of that
+    what was verified, then the framework's own calls.
     """
     key = task.problem.key
     calls = [(s, k) for s, k in known.pairs(key) if isinstance(k, LibraryCall) and (key, s) not in known.refused]
     tried = [(s, k, known.measurements.get((key, s))) for s, k in calls]
     open_ = [(s, k) for s, k, m in tried if _is_open(m) and not known.is_odd(key, s)]
     fresh = open_ or [(s, k) for s, k, _ in tried if known.is_odd(key, s)]
-    return sorted(fresh, key=lambda x: ((key, x[0]) not in known.right, names_algorithm(x[1])))
+    return sorted(fresh, key=lambda x: (not is_capturable(x[1]), (key, x[0]) not in known.right, names_algorithm(x[1])))
 
 
 def _is_open(m: Measurement | None) -> bool:

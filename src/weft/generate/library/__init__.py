@@ -14,6 +14,7 @@ from weft.device.facts import CpuFacts
 from weft.generate.library import attention_call as _attention  # noqa: F401 - as the next two
 from weft.generate.library import conv_call as _convolutions  # noqa: F401 - makes its step known to whoever runs calls
 from weft.generate.library import lt_call as _products  # noqa: F401
+from weft.generate.library import recurrent_call as _recurrent  # noqa: F401
 from weft.generate.library.algorithm import ENGINE_FORM, FORM
 from weft.ir.declined import Declined
 from weft.ir.prims import FREE, Prim
@@ -28,6 +29,8 @@ def _schedule(form: str, **params: bool | str) -> Schedule:
     return Schedule("library", tuple(sorted([*params.items(), ("form", form)])))
 
 
+ON_DEVICE = "device"
+"""The form of a call that stands for ONNX Runtime's, which runs on the host."""
 CUDA_FORMS = frozenset({"cudnn", "cublaslt", "attention", "scaled_mm", FORM, ENGINE_FORM})
 
 
@@ -91,6 +94,10 @@ class LibraryGenerator:
         strided = on_gpu or (Prim.MATMUL in prims and Prim.SLICE not in prims)
         moved = sum(p in (Prim.TRANSPOSE, Prim.SLICE) for p in prims) if strided else 0
         if len(prims) - moved <= 1 or all(p is Prim.OPAQUE for p in prims):
+            if on_gpu and Prim.OPAQUE in prims:
+                from weft.generate.library.onnx_aten import operator_of
+
+                found += [_schedule(ON_DEVICE)] if operator_of(problem.graph) else []
             found.append(_schedule("primitives"))
         if isinstance(facts, GpuFacts) and Prim.CONV in prims:
             from weft.generate.library.convolution import engine_schedules
@@ -119,6 +126,10 @@ class LibraryGenerator:
             return fused_linear(problem, schedule)
         if form == "widened":
             return widened(problem, schedule)
+        if form == ON_DEVICE:
+            from weft.generate.library.onnx_aten import on_device
+
+            return on_device(problem, schedule)
         lost = min(problem.origin_operand_nodes, default=0) < -1 and problem.origin_rule not in FOUND_AGAIN
         if form == "operator" and lost:
             return Declined(f"an operand of {problem.origin_rule} was changed by the clean-ups")

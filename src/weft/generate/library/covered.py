@@ -3,7 +3,8 @@
 A call in a covered form may run although nobody measured it. `tests/generate/library/test_tables.py` runs every entry
 of the tables (`translate.TRANSLATE`, `operators.OPERATORS`, the fused forms) under both poisons for every element type
 and every combination of memory formats of its operands and result, and holds the table below to what it finds: an
-entry that is missing here, or that is wrong in a type which stands here, fails it.
+entry that is missing here, or that is wrong in a type which stands here, fails it. Calls that stand for ONNX Runtime's
+(`device`) are held against that in `test_onnx_aten.py`, and on a GPU in `tests/gpu/runtime/test_opaque.py`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def covered(device: str) -> Mapping[str, frozenset[DType]]:
     if device != "cuda":  # the framework's operators alone
         return found
     found["operator hard_swish"] = _FLOATS - {DType.F64}  # computes f64 with a sixth of f32
+    found["device"] = _COMPUTED - {DType.F16, DType.BF16, DType.BOOL}
     # cuBLASLt's GELU is none of f32's precision: 3.8 times what gate A allows, on an H200
     return found | {"cudnn": _FLOATS - {DType.F64}, "cublaslt": _FLOATS - {DType.F64}, GELU: _HALVES}
 
