@@ -1,0 +1,104 @@
+"""Models of one ONNX operator without a rule, as files have them, and what ONNX Runtime says of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
+
+from weft.ir.types import Array
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+NOTHING: Mapping[str, Array] = {}
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, Array],
+    outputs: Sequence[str],
+    constants: Mapping[str, Array] = NOTHING,
+    opset: int = 17,
+) -> bytes:
+    """Inputs of the types and shapes of these values."""
+
+    def info(name: str, value: Array) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [info(k, v) for k, v in inputs.items()],
+        [onnx.ValueInfoProto(name=k) for k in outputs],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return bytes(onnx.shape_inference.infer_shapes(made).SerializeToString())
+
+
+def top_k(
+    shape: Sequence[int], dtype: Any = np.float32, *, k: int = 3, opset: int = 17, **attributes: int
+) -> tuple[bytes, dict[str, Array]]:
+    """Values and positions of a tensor that has few distinct values."""
+    rng = np.random.default_rng(len(shape) * 100 + k)
+    x = rng.integers(0 if dtype is np.uint8 else -3, 4, tuple(shape)).astype(dtype)
+    if opset < 10:
+        node = helper.make_node("TopK", ["x"], ["y", "i"], k=k, **attributes)
+        return model([node], {"x": x}, ["y", "i"], opset=opset), {"x": x}
+    node = helper.make_node("TopK", ["x", "k"], ["y", "i"], **attributes)
+    return model([node], {"x": x}, ["y", "i"], {"k": np.array([k])}, opset), {"x": x}
+
+
+def recurrent(
+    op: str,
+    *,
+    sizes: tuple[int, int, int, int] = (5, 2, 3, 4),
+    direction: str = "forward",
+    given: str = "B",
+    outputs: Sequence[str] = ("y", "h", "c"),
+    lengths: Sequence[int] | None = None,
+    opset: int = 17,
+    computed: bool = False,
+    **attributes: Any,
+) -> tuple[bytes, dict[str, Array]]:
+    """A layer of `sizes` (steps, batch, elements of an input, of a state).
+
+    `given`: which of B, h, c and P it has; states are inputs of the model. `lengths` are a constant. `computed`: so is
+    no weight. Weights are so large that states neither saturate nor grow apart by rounding.
+    """
+    t, b, i, h = sizes
+    d, rng = 2 if direction == "bidirectional" else 1, np.random.default_rng(sum(sizes))
+
+    def drawn(*shape: int) -> Array:
+        return (rng.standard_normal(shape) / np.sqrt(max(i, h))).astype(np.float32)
+
+    weights: dict[str, Array] = {"w": drawn(d, GATES[op] * h, i), "r": drawn(d, GATES[op] * h, h)}
+    inputs = {"x": drawn(t, b, i)}
+    if "B" in given:
+        weights["b"] = drawn(d, 2 * GATES[op] * h)
+    if "P" in given:
+        weights["p"] = drawn(d, 3 * h)
+    inputs.update({f"{k}0": drawn(d, b, h) for k in "hc" if k in given})
+    constants = {} if computed else dict(weights)
+    if lengths is not None:
+        constants["n"] = np.array(lengths, np.int32)
+    names = ["x", "w", "r", "b", "n", "h0", "c0", "p"]
+    present = {**inputs, **weights, **constants}
+    names = [n if n in present else "" for n in names]
+    while not names[-1]:
+        names.pop()
+    made = [n if n in outputs else "" for n in ("y", "h", "c")[: 3 if op == "LSTM" else 2]]
+    while not made[-1]:
+        made.pop()
+    node = helper.make_node(op, names, made, hidden_size=h, direction=direction, **attributes)
+    inputs.update(weights if computed else {})
+    return model([node], inputs, [n for n in made if n], constants, opset), inputs
+
+
+def expected(data: bytes, inputs: Mapping[str, Array]) -> list[Array]:
+    """Results of the whole model in ONNX Runtime."""
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    return [np.asarray(y) for y in session.run(None, dict(inputs))]

@@ -1,0 +1,219 @@
+"""ONNX operators without a rule by ATen, as a plan for a GPU calls them, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx import helper
+from tests.generate.library import onnx_cases as cases
+from tests.runtime.fake_cuda import FakeCuda, install
+from tests.slow import few
+from tests.typed import assert_allclose
+
+from weft.device.cuda.facts import profile
+from weft.device.facts import CpuFacts
+from weft.frontends.onnx import import_onnx
+from weft.generate.library import ON_DEVICE, LibraryGenerator
+from weft.generate.library.covered import is_covered
+from weft.generate.library.execute import is_capturable
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph
+from weft.ir.passes import clean_up
+from weft.ir.types import Array
+from weft.kernels.plan import Plan
+from weft.kernels.source import LibraryCall
+from weft.options import Options
+from weft.orchestrate.alternatives import find_alternatives
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.pipeline.problems import collect
+from weft.pipeline.setting import Setting, limits_of
+from weft.pipeline.untuned import plan_in
+from weft.platform.cuda.platform import Cuda
+from weft.runtime.admitted import needs_trust
+from weft.runtime.cuda_executable import CudaExecutable
+from weft.runtime.executable import Linked, to_torch
+
+
+def planned(data: bytes) -> tuple[Graph, Plan]:
+    """The library plan of a model on an H200."""
+    options, facts = Options(device="cuda", budget_s=0), profile("h200")
+    cleaned = clean_up(import_onnx(data).graph, strict=False).graph
+    found = find_alternatives(cleaned, strict=False, on_gpu=True)
+    candidates = enumerate_candidates(found.graph, limits_of(options, facts), found, stop=lambda: True).candidates
+    setting = Setting(options, Cuda(facts))
+    return found.graph, plan_in("library", collect(found.graph, candidates, found, facts), found, setting)
+
+
+def targets(plan: Plan) -> list[str]:
+    return [s.target for step in plan.steps if isinstance(step.kernel, LibraryCall) for s in step.kernel.run]
+
+
+def results(graph: Graph, plan: Plan, inputs: Mapping[str, Array]) -> list[Array]:
+    exe = CudaExecutable(Linked(graph, plan, {}, None, None, 0, {"gpu": "H200"}), device=torch.device("cpu"))
+    types = [graph.type_of(n).dtype for n in graph.inputs]
+    return [y.numpy() for y in exe(*(to_torch(x, t) for x, t in zip(inputs.values(), types, strict=True)))]
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """A stand-in: plans for a GPU run on the CPU."""
+    return install(monkeypatch)
+
+
+def check(cuda: FakeCuda, data: bytes, inputs: Mapping[str, Array], *, exact: bool) -> Plan:
+    """One graph, no step on the host, the same results twice, and ONNX Runtime's."""
+    graph, plan = planned(data)
+    assert "weft.opaque_onnx" not in targets(plan)
+    got = results(graph, plan, inputs)
+    assert len(cuda.graphs) == 1
+    for mine, again, want in zip(got, results(graph, plan, inputs), cases.expected(data, inputs), strict=True):
+        assert (mine.dtype, mine.shape) == (want.dtype, want.shape)
+        assert np.array_equal(mine, again)
+        if exact:
+            assert np.array_equal(mine, want)
+        else:
+            assert_allclose(mine, want, rtol=1e-5, atol=1e-6)
+    return plan
+
+
+TYPES = [np.float32, np.float64, np.int32, np.int64]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.__name__)
+@pytest.mark.parametrize("opset", [9, 10, 11, 24])
+def test_top_k_with_ties(cuda: FakeCuda, dtype: Any, opset: int) -> None:
+    if opset < 11 and dtype not in (np.float32, np.float64):
+        pytest.skip("ONNX Runtime has floats alone")
+    shape, k = (4, 7, 40), 5
+    data, inputs = cases.top_k(shape, dtype, k=k, opset=opset, axis=1)
+    plan = check(cuda, data, inputs, exact=True)
+    assert targets(plan)[0] == "aten.sort.stable"
+    assert not any(needs_trust(step.kernel) for step in plan.steps)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "k", "largest"),
+    few(
+        [
+            (shape, axis, k, largest)
+            for shape in ((9,), (3, 11), (2, 5, 6))
+            for axis in range(-len(shape), len(shape))
+            for k in sorted({1, 2, shape[axis]})
+            for largest in (0, 1)
+        ],
+        12,
+        unpack=True,
+    ),
+)
+def test_top_k_along_every_axis(cuda: FakeCuda, shape: tuple[int, ...], axis: int, k: int, largest: int) -> None:
+    data, inputs = cases.top_k(shape, k=k, axis=axis, largest=largest)
+    check(cuda, data, inputs, exact=True)
+
+
+def test_zeros_of_both_signs_and_infinities_tie_as_in_onnx(cuda: FakeCuda) -> None:
+    data, _ = cases.top_k((2, 6), k=4, axis=1)
+    x = np.array([[0.0, -0.0, 0.0, -1, -0.0, -2], [np.inf, 1, np.inf, -np.inf, 2, np.inf]], np.float32)
+    graph, plan = planned(data)
+    for mine, want in zip(results(graph, plan, {"x": x}), cases.expected(data, {"x": x}), strict=True):
+        assert np.array_equal(mine, want)
+
+
+def test_one_result_of_two_is_read(cuda: FakeCuda) -> None:
+    x = np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32)
+    nodes = [helper.make_node("TopK", ["x", "k"], ["y", "i"], axis=-1), helper.make_node("Neg", ["i"], ["z"])]
+    data = cases.model(nodes, {"x": x}, ["z"], {"k": np.array([2])})
+    check(cuda, data, {"x": x}, exact=True)
+
+
+LAYERS = [("LSTM", {}), ("GRU", {"linear_before_reset": 1}), ("RNN", {})]
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("given", ["", "B", "Bhc", "h"])
+@pytest.mark.parametrize(("op", "attributes"), LAYERS, ids=lambda x: str(x)[:4])
+def test_recurrent_layers(cuda: FakeCuda, op: str, attributes: dict[str, Any], given: str, direction: str) -> None:
+    if "c" in given and op != "LSTM":
+        given = given.replace("c", "")
+    data, inputs = cases.recurrent(op, given=given, direction=direction, **attributes)
+    check(cuda, data, inputs, exact=False)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (3, 1, 2, 40), (12, 4, 33, 30)])
+@pytest.mark.parametrize(("op", "attributes"), LAYERS, ids=lambda x: str(x)[:4])
+def test_weights_of_every_size_are_turned_once(
+    cuda: FakeCuda, op: str, attributes: dict[str, Any], sizes: tuple[int, int, int, int]
+) -> None:
+    """Small ones lie in the operator's payload, others are constants of the graph."""
+    data, inputs = cases.recurrent(op, sizes=sizes, direction="bidirectional", **attributes)
+    plan = check(cuda, data, inputs, exact=False)
+    assert not {"weft.recurrent_weights", "aten.index_select.default", "weft.tensor"} & set(targets(plan))
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [
+        ("RNN", {"activations": ["Relu"]}),
+        ("RNN", {"activations": ["Tanh", "Tanh"], "direction": "bidirectional"}),
+        ("LSTM", {"activations": ["sigmoid", "Tanh", "tanh"], "input_forget": 0}),
+        ("GRU", {"activations": ["Sigmoid", "Tanh"], "linear_before_reset": 1, "direction": "reverse"}),
+        ("LSTM", {"lengths": [5, 5]}),
+        ("LSTM", {"opset": 7}),
+        ("LSTM", {"outputs": ["h"]}),
+        ("LSTM", {"outputs": ["c", "y"]}),
+    ],
+    ids=str,
+)
+def test_what_else_is_the_same(cuda: FakeCuda, op: str, attributes: dict[str, Any]) -> None:
+    data, inputs = cases.recurrent(op, **attributes)
+    check(cuda, data, inputs, exact=False)
+
+
+HOSTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "peepholes": ("LSTM", {"given": "BP"}),
+    "clip": ("LSTM", {"clip": 0.5}),
+    "coupled gates": ("LSTM", {"input_forget": 1}),
+    "another gate": ("LSTM", {"activations": ["HardSigmoid", "Tanh", "Tanh"]}),
+    "another state": ("GRU", {"activations": ["Sigmoid", "Relu"], "linear_before_reset": 1}),
+    "two kinds": ("RNN", {"activations": ["Tanh", "Relu"], "direction": "bidirectional"}),
+    "a slope": ("RNN", {"activations": ["LeakyRelu"], "activation_alpha": [0.2]}),
+    "reset before the product": ("GRU", {}),
+    "sequences end": ("GRU", {"lengths": [5, 3], "linear_before_reset": 1}),
+    "weights are inputs": ("RNN", {"computed": True}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_what_the_framework_computes_otherwise_stays_on_the_host(cuda: FakeCuda, name: str) -> None:
+    op, attributes = HOSTED[name]
+    data, inputs = cases.recurrent(op, **attributes)
+    graph, plan = planned(data)
+    assert "weft.opaque_onnx" in targets(plan)
+    for mine, want in zip(results(graph, plan, inputs), cases.expected(data, inputs), strict=True):
+        assert np.array_equal(mine, want)
+
+
+def test_an_order_that_nothing_defines_stays_on_the_host(cuda: FakeCuda) -> None:
+    data, inputs = cases.top_k((4, 9), sorted=0)
+    graph, plan = planned(data)
+    assert "weft.opaque_onnx" in targets(plan)
+    for mine, want in zip(results(graph, plan, inputs), cases.expected(data, inputs), strict=True):
+        assert np.array_equal(mine, want)
+
+
+def test_on_a_processor_it_is_onnx_runtimes(cuda: FakeCuda) -> None:
+    graph = import_onnx(cases.top_k((4, 9))[0]).graph
+    facts = CpuFacts.__new__(CpuFacts)
+    (task, *_) = collect(
+        graph, enumerate_candidates(graph).candidates, find_alternatives(graph), profile("h200")
+    ).tasks.values()
+    on_cpu, on_gpu = (LibraryGenerator().schedules(task.problem, f) for f in (facts, profile("h200")))
+    assert not isinstance(on_cpu, Declined) and not isinstance(on_gpu, Declined)
+    assert [s.param("form") for s in on_cpu] == ["primitives"]
+    assert [s.param("form") for s in on_gpu] == [ON_DEVICE, "primitives"]
+    calls = [LibraryGenerator().emit(task.problem, s) for s in on_gpu]
+    assert [isinstance(c, LibraryCall) and is_capturable(c) for c in calls] == [True, False]
+    assert all(isinstance(c, LibraryCall) and is_covered(task.problem, c, "cuda") for c in calls)
