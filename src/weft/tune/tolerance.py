@@ -171,3 +171,9 @@ def table_hash() -> str:
         "undecided": [UNDECIDED, UNDECIDED_RUNS, UNDECIDED_FEW, UNDECIDED_FEW_RUNS],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+OPAQUE_ULPS, OPAQUE_RUNS = 4.0, 3
+"""A recurrent layer beside ONNX Runtime's, see `tune.opaque`: units of the RMS that its functions may always be off by
+(ONNX Runtime's sigmoid and tanh are approximations), and in how many runs on operands that are off the reference error
+is looked for. No verdict that was found before these stood here depends on them, so the hash does not either."""

@@ -114,7 +114,7 @@ def test_the_tables_are_covered_whole() -> None:
     entries = {f"primitives {p.value}" for p in TRANSLATE if p not in FREE and p is not Prim.OPAQUE}
     entries |= {f"operator {rule}" for rule in OPERATORS}
     assert set(covered("cpu")) == entries | {CONVERT, OPAQUE, "widened", "conv", "linear"}
-    assert set(covered("cuda")) == entries | {CONVERT, OPAQUE, "widened", "cudnn", "cublaslt", GELU}
+    assert set(covered("cuda")) == entries | {CONVERT, OPAQUE, "device", "widened", "cudnn", "cublaslt", GELU}
     assert all(covered("cuda").values())
 
 
