@@ -88,6 +88,9 @@ def call(*steps: CallStep) -> LibraryCall:
         CallStep("weft.opaque_aten", (7, 0)),
         CallStep("weft.opaque_aten", ()),
         CallStep("weft.opaque_onnx", ("{}", 0)),
+        CallStep("weft.recurrent_weights", (2, 1 << 40, 4, 1, Ref("in", 0))),
+        CallStep("aten.lstm.input", (Ref("in", 0), (), (), False, 1, 0.0, False, False, False)),
+        CallStep("aten.sort.values_stable", (Ref("in", 0),), (("indices", Ref("in", 1)), ("values", Ref("in", 0)))),
         CallStep("aten.sum.dim_IntList", (Ref("in", 0), (0,), True), (("dtype", -1),)),
         CallStep("aten.clone.default", (Ref("in", 0),), (("memory_format", 77),)),
         CallStep("aten.full.default", ((4,), 0), (("layout", 9),)),
@@ -103,6 +106,7 @@ def test_operators_that_check_need_none() -> None:
     dtype = (("dtype", "dtype:f32"),)
     assert not needs_trust(call(CallStep("aten.sum.dim_IntList", (Ref("in", 0), (0,), True), dtype)))
     assert not needs_trust(call(CallStep("weft.tensor", ((1.0,), "dtype:f32", ()))))
+    assert not needs_trust(call(CallStep("aten.sort.stable", (Ref("in", 0),), (("dim", 9), ("stable", True)), -1)))
     topk = {"op": "aten::topk", "overload": "", "args": [{"tensor": 0}, 3], "kwargs": {}}
     assert not needs_trust(call(CallStep("weft.opaque_aten", (json.dumps(topk), -1, Ref("in", 0)), (), -1)))
     assert all(hasattr(torch.ops.aten, name) for name in CHECKED)

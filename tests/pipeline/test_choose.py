@@ -65,6 +65,31 @@ def test_what_nobody_measured_is_the_frameworks_own_call() -> None:
     assert [k for _, k in ranked.kernels] == [recorded, call], "measured ones go by their time"
 
 
+def test_a_call_that_waits_for_the_host_stands_for_want_of_others() -> None:
+    """However fast it is by itself: the steps around it would be several graphs."""
+    alternatives = find_alternatives(residual_net(1))
+    graph = alternatives.graph
+    problems = collect(graph, enumerate_candidates(graph, alternatives=alternatives).candidates, alternatives, FACTS)
+    key = next(key for key, task in problems.tasks.items() if task.essential)
+    call = LibraryCall(Schedule("library"), (), (), ())
+    hosted = replace(
+        call, schedule=Schedule("library", (("form", "x"),)), run=(CallStep("weft.opaque_onnx", ("{}", 0)),)
+    )
+    kernels = {key: Kernels(tuple((k.schedule, k) for k in (hosted, call)))}
+    right = {(key, hosted.schedule)}
+    (ranked,) = choose.rank(problems, Known(kernels=kernels, right=right), library_only=True)
+    assert [k for _, k in ranked.kernels] == [call, hosted]
+
+    def ranking(verdict: Verdict) -> list[object]:
+        found = {(key, hosted.schedule): Measurement(key, hosted.schedule, Verdict.OK, (1.0,))}
+        found[key, call.schedule] = Measurement(key, call.schedule, verdict, (2.0,))
+        (ranked,) = choose.rank(problems, Known(found, kernels=kernels), library_only=True)
+        return [k for _, k in ranked.kernels]
+
+    assert ranking(Verdict.OK) == [call]
+    assert ranking(Verdict.WRONG) == [hosted]
+
+
 def test_an_odd_call_never_stands_beside_one_that_nothing_speaks_against() -> None:
     alternatives = find_alternatives(residual_net(1))
     graph = alternatives.graph

@@ -73,8 +73,9 @@ def test_gates_in_another_order_are_found(name: str) -> None:
 
     def wrong(step: CallStep) -> CallStep:
         order = step.args[0] if step.target == "weft.tensor" else None
-        is_order = isinstance(order, tuple) and order in ((0, 2, 3, 1), (1, 0, 2))
-        return replace(step, args=(tuple(range(len(order))), *step.args[1:])) if is_order else step
+        if not isinstance(order, tuple) or order not in ((0, 2, 3, 1), (1, 0, 2)):
+            return step
+        return replace(step, args=(tuple(range(len(order))), *step.args[1:]))
 
     other = replace(call, prepare=tuple(map(wrong, call.prepare)))
     assert other != call

@@ -24,14 +24,16 @@ CHECKED = frozenset(
         "mean", "minimum", "mish", "mm", "mul", "native_layer_norm", "ne", "neg", "permute", "pow", "prelu", "prod",
         "reciprocal", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "relu", "remainder",
         "replication_pad1d", "replication_pad2d", "replication_pad3d", "reshape", "round", "rsqrt", "sigmoid", "sign",
-        "silu", "sin", "sinh", "slice", "softplus", "sort", "sqrt", "sub", "sum", "t", "tan", "tanh", "trunc", "unfold",
+        "silu", "sin", "sinh", "slice", "softplus", "sqrt", "sub", "sum", "t", "tan", "tanh", "trunc", "unfold",
         "unsqueeze", "where", "_log_softmax", "_softmax", "_to_copy",
     }
 )  # fmt: skip
 """Operators of `aten` that the library generator writes, each of which checks shapes, indices and sizes."""
 
 
-_WHOLE = frozenset({"index_put", "scatter", "scatter_add", "scatter_reduce", "topk"})
+_SORT = "aten.sort.stable"
+"""What stands for ONNX's TopK on a GPU. Other overloads write into tensors that they are given."""
+_WHOLE = frozenset({"index_put", "scatter", "scatter_add", "scatter_reduce", "sort", "topk"})
 """Operators of `aten` without a rule, run whole (`weft.opaque_aten`), that check their arguments in the same way."""
 _OPAQUE = "weft.opaque_aten"
 _OWN = frozenset({"weft.number", "weft.tensor", "weft.result"})
@@ -52,7 +54,7 @@ def _is_checked(step: CallStep) -> bool:
     if step.target == _OPAQUE:
         return _is_checked_whole(step)
     namespace, _, rest = step.target.partition(".")
-    if step.target not in _OWN and (namespace != "aten" or rest.partition(".")[0] not in CHECKED):
+    if step.target not in _OWN | {_SORT} and (namespace != "aten" or rest.partition(".")[0] not in CHECKED):
         return False
     for name, value in step.kwargs:
         if name in _OPEN or (name in _NAMED and not (isinstance(value, str) and value.startswith(_NAMED[name]))):

@@ -60,9 +60,9 @@ def told(
 
     call = Program(graph).finish(Schedule("library", (("form", "primitives"),)))
 
-    def run(given: list[torch.Tensor]) -> list[torch.Tensor]:
-        device = given[0].device if given else None
-        return BoundCall(call, {k: given[k] for k in sorted(weights)}, device=device).run(given)
+    def run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        device = tensors[0].device if tensors else None
+        return BoundCall(call, {k: tensors[k] for k in sorted(weights)}, device=device).run(tensors)
 
     try:
         values = run(inputs)

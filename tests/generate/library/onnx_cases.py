@@ -40,7 +40,7 @@ def model(
 
 
 def top_k(
-    shape: Sequence[int], dtype: Any = np.float32, *, k: int = 3, opset: int = 17, **attributes: int
+    shape: Sequence[int], dtype: Any = np.float32, *, k: int = 3, opset: int = 17, **attributes: Any
 ) -> tuple[bytes, dict[str, Array]]:
     """Values and positions of a tensor that has few distinct values."""
     rng = np.random.default_rng(len(shape) * 100 + k)
