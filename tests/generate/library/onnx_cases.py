@@ -35,7 +35,9 @@ def model(
         [onnx.ValueInfoProto(name=k) for k in outputs],
         [numpy_helper.from_array(v, k) for k, v in constants.items()],
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    made = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid(*x) for x in (("", opset), ("com.microsoft", 1))], ir_version=8
+    )
     return bytes(onnx.shape_inference.infer_shapes(made).SerializeToString())
 
 
@@ -96,6 +98,29 @@ def recurrent(
     node = helper.make_node(op, names, made, hidden_size=h, direction=direction, **attributes)
     inputs.update(weights if computed else {})
     return model([node], inputs, [n for n in made if n], constants, opset), inputs
+
+
+def network() -> tuple[bytes, dict[str, Array]]:
+    """A layer, a product, the largest of its results."""
+    rng = np.random.default_rng(5)
+    i, h = 16, 32
+    constants = {
+        "w": rng.standard_normal((1, 4 * h, i)) / 6,
+        "r": rng.standard_normal((1, 4 * h, h)) / 6,
+        "b": rng.standard_normal((1, 8 * h)) / 6,
+        "v": rng.standard_normal((h, 200)) / 6,
+    }
+    nodes = [
+        helper.make_node("Relu", ["x"], ["p"]),
+        helper.make_node("LSTM", ["p", "w", "r", "b"], ["", "last", ""], hidden_size=h),
+        helper.make_node("MatMul", ["last", "v"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["q"]),
+        helper.make_node("TopK", ["q", "k"], ["y", "places"]),
+        helper.make_node("Sqrt", ["y"], ["root"]),
+    ]
+    values = {k: v.astype(np.float32) for k, v in constants.items()} | {"k": np.array([5])}
+    x = rng.standard_normal((12, 3, i)).astype(np.float32)
+    return model(nodes, {"x": x}, ["root", "places"], values), {"x": x}
 
 
 def expected(data: bytes, inputs: Mapping[str, Array]) -> list[Array]:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from onnx import helper
 from tests.generate.library import onnx_cases as cases
 from tests.generate.library.test_onnx_aten import HOSTED
 from tests.typed import assert_allclose
@@ -123,32 +122,9 @@ def test_what_stays_with_onnx_runtime_is_right(name: str) -> None:
     check(exe, data, inputs, exact=False)
 
 
-def network() -> Made:
-    """A layer, a product, the largest of its results."""
-    rng = np.random.default_rng(5)
-    i, h = 16, 32
-    constants = {
-        "w": rng.standard_normal((1, 4 * h, i)) / 6,
-        "r": rng.standard_normal((1, 4 * h, h)) / 6,
-        "b": rng.standard_normal((1, 8 * h)) / 6,
-        "v": rng.standard_normal((h, 200)) / 6,
-    }
-    nodes = [
-        helper.make_node("Relu", ["x"], ["p"]),
-        helper.make_node("LSTM", ["p", "w", "r", "b"], ["", "last", ""], hidden_size=h),
-        helper.make_node("MatMul", ["last", "v"], ["s"]),
-        helper.make_node("Softmax", ["s"], ["q"]),
-        helper.make_node("TopK", ["q", "k"], ["y", "places"]),
-        helper.make_node("Sqrt", ["y"], ["root"]),
-    ]
-    values = {k: v.astype(np.float32) for k, v in constants.items()} | {"k": np.array([5])}
-    x = rng.standard_normal((12, 3, i)).astype(np.float32)
-    return cases.model(nodes, {"x": x}, ["root", "places"], values), {"x": x}
-
-
 @pytest.mark.parametrize("budget_s", [0.0, BUDGET_S])
 def test_a_network_of_them_is_one_graph(budget_s: float, shared_cache: Path, tmp_path: Path) -> None:
-    data, inputs = network()
+    data, inputs = cases.network()
     options = Options(device="cuda", budget_s=budget_s, cache_dir=shared_cache)
     compiled = weft.compile(data, options=options)
     one_graph(compiled.executable)

@@ -151,6 +151,8 @@ def _top_k(o: _Operator) -> Sequence[Ref] | Declined:
 
     NaN, of which ONNX says nothing, is larger than any number.
     """
+    if not o.has(0):
+        return Declined("TopK of nothing")
     x, p = o.type(0), o.program
     if not x.dtype.is_float and not x.dtype.is_integer:
         return Declined(f"TopK of {x.dtype}")
@@ -229,6 +231,8 @@ def _layer(op: str, layer: _Layer, o: _Operator) -> Sequence[Ref] | Declined:
     Shapes: x (t, b, i), W (d, g·h, i), R (d, g·h, h), B (d, 2·g·h), h and c (d, b, h); gives (t, d, b, h), h and c.
     """
     p = o.program
+    if not all(o.has(k) and o.type(k).rank == 3 for k in (_X, _W, _R)):
+        return Declined(f"{op} without operands of three dimensions")
     (t, batch, width), hidden = o.type(_X).shape, o.type(_R).shape[-1]
     direction = o.text("direction", "forward")
     directions = {"forward": 1, "reverse": 1, "bidirectional": 2}.get(direction, 0)
@@ -236,8 +240,16 @@ def _layer(op: str, layer: _Layer, o: _Operator) -> Sequence[Ref] | Declined:
     if not directions or found is None:
         return Declined(f"{op} with activations that the framework's has not")
     rows = len(layer.gates) * hidden
-    if (o.type(_W).shape, o.type(_R).shape) != ((directions, rows, width), (directions, rows, hidden)):
-        return Declined(f"{op} with weights of other shapes")
+    state = directions, batch, hidden
+    shapes = {
+        _W: (directions, rows, width),
+        _R: (directions, rows, hidden),
+        _B: (directions, 2 * rows),
+        _H: state,
+        _C: state,
+    }
+    if any(o.has(k) and o.type(k).shape != shape for k, shape in shapes.items()):
+        return Declined(f"{op} with operands of other shapes")
     if 0 in (t, batch, width, hidden):
         return Declined(f"{op} of nothing")
     if o.has(_LENGTHS):
@@ -246,7 +258,7 @@ def _layer(op: str, layer: _Layer, o: _Operator) -> Sequence[Ref] | Declined:
             return Declined(f"{op} of sequences that may differ in length")
     target, mode = found
     weights = p.call(WEIGHTS, mode, width, hidden, directions, *_weights(o, layer, directions, hidden), result=-1)
-    states = [_state(o, k, (directions, batch, hidden)) for k in ((_H, _C) if op == "LSTM" else (_H,))]
+    states = [_state(o, k, state) for k in ((_H, _C) if op == "LSTM" else (_H,))]
     x = o.ref(_X) if direction != "reverse" else p.call("aten.flip.default", o.ref(_X), (0,))
     every = p.call(
         target, x, tuple(states) if op == "LSTM" else states[0], weights,
@@ -321,5 +333,7 @@ def on_device(problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
             if isinstance(found, Declined):
                 return found
             made[call] = found
+        if not 0 <= at.result < len(piece.outputs) or piece.outputs[at.result] >= len(made[call]):
+            return Declined(f"a result that {piece.op} has not")
         program.bind(node, made[call][piece.outputs[at.result]])
     return program.finish(schedule, problem) if program.run else Declined("nothing left to run")
