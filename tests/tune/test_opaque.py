@@ -48,6 +48,8 @@ def judged(problem: Problem, call: LibraryCall, kind: InputSet) -> set[Verdict]:
 
 
 MODELS = {
+    "elements": lambda: cases.scatter("ScatterElements", (40, 60), (40, 50), axis=1),
+    "rows": lambda: cases.scatter("ScatterND", (2500, 2), (2400, 1)),
     "top k": lambda: cases.top_k((6, 50), k=7),
     "LSTM": lambda: cases.recurrent("LSTM", sizes=(20, 3, 40, 32), direction="bidirectional"),
     "small LSTM": lambda: cases.recurrent("LSTM"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import helper, numpy_helper
 
 from weft.ir.types import Array
@@ -100,6 +100,45 @@ def recurrent(
     return model([node], inputs, [n for n in made if n], constants, opset), inputs
 
 
+def scatter(
+    op: str,
+    shape: Sequence[int],
+    index: Sequence[int],
+    dtype: Any = np.float32,
+    *,
+    axis: int = 0,
+    repeated: bool = False,
+    reduction: str = "none",
+) -> tuple[bytes, dict[str, Array]]:
+    """Updates at random places, negative ones among them; `repeated`: some are written more than once."""
+    rng, shape = np.random.default_rng(sum(index)), tuple(shape)
+    attributes: dict[str, Any] = {"reduction": reduction}
+    axis = axis % len(shape)
+    if op == "ScatterElements":
+        attributes["axis"] = axis
+        many = np.stack([rng.permutation(shape[axis])[: index[axis]] for _ in range(math.prod(index) // index[axis])])
+        others = [n for k, n in enumerate(index) if k != axis]
+        places = np.moveaxis(many.reshape(*others, index[axis]), -1, axis) - shape[axis] * rng.integers(
+            0, 2, tuple(index)
+        )
+        update = tuple(index)
+    else:
+        deep, rows = index[-1], math.prod(index[:-1])
+        flat = rng.permutation(math.prod(shape[:deep]))[:rows]
+        places = np.stack(np.unravel_index(flat, shape[:deep]), -1).reshape(tuple(index))
+        places -= np.array(shape[:deep]) * rng.integers(0, 2, tuple(index))
+        update = (*index[:-1], *shape[deep:])
+    if repeated:
+        places = np.where(rng.random(places.shape) < 0.5, places % 3, places)
+    node = helper.make_node(op, ["x", "i", "u"], ["y"], **{k: v for k, v in attributes.items() if v != "none"})
+    inputs = {
+        "x": rng.integers(0, 90, shape).astype(dtype),
+        "i": places.astype(np.int64),
+        "u": rng.integers(0, 90, update).astype(dtype),
+    }
+    return model([node], inputs, ["y"], opset=18), inputs
+
+
 def network() -> tuple[bytes, dict[str, Array]]:
     """A layer, a product, the largest of its results."""
     rng = np.random.default_rng(5)
@@ -125,5 +164,9 @@ def network() -> tuple[bytes, dict[str, Array]]:
 
 def expected(data: bytes, inputs: Mapping[str, Array]) -> list[Array]:
     """Results of the whole model in ONNX Runtime."""
-    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    import onnxruntime  # what is drawn needs none
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # what is written twice, the last one writes
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     return [np.asarray(y) for y in session.run(None, dict(inputs))]

@@ -134,6 +134,48 @@ def test_one_result_of_two_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     check(monkeypatch, data, {"x": x}, exact=True)
 
 
+SCATTERS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "elements": ("ScatterElements", (40, 60), (40, 50), {"axis": 1}),
+    "elements of the first axis": ("ScatterElements", (60, 5, 9), (50, 4, 9), {"axis": 0, "dtype": np.int64}),
+    "elements, some twice": ("ScatterElements", (7, 400), (7, 400), {"axis": 1, "repeated": True}),
+    "elements of f16": ("ScatterElements", (40, 60), (40, 50), {"axis": 1, "dtype": np.float16}),
+    "elements of a vector": ("ScatterElements", (3000,), (2500,), {"dtype": np.float64}),
+    "rows": ("ScatterND", (2500, 1), (2400, 1), {}),
+    "elements by all their indices": ("ScatterND", (50, 60, 1), (45, 50, 2), {"dtype": np.int32}),
+    "rows, some twice": ("ScatterND", (2500, 2), (2400, 1), {"repeated": True}),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_scattered_updates(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    op, shape, index, attributes = SCATTERS[name]
+    data, inputs = cases.scatter(op, shape, index, **attributes)
+    plan = check(monkeypatch, data, inputs, exact=True)
+    assert "aten.scatter_reduce.two" in targets(plan)
+
+
+def test_what_is_scattered_outside_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the rule, where it takes the operator; ONNX Runtime refuses it."""
+    data, inputs = cases.scatter("ScatterElements", (2100,), (2000,))
+    inputs["i"][:3] = 2100, -2101, 1 << 40
+    graph, plan = planned(data)
+    install(monkeypatch)
+    want = inputs["x"].copy()
+    want[inputs["i"][3:].astype(np.int64) % 2100] = inputs["u"][3:]
+    assert np.array_equal(results(graph, plan, inputs)[0], want)
+
+
+@pytest.mark.parametrize("op", ["ScatterElements", "ScatterND"])
+def test_updates_that_are_combined_stay_on_the_host(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+    index = (40, 60) if op == "ScatterElements" else (40, 60, 2)
+    data, inputs = cases.scatter(op, (40, 60), index, repeated=True, reduction="mul")
+    graph, plan = planned(data)
+    assert "weft.opaque_onnx" in targets(plan)
+    install(monkeypatch)
+    for mine, want in zip(results(graph, plan, inputs), cases.expected(data, inputs), strict=True):
+        assert np.array_equal(mine, want, equal_nan=True)
+
+
 LAYERS = [("LSTM", {}), ("GRU", {"linear_before_reset": 1}), ("RNN", {})]
 
 

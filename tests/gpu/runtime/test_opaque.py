@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.generate.library import onnx_cases as cases
-from tests.generate.library.test_onnx_aten import HOSTED
+from tests.generate.library.test_onnx_aten import HOSTED, SCATTERS
 from tests.typed import assert_allclose
 from torch import nn
 
@@ -25,7 +25,6 @@ from weft.pipeline.untuned import build
 from weft.runtime.any import AnyExecutable
 from weft.runtime.cuda_executable import CudaExecutable
 
-pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.gpu
 BUDGET_S = 20.0
 SETS = 3
@@ -45,13 +44,17 @@ def one_graph(found: AnyExecutable) -> CudaExecutable:
 
 
 def fresh(inputs: Mapping[str, Array], seed: int) -> dict[str, Array]:
-    """Other values of the same kind: few distinct ones stay few."""
+    """The same values in another order: few distinct ones stay few, and indices inside along the first axis."""
     rng = np.random.default_rng(seed)
-    return {k: rng.permutation(x.reshape(-1)).reshape(x.shape) for k, x in inputs.items()}
+    return {
+        k: rng.permutation(x) if k == "i" else rng.permutation(x.reshape(-1)).reshape(x.shape)
+        for k, x in inputs.items()
+    }
 
 
 def check(run: Callable[..., Any], data: bytes, inputs: Mapping[str, Array], *, exact: bool) -> None:
     """Several inputs, each twice, against ONNX Runtime."""
+    pytest.importorskip("onnxruntime")
     for seed in range(SETS):
         values = fresh(inputs, seed)
         tensors = [torch.from_numpy(x).cuda() for x in values.values()]
@@ -91,6 +94,24 @@ TOP_K: dict[str, Callable[[], Made]] = {
 def test_top_k_with_ties(name: str) -> None:
     data, inputs = TOP_K[name]()
     check(one_graph(planned(data)), data, inputs, exact=True)
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_scattered_updates(name: str) -> None:
+    """Some are written to one place, in every run the last one stays."""
+    op, shape, index, attributes = SCATTERS[name]
+    data, inputs = cases.scatter(op, shape, index, **attributes)
+    check(one_graph(planned(data)), data, inputs, exact=True)
+
+
+def test_what_is_scattered_outside_is_left_out() -> None:
+    """And the GPU can be used as before."""
+    data, inputs = cases.scatter("ScatterElements", (2100,), (2000,))
+    inputs["i"][:3] = 2100, -2101, 1 << 40
+    want = inputs["x"].copy()
+    want[inputs["i"][3:].astype(np.int64) % 2100] = inputs["u"][3:]
+    (y,) = one_graph(planned(data))(*(torch.from_numpy(x).cuda() for x in inputs.values()))
+    assert np.array_equal(y.cpu().numpy(), want)
 
 
 LAYERS: dict[str, tuple[str, dict[str, Any]]] = {

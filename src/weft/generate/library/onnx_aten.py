@@ -3,6 +3,8 @@
     TopK              a stable sort and a slice: equal elements in the order of their indices, as ONNX has it
     LSTM, GRU, RNN    the framework's recurrent layers, with gates in their order; weights are turned when a plan is
                       linked, and lie as cuDNN reads them
+    ScatterElements,  which update an element is left with is found first, as the largest number among those written
+    ScatterND         there: the same in every run. Only those for which the rules would compare too much come here
 
 What the framework computes otherwise is declined with a reason and stays with ONNX Runtime. Of the operator's model
 only numbers are taken over, and texts that are compared with those known here.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -175,6 +178,85 @@ def _top_k(o: _Operator) -> Sequence[Ref] | Declined:
     return both if k == x.shape[axis] else [p.call("aten.slice.Tensor", y, axis, 0, k) for y in both]
 
 
+def _scatter_elements(o: _Operator) -> Sequence[Ref] | Declined:
+    """data with updates (of the shape of indices) written where indices say along an axis; at their own place else."""
+    if problem := _not_written(o):
+        return problem
+    p, shape, inner = o.program, o.type(0).shape, o.type(1).shape
+    axis = o.number("axis", 0) % len(shape) if shape else 0
+    if not shape or len(inner) != len(shape) or o.type(2).shape != inner:
+        return Declined("a scatter of operands of other shapes")
+    where, inside = _place(o, o.ref(1), shape[axis])
+    strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    where = p.call("aten.mul.Scalar", where, strides[axis])
+    for k, stride in enumerate(strides):
+        if k != axis:
+            line = p.call("aten.arange.default", inner[k], dtype="dtype:i64")
+            steps = p.call("aten.mul.Scalar", line, stride)
+            column = tuple(inner[k] if d == k else 1 for d in range(len(shape)))
+            where = p.call("aten.add.Tensor", where, p.call("aten.reshape.default", steps, column))
+    return [_written(o, where, inside, math.prod(shape), math.prod(inner), 1)]
+
+
+def _scatter_nd(o: _Operator) -> Sequence[Ref] | Declined:
+    """data with rows of updates written where the last dimension of indices says."""
+    if problem := _not_written(o):
+        return problem
+    p, shape, inner = o.program, o.type(0).shape, o.type(1).shape
+    deep = inner[-1] if inner else 0
+    if not 0 < deep <= len(shape) or o.type(2).shape != (*inner[:-1], *shape[deep:]):
+        return Declined("a scatter of operands of other shapes")
+    rows = math.prod(inner[:-1])
+    every = p.call("aten.reshape.default", o.ref(1), (rows, deep))
+    places = []
+    for k, size in enumerate(shape[:deep]):
+        column = p.call("aten.reshape.default", p.call("aten.slice.Tensor", every, 1, k, k + 1), (rows,))
+        one, valid = _place(o, column, size)
+        places.append((p.call("aten.mul.Scalar", one, math.prod(shape[k + 1 : deep])), valid))
+    where, inside = places[0]
+    for one, valid in places[1:]:
+        where = p.call("aten.add.Tensor", where, one)
+        inside = p.call("aten.bitwise_and.Tensor", inside, valid)
+    return [_written(o, where, inside, math.prod(shape[:deep]), rows, math.prod(shape[deep:]))]
+
+
+def _not_written(o: _Operator) -> Declined | None:
+    if o.text("reduction", "none") != "none":
+        return Declined("a scatter that combines values: their order decides")
+    if not all(o.has(k) for k in range(3)) or not o.type(1).dtype.is_integer or o.type(0).dtype is not o.type(2).dtype:
+        return Declined("a scatter of operands of other types")
+    if 0 in (o.type(0).size, o.type(1).size):
+        return Declined("a scatter of nothing")
+    return None
+
+
+def _place(o: _Operator, index: Ref, size: int) -> tuple[Ref, Ref]:
+    """An index that counted from the end, and whether it is one of a dimension of that size."""
+    p = o.program
+    index = p.call("aten._to_copy.default", index, dtype="dtype:i64")
+    found = p.call("aten.where.self", p.call("aten.lt.Scalar", index, 0), p.call("aten.add.Scalar", index, size), index)
+    low, high = p.call("aten.ge.Scalar", found, 0), p.call("aten.lt.Scalar", found, size)
+    return found, p.call("aten.bitwise_and.Tensor", low, high)
+
+
+def _written(o: _Operator, where: Ref, inside: Ref, places: int, count: int, width: int) -> Ref:
+    """data (places, width) with the last of the rows of updates (count, width) that is written to each place.
+
+    What lies outside is written behind the last place, which is then cut off.
+    """
+    p = o.program
+    where = p.call("aten.reshape.default", p.call("aten.where.ScalarOther", inside, where, places), (count,))
+    none = p.call("aten.full.default", (places + 1,), -1, dtype="dtype:i64")
+    order = p.call("aten.arange.default", count, dtype="dtype:i64")
+    last = p.call("aten.scatter_reduce.two", none, 0, where, order, "amax")
+    last = p.call("aten.slice.Tensor", last, 0, 0, places)
+    updates = p.call("aten.reshape.default", o.ref(2), (count, width))
+    picked = p.call("aten.index_select.default", updates, 0, p.call("aten.clamp.default", last, 0))
+    hit = p.call("aten.reshape.default", p.call("aten.ge.Scalar", last, 0), (places, 1))
+    data = p.call("aten.reshape.default", o.ref(0), (places, width))
+    return p.call("aten.reshape.default", p.call("aten.where.self", hit, picked, data), o.type(0).shape)
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     """A recurrent layer of the framework."""
@@ -299,8 +381,14 @@ def _state(o: _Operator, position: int, shape: tuple[int, ...]) -> Ref:
     return o.program.call("aten.full.default", shape, 0.0, dtype=f"dtype:{DType.F32.value}")
 
 
-FORMS: Mapping[str, Form] = {"TopK": _top_k, **{op: _recurrent(op) for op in _LAYERS}}
-EXACT = frozenset({"TopK"})
+FORMS: Mapping[str, Form] = {
+    "TopK": _top_k,
+    "Scatter": _scatter_elements,
+    "ScatterElements": _scatter_elements,
+    "ScatterND": _scatter_nd,
+    **{op: _recurrent(op) for op in _LAYERS},
+}
+EXACT = frozenset(FORMS) - set(_LAYERS)
 """Operators whose results are operands moved, and their positions."""
 
 
