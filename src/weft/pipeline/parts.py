@@ -15,7 +15,7 @@ from weft.kernels.record import CompileRecord, PlanRecord, Tuning
 from weft.options import Options
 from weft.pipeline import summary
 from weft.pipeline.deadline import Deadline
-from weft.pipeline.finish import LEAST_ROUNDS, ROUNDS, interleave
+from weft.pipeline.finish import LEAST_ROUNDS, ROUNDS, interleave, wins
 from weft.pipeline.job import Compilation, Decision, Framework, Job, Searched
 from weft.pipeline.setting import survey
 from weft.pipeline.stages import Stages
@@ -64,7 +64,7 @@ def joined(
             )  # fmt: skip
     mine, theirs = samples.get(NAME, []), samples.get("eager", [])
     measured = min(len(mine), len(theirs)) >= LEAST_ROUNDS
-    beaten = job.tunes and not (measured and _median(mine) <= _median(theirs))
+    beaten = job.tunes and not (measured and wins(mine, theirs))
     faster = eager if beaten else None
     verified = all(p.plan is not None for p in parts)
     plans = (
