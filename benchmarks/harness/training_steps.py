@@ -24,7 +24,7 @@ PRELOADED = ("scipy.optimize", "torch._dynamo", "weft.api", "weft.training", "be
 """Imported once, by the process that all others are forked from; that one computes nothing and knows no GPU."""
 SHOWN = ("resnet50", "gpt2", "dlrm")
 """Of small forms, if no others are named."""
-CHECKED, WARM, ROUNDS, ROUND_S = 5, 3, 15, 0.05
+CHECKED, WARM, ROUNDS, ROUND_S = 5, 3, 15, 0.2
 """Batches whose losses are compared, steps before anything is recorded, samples, and how long each is at least."""
 SLOWEST = 40
 """Groups of like kernels of a plan that its entry names."""

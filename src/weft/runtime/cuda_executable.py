@@ -211,6 +211,10 @@ class CudaExecutable:
         self._values: Values = survey(self.graph, self.plan)
         self._bound: dict[int, torch.Tensor] = {}
         self._bound.update((k, x.detach()) for k, x in bound.items() if self._may_lie(k, x))
+        self._copied = [k for k in range(len(self._input_types)) if k not in self._bound]
+        """Inputs that a call copies in."""
+        self._given = [(k, bound[k], bound[k].data_ptr(), bound[k].shape) for k in self._bound]
+        """Tensors that are read where they lie, as they were checked: a training step has hundreds."""
         if written:
             self.plan = written_last(self.graph, self.plan, self._values, written, self._bound)
             self._values = survey(self.graph, self.plan)
@@ -552,18 +556,16 @@ class CudaExecutable:
         Raises:
             InputError: wrong number, shape, type or device of the tensors [W011].
         """
-        check_count(tensors, self._input_types)
-        for position, tensor in enumerate(tensors):
-            self._check(position, tensor)
+        self._check_all(tensors)
         with self._lock, torch.cuda.device(self.device), torch.no_grad():
             self._order.enter()
             self._put(tensors)
 
     def _put(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy inputs in, but for those that are read where they lie; none where none are given."""
-        for position, tensor in enumerate(tensors):
-            if position not in self._bound:
-                self.static_inputs[position].copy_(tensor)
+        if tensors:
+            for position in self._copied:
+                self.static_inputs[position].copy_(tensors[position])
 
     @property
     def recorded_graphs(self) -> tuple[int, ...]:
@@ -589,9 +591,7 @@ class CudaExecutable:
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once."""
-        check_count(tensors, self._input_types)
-        for position, tensor in enumerate(tensors):
-            self._check(position, tensor)
+        self._check_all(tensors)
         captured = torch.cuda.is_current_stream_capturing()
         with self._for_capture(captured), self._lock, torch.cuda.device(self.device), torch.no_grad():
             self._order.enter()
@@ -640,6 +640,15 @@ class CudaExecutable:
             before(len(self._launches))
             for copy in self._ends:
                 copy()
+
+    def _check_all(self, tensors: Sequence[torch.Tensor]) -> None:
+        check_count(tensors, self._input_types)
+        for position in self._copied:
+            self._check(position, tensors[position])
+        for position, given, address, shape in self._given:
+            tensor = tensors[position]
+            if tensor is not given or tensor.data_ptr() != address or tensor.shape != shape:
+                self._check(position, tensor)
 
     def _check(self, position: int, tensor: torch.Tensor) -> None:
         expected = self._input_types[position]

@@ -6,10 +6,11 @@ A plan computes new values of everything that a step writes before anything is w
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -29,6 +30,7 @@ from weft.training.eager import EagerStep
 from weft.training.trace import (
     Both,
     Form,
+    Order,
     Scaling,
     Tensors,
     Traced,
@@ -128,6 +130,22 @@ class _Plan:
     trained: tuple[torch.Tensor, ...]
     fixed: tuple[torch.Tensor, ...]
     place: _Place | None = None
+    views: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """Of arguments, by position, that a step takes with their dimensions in another order: the tensor, and so."""
+    writes: _Writes | None = None
+    """Those of the last call."""
+
+
+@dataclass(frozen=True)
+class _Writes:
+    """What a call writes, for as long as it is given the same tensors where they were."""
+
+    own: list[torch.Tensor]
+    state: _State | None
+    addresses: list[int]
+    """Of the model's tensors."""
+    targets: list[torch.Tensor]
+    sources: list[int]
 
 
 @dataclass(frozen=True)
@@ -135,8 +153,12 @@ class _Place:
     """A plan that reads and writes the model's own tensors: on a GPU one graph a step."""
 
     make: InPlace
-    addresses: tuple[int, ...]
-    """Of what it reads and writes in place."""
+    positions: Mapping[int, int]
+    """Of the arguments that it reads in place, by that of the plan's input."""
+    addresses: list[int]
+    """Of those."""
+    targets: Sequence[torch.Tensor]
+    """What it writes, which stays where it is for as long as this list is given (`_Writes`)."""
     numbers: tuple[tuple[float, ...], ...] | None = None
     """Settings that it holds, those of each group but the learning rate; None: it reads all."""
     renewals: int = 0
@@ -153,8 +175,20 @@ class _State:
     """Numbers of steps that are equal, all of those of one counter."""
     counters: tuple[int, ...]
     """Of each trained parameter, its counter; -1: none."""
-    seen: tuple[tuple[int, int], ...]
-    """What tells whether they are still the same: their identities, and versions of the numbers of steps."""
+    counts: list[torch.Tensor]
+    """The numbers of steps in the order of the parameters."""
+    versions: list[int]
+    """Of those, when they were read or written last: somebody else may have written them."""
+
+    def is_still(self, tensors: Sequence[torch.Tensor], counts: Sequence[torch.Tensor]) -> bool:
+        """Whether these, which the optimizer has now, are the same, and nobody else wrote the numbers of steps."""
+        same = len(tensors) == len(self.tensors) and len(counts) == len(self.counts)
+        same = same and all(map(operator.is_, tensors, self.tensors)) and all(map(operator.is_, counts, self.counts))
+        return same and self.versions == [x._version for x in counts]
+
+    def settle(self) -> None:
+        """A step of ours has written the numbers of steps."""
+        self.versions = [x._version for x in self.counts]
 
 
 @final
@@ -244,7 +278,7 @@ class Step:
                 elif targets:
                     torch.autograd.graph.increment_version(targets)  # graphs of autograd that saved them raise then
             if self._state is not None:
-                self._state.seen = _seen(self._state.tensors, self._state.counted)
+                self._state.settle()
             self._summed = 0 if last else self._summed + 1
             if last:
                 self._optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedulers look for
@@ -262,13 +296,16 @@ class Step:
         make: InPlace | None = place.make if place is not None else getattr(plan.compilation.run, "in_place", None)
         if make is None:
             return
-        count = len(plan.trained) + len(plan.fixed)
-        own = {*range(count), *plan.traced.written}
-        bound = {n: arguments[k] for n, k in enumerate(plan.program.arguments) if k in own}
-        addresses = tuple(x.data_ptr() for x in (*bound.values(), *targets))
+        if place is None:
+            own = {*range(len(plan.trained) + len(plan.fixed)), *plan.traced.written}
+            positions: Mapping[int, int] = {n: k for n, k in enumerate(plan.program.arguments) if k in own}
+        else:
+            positions = place.positions
+        bound = [arguments[k] for k in positions.values()]
+        addresses = [x.data_ptr() for x in bound]
         renewals = place.renewals if place is not None else 0
         numbers = self._held() if isinstance(make, Baking) and renewals <= _RENEWALS else None
-        if place is not None and (place.addresses, place.numbers) == (addresses, numbers):
+        if place is not None and place.targets is targets and (place.addresses, place.numbers) == (addresses, numbers):
             return
         renewals += int(place is not None and place.numbers != numbers)
         numbers = numbers if renewals <= _RENEWALS else None
@@ -278,8 +315,8 @@ class Step:
         (key,) = (k for k, p in self._plans.items() if p is plan)
         del self._plans[key]  # should there be no room for another, the next call compiles it again
         plan.compilation, plan.place = replace(plan.compilation, plan=None, eager=None), None  # its memory goes first
-        run = making(bound, list(zip(sources, targets, strict=True)))
-        place = _Place(make, addresses, numbers, renewals)
+        run = making(dict(zip(positions, bound, strict=True)), list(zip(sources, targets, strict=True)))
+        place = _Place(make, positions, addresses, targets, numbers, renewals)
         plan.compilation, plan.place = replace(plan.compilation, eager=run), place
         self._plans[key] = plan
 
@@ -290,17 +327,22 @@ class Step:
 
     def _writes(self, plan: _Plan, arguments: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
         """What is written, and which result it gets; a number of steps stands for all that are equal to it."""
-        state = self._state
+        state, last = self._state, plan.writes
+        written = [arguments[position] for position in plan.traced.written]
+        addresses = [x.data_ptr() for x in written]
+        same = last is not None and last.state is state and last.addresses == addresses
+        if last is not None and same and all(map(operator.is_, written, last.own)):
+            return last.targets, last.sources
         alike = {id(same[0]): same for same in state.counted} if state is not None else {}
         targets: list[torch.Tensor] = []
         sources: list[int] = []
-        for position, result in zip(plan.traced.written, plan.program.results[1:], strict=True):
+        for own, result in zip(written, plan.program.results[1:], strict=True):
             if result.value < 0:
                 continue  # handed back as it is
-            own = arguments[position]
             for target in alike.get(id(own), [own]):
                 targets.append(target.detach())
                 sources.append(result.value)
+        plan.writes = _Writes(written, state, addresses, targets, sources)
         return targets, sources
 
     # what a step reads
@@ -423,7 +465,7 @@ class Step:
         state = self._state
         assert state is not None, "a plan was found"
         form, count = plan.form, len(plan.trained)
-        trained = [laid(x, form.order(k)) for k, x in enumerate(plan.trained)]
+        trained = [_viewed(plan, k, x, form.order(k)) for k, x in enumerate(plan.trained)]
         found = [*trained, *plan.fixed, *(laid(x, form.order(count + k)) for k, x in enumerate(inputs))]
         if self._scaler is not None:
             found.append(self._scale(device)[0])
@@ -433,7 +475,11 @@ class Step:
             self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         if plan.form.last:
             slots = [k for k, group in enumerate(form.groups) for _ in form.rules[group].slots]
-            found += [laid(x, form.order(k)) for k, x in zip(slots, state.tensors, strict=True)]
+            first = len(found)
+            found += [
+                _viewed(plan, first + n, x, form.order(k))
+                for n, (k, x) in enumerate(zip(slots, state.tensors, strict=True))
+            ]
             found += [same[0] for same in state.counted]
             found.append(self._settings_now(device))
             if self._scaler is not None:
@@ -491,8 +537,7 @@ class Step:
             tensors += [own[name] for name in rule.slots]
             counts += [own["step"]] if rule.counts else []
         state = self._state
-        others = state is None or _seen(tensors, [counts]) != _seen(state.tensors, [_in_order(state)])
-        if state is None or others or state.seen != _seen(state.tensors, state.counted):
+        if state is None or not state.is_still(tensors, counts):
             self._state = state = self._read_state(plan.trained, plan.form.groups, plan.form)
         return state.counters
 
@@ -501,6 +546,7 @@ class Step:
         tensors: list[torch.Tensor] = []
         counted: dict[float, list[torch.Tensor]] = {}
         counters: list[int] = []
+        counts: list[torch.Tensor] = []
         for parameter, group in zip(trained, groups, strict=True):
             rule = form.rules[group]
             made_state(self._optimizer, parameter, rule)
@@ -515,21 +561,21 @@ class Step:
                 key = float(own["step"])
                 counters.append(list(counted).index(key) if key in counted else len(counted))
                 counted.setdefault(key, []).append(own["step"])
+                counts.append(own["step"])
             else:
                 counters.append(-1)
-        same = list(counted.values())
-        return _State(tensors, same, tuple(counters), _seen(tensors, same))
+        return _State(tensors, list(counted.values()), tuple(counters), counts, [x._version for x in counts])
 
 
-def _in_order(state: _State) -> list[torch.Tensor]:
-    """The numbers of steps in the order of the parameters."""
-    rest = [iter(same) for same in state.counted]
-    return [next(rest[k]) for k in state.counters if k >= 0]
-
-
-def _seen(tensors: Sequence[torch.Tensor], counted: Sequence[Sequence[torch.Tensor]]) -> tuple[tuple[int, int], ...]:
-    own = [(id(t), 0) for t in tensors]
-    return (*own, *((id(t), t._version) for same in counted for t in same))
+def _viewed(plan: _Plan, position: int, x: torch.Tensor, order: Order) -> torch.Tensor:
+    """`laid`, the same view at every call for as long as the tensor stays where it is."""
+    if not order:
+        return x
+    held, view = plan.views.get(position, (None, x))
+    if held is not x or view.data_ptr() != x.data_ptr():
+        view = laid(x, order)
+        plan.views[position] = x, view
+    return view
 
 
 def _checked(inputs: Sequence[object]) -> list[torch.Tensor]:
