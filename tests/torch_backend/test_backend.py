@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import threading
@@ -18,6 +19,7 @@ from tests.typed import some
 from torch import nn
 
 from weft.errors import OptionError, UserError
+from weft.frontends.torch import whole_resizes
 from weft.options import Options
 from weft.torch_backend import reference_engine, register, weft_backend, weft_backend_with
 from weft.torch_backend.engine import compiling_engine
@@ -423,3 +425,17 @@ def test_a_graph_that_the_framework_itself_cannot_run_is_compiled(tmp_path: Path
     with torch.no_grad():
         torch.testing.assert_close(seen.compile(normed)(x, torch.arange(4)), normed(x, torch.arange(4)))
     assert seen.fallbacks() == []
+
+
+def test_resizes_are_traced_whole_as_long_as_anybody_traces() -> None:
+    vec = torch.ops.aten.upsample_nearest2d.vec
+    before = dict(vec.py_kernels)
+    key = torch._C.DispatchKey.Autograd
+    with whole_resizes():
+        with whole_resizes():
+            assert key not in vec.py_kernels
+        assert key not in vec.py_kernels
+    assert vec.py_kernels == before
+    with contextlib.suppress(KeyError), whole_resizes():
+        raise KeyError
+    assert vec.py_kernels == before

@@ -18,7 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import OptionError, UnsupportedError
-from weft.frontends.torch import calls_of_framework, decompositions
+from weft.frontends.torch import calls_of_framework, decompositions, whole_resizes
 from weft.options import Options
 from weft.torch_backend.engine import Engine, compiling_engine
 from weft.torch_backend.region import Compiled, Region, boxed, log
@@ -102,7 +102,8 @@ class Backend:
             decompositions=decompositions(),
             keep_inference_input_mutations=True,
         )
-        found: Callable[..., Any] = compile_graph(gm, list(example_inputs))
+        with whole_resizes():
+            found: Callable[..., Any] = compile_graph(gm, list(example_inputs))
         return found
 
     def _region(

@@ -158,7 +158,9 @@ class _Place:
     addresses: list[int]
     """Of those."""
     targets: Sequence[torch.Tensor]
-    """What it writes, which stays where it is for as long as this list is given (`_Writes`)."""
+    """What it writes. It stays where it is for as long as this list is given (`_Writes`)."""
+    written: list[int]
+    """Addresses of those."""
     numbers: tuple[tuple[float, ...], ...] | None = None
     """Settings that it holds, those of each group but the learning rate; None: it reads all."""
     renewals: int = 0
@@ -305,8 +307,12 @@ class Step:
         addresses = [x.data_ptr() for x in bound]
         renewals = place.renewals if place is not None else 0
         numbers = self._held() if isinstance(make, Baking) and renewals <= _RENEWALS else None
-        if place is not None and place.targets is targets and (place.addresses, place.numbers) == (addresses, numbers):
-            return
+        if place is not None and (place.addresses, place.numbers) == (addresses, numbers):
+            if place.targets is targets:
+                return
+            if place.written == [x.data_ptr() for x in targets]:
+                plan.place = replace(place, targets=targets)
+                return
         renewals += int(place is not None and place.numbers != numbers)
         numbers = numbers if renewals <= _RENEWALS else None
         making = make
@@ -316,7 +322,8 @@ class Step:
         del self._plans[key]  # should there be no room for another, the next call compiles it again
         plan.compilation, plan.place = replace(plan.compilation, plan=None, eager=None), None  # its memory goes first
         run = making(dict(zip(positions, bound, strict=True)), list(zip(sources, targets, strict=True)))
-        place = _Place(make, positions, addresses, targets, numbers, renewals)
+        written = [x.data_ptr() for x in targets]
+        place = _Place(make, positions, addresses, targets, written, numbers, renewals)
         plan.compilation, plan.place = replace(plan.compilation, eager=run), place
         self._plans[key] = plan
 

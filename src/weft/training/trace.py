@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.errors import ModelRaisesError, StepError, WeftError
-from weft.frontends.torch import decompositions
+from weft.frontends.torch import decompositions, whole_resizes
 from weft.frontends.torch.table import WITHOUT_EFFECT
 from weft.training.random import with_seed
 from weft.training.updates import SETTINGS, Rule, updated
@@ -214,10 +214,10 @@ def _checked_loss(loss: object) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _tracing() -> Iterator[None]:
-    """Attention and recurrence as their parts, whose gradients are deterministic; torch's warnings unheard."""
+    """Attention and recurrence as parts whose gradients are deterministic, resizes whole; no warnings of torch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
+        with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False), whole_resizes():
             yield
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.frontends.torch.decompose import decompositions
+from weft.frontends.torch.decompose import decompositions, whole_resizes
 from weft.frontends.torch.importer import (
     Program,
     Result,
@@ -22,4 +22,5 @@ __all__ = [
     "import_exported_program",
     "import_fx",
     "import_fx_program",
+    "whole_resizes",
 ]
