@@ -264,11 +264,13 @@ class Supervisor:
 
 
 def need(modules: Sequence[str] = ("fastapi", "uvicorn", "grpc", "google.protobuf")) -> None:
-    """UnavailableError where a package of the extra is not installed [W304]."""
+    """UnavailableError where a package of the extra, or one that it needs, is not installed [W304]."""
     import importlib
 
     for name in modules:
         try:
             importlib.import_module(name)
-        except ImportError:
-            raise UnavailableError(problem=f"{name} is not installed: pip install 'weft[serve]'") from None
+        except ImportError as error:
+            missing = error.name or name
+            told = name if f"{name}.".startswith(f"{missing}.") else f"{missing}, which {name} needs,"
+            raise UnavailableError(problem=f"{told} is not installed: pip install 'weft[serve]'") from None
