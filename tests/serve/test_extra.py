@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from weft.errors import UnavailableError
+from weft.serve.errors import UnavailableError
 from weft.serve.supervisor import need
 
 
