@@ -6,13 +6,13 @@ it, if each thread has read all that it writes before it does (`overwrites`).
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from types import MappingProxyType
-from typing import Protocol, cast, final, runtime_checkable
+from typing import Protocol, final, runtime_checkable
 
 import torch
 
@@ -71,10 +71,10 @@ class Placing(Protocol):
 
 
 NOTHING_BOUND: Mapping[int, torch.Tensor] = MappingProxyType({})
-_LANES = (1, 2, 4, 8, 16)
-"""Elements that a thread may take at once."""
 _BODY = 'extern "C" __global__'
 _STORE = re.compile(r"\bw_st\w*\s*(?:<[^>]*>)?\s*\(")
+_PART = re.compile(r"^\s*const w_index t = .*\brole\.thread\(\);$", re.MULTILINE)
+"""A part of a kernel's elementwise loops begins, in a range of blocks of its own: each thread has its elements."""
 _INNERMOST = re.compile(r"{([^{}]*)}")
 _OVERLAPPING = re.compile(r"^\s*x\d+ = \d+;$", re.MULTILINE)
 """The last vector of a loop of C++ begins before the end of the one before."""
@@ -96,15 +96,15 @@ def copies(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[Callable[
 def overwrites(graph: Graph, step: Step, source: NodeId, result: NodeId) -> bool:
     """Whether a step gives the same `result` where that lies in the memory of its operand `source`.
 
-    So it is for elementwise loops that compute every element once (no thread beyond the end does the last one again),
-    where all that depends on the operand has its shape, and an element is read before it is written.
+    So it is for elementwise loops that store every element once, where all that depends on the operand has its shape,
+    and an element is read before it is written.
     """
     kernel = step.kernel
     if not isinstance(kernel, CudaSource | KernelSource) or not _is_elementwise(graph, step, source, result):
         return False
     slots = [k for k, key in enumerate(step.inputs) if key == (source, Format.ROW)]
     if isinstance(kernel, CudaSource):
-        return _cuda_reads_first(kernel, slots, math.prod(graph.type_of(result).shape))
+        return _cuda_reads_first(kernel, slots, step.outputs.index((result, Format.ROW)))
     return _cpp_reads_first(kernel, slots, step.outputs.index((result, Format.ROW)))
 
 
@@ -128,23 +128,33 @@ def _is_elementwise(graph: Graph, step: Step, source: NodeId, result: NodeId) ->
     return True
 
 
-def _cuda_reads_first(kernel: CudaSource, slots: Sequence[int], size: int) -> bool:
-    """Whether each thread of one launch has read its elements of the operand before it writes, and nobody else does."""
+def _cuda_reads_first(kernel: CudaSource, slots: Sequence[int], place: int) -> bool:
+    """Whether each thread of one launch has read its elements of the operand before it writes, and nobody else does.
+
+    Elementwise loops stand in parts, each with a range of blocks, whose threads store an element once: those beyond the
+    end store nothing, whatever they have read. Every part that reads the operand has to write the result, behind that:
+    what another one reads may have been written. What stands before the parts is read by all threads.
+    """
     if len(kernel.launches) != 1 or kernel.workspace_bytes or kernel.state_bytes:
         return False
     form, (launch,) = dict(kernel.schedule.params), kernel.launches
     if "template" in form or form.get("tile") or "items" not in form or launch.cluster != (1, 1, 1):
         return False
-    blocks, beside, above = launch.grid
-    at_once = blocks * math.prod(launch.block) * cast("int", form["items"])
-    # of a grid of one block more lanes than there are would look the same
-    if beside * above != 1 or blocks < 2 or size % at_once or size // at_once not in _LANES:
+    if launch.grid[1:] != (1, 1):
         return False
     head, _, body = kernel.text.rpartition(_BODY)
     body = body[body.find("{") :]
-    stores = _STORE.search(body)
-    reads = [m.end() for k in slots for m in re.finditer(rf"\bin{k}\b", body)]
-    return bool(head and reads) and stores is not None and "for (" not in body and max(reads) < stores.start()
+    before, *parts = (body[i:j] for i, j in pairwise([0, *(m.start() for m in _PART.finditer(body)), len(body)]))
+    if not head or not parts or "for (" in body or _STORE.search(before):
+        return False
+    read = re.compile("|".join(rf"\bin{k}\b" for k in slots))
+    written = re.compile(rf"\bout{place}\b")
+    for part in parts:
+        reads, store = [m.start() for m in read.finditer(part)], _STORE.search(part)
+        if reads and not (store is not None and written.search(part) and max(reads) < store.start()):
+            return False
+    own = [part for part in parts if written.search(part)]
+    return bool(slots) and not read.search(before) and any(read.search(part) for part in own)
 
 
 def _cpp_reads_first(kernel: KernelSource, slots: Sequence[int], place: int) -> bool:
