@@ -12,6 +12,7 @@ from tests.runtime.fake_cuda import FakeCuda, install
 from torch import nn
 
 from weft.options import Options
+from weft.platform.cpu import Cpu
 from weft.runtime.cuda_executable import CudaExecutable
 from weft.training import Step, compile_step
 
@@ -62,6 +63,24 @@ def _made(model: nn.Module, optimizer: torch.optim.Optimizer, **how: Any) -> Ste
 def _close(one: nn.Module, other: nn.Module) -> None:
     for (name, x), y in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(x, y, rtol=2e-5, atol=2e-6, msg=name)
+
+
+def test_memory_is_given_back_before_a_plan_writes_in_place(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and again where tensors have moved: with what only cycles hold."""
+    freed: list[tuple[bool, bool]] = []
+    model = _net()
+    step = _made(model, torch.optim.SGD(model.parameters(), 0.1))
+
+    def free_memory(*, garbage: bool = False) -> None:
+        freed.append((garbage, step.compilation.plan is step.compilation.eager is None))
+
+    monkeypatch.setattr(Cpu, "free_memory", staticmethod(free_memory))
+    for _ in range(2):
+        step(*_batch())
+    assert freed == [(True, True)], "the plan before is gone"
+    model[0].weight.data = model[0].weight.data.clone()
+    step(*_batch())
+    assert freed == [(True, True)] * 2
 
 
 def test_one_graph_a_step(cuda: FakeCuda) -> None:

@@ -22,6 +22,7 @@ from weft.kernels.record import CompileRecord
 from weft.options import Options
 from weft.pipeline.compile import compile_imported
 from weft.pipeline.job import Compilation
+from weft.platform.table import platform_of
 from weft.runtime.executable import without_autocast
 from weft.runtime.in_place import Baking, InPlace
 from weft.torch_backend.engine import Run
@@ -321,6 +322,8 @@ class Step:
         (key,) = (k for k, p in self._plans.items() if p is plan)
         del self._plans[key]  # should there be no room for another, the next call compiles it again
         plan.compilation, plan.place = replace(plan.compilation, plan=None, eager=None), None  # its memory goes first
+        # also what only cycles hold: else the new one takes other streams, and a part of a larger piece of memory
+        platform_of(str(plan.trained[0].device)).free_memory(garbage=True)
         run = making(dict(zip(positions, bound, strict=True)), list(zip(sources, targets, strict=True)))
         written = [x.data_ptr() for x in targets]
         place = _Place(make, positions, addresses, targets, written, numbers, renewals)
