@@ -85,6 +85,30 @@ def test_no_set_waits_for_itself_or_holds_what_must_stand_alone(layers: int) -> 
         assert kinds <= {Category.ELEMENTWISE, Category.REDUCE}
 
 
+def test_where_what_is_kept_is_too_far_away_a_set_begins_at_sixteen_bits() -> None:
+    """Behind a long chain, as that of a pool's gradient is; what it ends in is stored once."""
+
+    def chained(length: int) -> tuple[list[Mask], NodeId, Stored]:
+        b = GraphBuilder()
+        x, w, v = (b.input(TensorType(BF16, shape)) for shape in ((ROWS, WIDTH), (WIDTH, WIDTH), (WIDTH, WIDTH)))
+        y = b.add(Prim.MATMUL, x, w)
+        g = b.cast(b.add(Prim.MATMUL, b.cast(b.apply(Prim.EXP, b.cast(y, F32)), BF16), v), F32)
+        for k in range(length):
+            g = b.apply(Prim.ADD, g, b.scalar(1.0 + k, F32))
+        narrow = b.cast(g, BF16)
+        last = b.cast(b.apply(Prim.MUL, b.cast(narrow, F32), b.cast(y, F32)), BF16)
+        graph = b.build([b.add(Prim.MATMUL, last, w)])
+        stored = Stored.of(graph)
+        found = recomputed(graph, stored, Legality.of(graph, stored, EnumerationLimits()))
+        plain = [m for m, written in found if written == (last,)]
+        return plain, narrow, stored
+
+    short, narrow, _ = chained(2)
+    assert short and all(m >> narrow & 1 for m in short)
+    long, narrow, stored = chained(EnumerationLimits().max_members)
+    assert long and all(stored.inputs_of(m) >> narrow & 1 for m in long)
+
+
 def test_they_are_candidates_and_inference_has_none() -> None:
     graph, at = normed()
     limits = EnumerationLimits()

@@ -52,8 +52,11 @@ class _Sets:
             self.kept |= stored.reads[v]
         readers = stored.dag.consumers
         self.read_often = mask_of(v for v in bits(self.plain) if readers[v] & (readers[v] - 1))
-        self.shared = mask_of(v for v in bits(self.read_often) if self._is_shared(v))
+        self.narrow = mask_of(v for v in bits(self.plain) if self._is_narrow(v))
+        self.shared = self.read_often & self.narrow
         """What it may pay to have in memory: gradients that are added up, from which several things follow."""
+        self._known: dict[NodeId, list[Mask]] = {}
+        """What `_of` gave."""
 
     def alone(self) -> Iterator[Found]:
         """Each sum, and each value that is kept, by itself."""
@@ -82,10 +85,11 @@ class _Sets:
                     yield from self._joined(tuple(chosen), [sets[v] for v in chosen])
 
     def _joined(self, sums: tuple[NodeId, ...], sets: Sequence[Sequence[Mask]]) -> Iterator[Found]:
-        own = mask_of(sums)
-        if len(sums) < 2 or any(self.stored.dag.ancestors[v] & own for v in sums):
+        written = mask_of(sums)
+        if len(sums) < 2 or any(self.stored.dag.ancestors[v] & written for v in sums):
             return
-        for alike in zip(*sets, strict=True):
+        most = max(map(len, sets))
+        for alike in zip(*([*own, *[own[-1]] * (most - len(own))] for own in sets), strict=True):
             members = 0
             for one in alike:
                 members |= one
@@ -93,12 +97,20 @@ class _Sets:
                 yield members, tuple(sorted(sums))
 
     def _of(self, sink: NodeId) -> list[Mask]:
-        """Its sets: back to what is kept, or shared; less what is read of that; and the same without statistics."""
-        found: list[Mask] = []
-        for stops, vectors in ((s, v) for s in (self.kept, self.kept | self.shared) for v in (True, False)):
-            members = self._back(1 << sink, stops, sink, vectors=vectors)
-            found += [members, self._absorbed(members, stops, sink, vectors=vectors)]
-        return found
+        """Its sets: back to what is kept, or shared; less what is read of that; and the same without statistics.
+
+        Where all these are too large, or read more, back to what has 16 bits: a pool's gradient is a long chain.
+        """
+        if sink not in self._known:
+            found: list[Mask] = []
+            for stops, vectors in ((s, v) for s in (self.kept, self.kept | self.shared) for v in (True, False)):
+                members = self._back(1 << sink, stops, sink, vectors=vectors)
+                found += [members, self._absorbed(members, stops, sink, vectors=vectors)]
+            cut = any(x & self.narrow & ~(1 << sink) for x in found)
+            if cut and all(self.legality.admit(x) or not self._reads_no_more(x, (sink,)) for x in found):
+                found += [self._back(1 << sink, self.kept | self.narrow, sink, vectors=v) for v in (True, False)]
+            self._known[sink] = found
+        return self._known[sink]
 
     def _reads_no_more(self, members: Mask, sinks: Sequence[NodeId]) -> bool:
         """Whether it reads no more bytes than with every value in memory that has several readers."""
@@ -114,7 +126,7 @@ class _Sets:
 
         return read(members) <= read(stored)
 
-    def _is_shared(self, node: NodeId) -> bool:
+    def _is_narrow(self, node: NodeId) -> bool:
         """Whether a value is large, and of 16 bits or less."""
         return self.graph.nodes[node].type.dtype.itemsize <= 2 and self.size[node] >= LEAST
 
