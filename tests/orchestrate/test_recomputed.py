@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.orchestrate.graphs import residual_net
 
@@ -73,7 +74,8 @@ def test_no_set_waits_for_itself_or_holds_what_must_stand_alone(layers: int) -> 
     assert found and len(set(found)) == len(found)
     for members, written in found:
         outputs = mask_of(written)
-        assert outputs & members == outputs and len(written) <= TOGETHER and not legality.admit(members)
+        plain = members & ~legality.linear
+        assert outputs & members == outputs and len(written) <= TOGETHER and not legality.admit(plain)
         assert stored.dag.missing(members) & legality.linear, "others grow"
         assert not any(stored.dag.ancestors[i] & outputs for i in bits(stored.inputs_of(members))), "it would wait"
         reached = outputs
@@ -81,7 +83,8 @@ def test_no_set_waits_for_itself_or_holds_what_must_stand_alone(layers: int) -> 
             if reached >> m & 1:
                 reached |= stored.dag.producers[m] & members
         assert reached == members, "nothing is computed for nobody"
-        kinds = {CATEGORY[graph.nodes[m].prim] for m in bits(members)}
+        assert (members & legality.linear).bit_count() <= 1
+        kinds = {CATEGORY[graph.nodes[m].prim] for m in bits(plain)}
         assert kinds <= {Category.ELEMENTWISE, Category.REDUCE}
 
 
@@ -107,6 +110,46 @@ def test_where_what_is_kept_is_too_far_away_a_set_begins_at_sixteen_bits() -> No
     assert short and all(m >> narrow & 1 for m in short)
     long, narrow, stored = chained(EnumerationLimits().max_members)
     assert long and all(stored.inputs_of(m) >> narrow & 1 for m in long)
+
+
+def activated(*, constant: bool = False, others: bool = False) -> tuple[Graph, dict[str, NodeId]]:
+    """Two products with an activation between them, and the gradient of that; `others` read what its product leaves."""
+    b = GraphBuilder()
+    x, gradient = (b.input(TensorType(BF16, (ROWS, WIDTH))) for _ in range(2))
+    first, second = (b.input(TensorType(BF16, (WIDTH, WIDTH))) for _ in range(2))
+    bias = b.cast(b.input(TensorType(F32, (WIDTH,))), BF16)
+    y = b.add(Prim.MATMUL, x, first)
+    wide = b.cast(b.apply(Prim.ADD, y, bias), F32)
+    slope = b.apply(Prim.ADD, b.apply(Prim.ERF, wide), b.scalar(1.0, F32))
+    z = b.add(Prim.MATMUL, b.cast(b.apply(Prim.MUL, wide, slope), BF16), second)
+    ones = np.ones((WIDTH, WIDTH), np.float32)
+    turned = b.constant(ones, BF16) if constant else b.add(Prim.TRANSPOSE, second, attrs=TURNED)
+    g = b.add(Prim.MATMUL, b.apply(Prim.MUL, gradient, z), turned)
+    inner = b.cast(b.apply(Prim.MUL, b.cast(g, F32), slope), BF16)
+    more = [b.apply(Prim.EXP, g)] if others else []
+    dx = b.add(Prim.MATMUL, inner, b.add(Prim.TRANSPOSE, first, attrs=TURNED))
+    return b.build([z, dx, *more]), {"y": y, "g": g, "inner": inner}
+
+
+def test_a_product_ends_in_the_gradient_of_an_activation() -> None:
+    """Which reads what the forward product left, and neither the slope nor what it is the slope at."""
+    graph, at = activated()
+    stored, large = Stored.of(graph), ROWS * WIDTH
+    sets = [m for m, written in found_in(graph) if written == (at["inner"],) and m >> at["g"] & 1]
+    assert sets
+    for members in sets:
+        read = {i for i in bits(stored.inputs_of(members)) if graph.type_of(i).size == large}
+        assert at["y"] in read and all(graph.type_of(i).dtype is BF16 for i in read)
+    candidates = enumerate_candidates(graph, EnumerationLimits()).candidates
+    assert {(m, (at["inner"],)) for m in sets} <= {(c.members, c.outputs) for c in candidates}
+
+
+@pytest.mark.parametrize("changed", ["constant", "others"])
+def test_no_product_of_constants_and_none_that_others_read_ends_in_recomputed_values(changed: str) -> None:
+    graph, _ = activated(**{changed: True})
+    stored = Stored.of(graph)
+    legality = Legality.of(graph, stored, EnumerationLimits())
+    assert not any(members & legality.linear for members, _ in found_in(graph))
 
 
 def test_they_are_candidates_and_inference_has_none() -> None:

@@ -4,6 +4,8 @@ A group that grows is not left by a path through a product that comes back, so t
 forward one would be stored as it is: the distance of each element from its mean, in f32, of a batch norm. Here the set
 of a sum, or of a value that a product or the caller reads, goes back over elementwise primitives to values that are in
 memory anyway: what products and sums left, and what products read. Sums of one pass over like values are one candidate.
+So are a product of the backward pass and all that is elementwise behind it, forward values computed again included: the
+gradient of an activation reads what the product of the forward pass left, in 16 bits, instead of two f32 of that size.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
-from weft.ir.prims import CATEGORY, Category
+from weft.ir.prims import CATEGORY, Category, Prim
 from weft.orchestrate.legality import Legality
 from weft.orchestrate.stored import Stored
 
@@ -29,7 +31,7 @@ def recomputed(graph: Graph, stored: Stored, legality: Legality) -> Iterator[Fou
     """(members, those that are written), each set once; only such as a path through a product leaves and comes back."""
     sets = _Sets(graph, stored, legality)
     seen: set[Found] = set()
-    for found in (*sets.alone(), *sets.together()):
+    for found in (*sets.alone(), *sets.together(), *sets.behind_products()):
         members, written = found
         if found in seen or not members & (members - 1):
             continue
@@ -50,6 +52,7 @@ class _Sets:
         """What is in memory in any case."""
         for v in bits(stored.work & ~self.plain & ~legality.reductions):
             self.kept |= stored.reads[v]
+        self.constants = mask_of(i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONSTANT)
         readers = stored.dag.consumers
         self.read_often = mask_of(v for v in bits(self.plain) if readers[v] & (readers[v] - 1))
         self.narrow = mask_of(v for v in bits(self.plain) if self._is_narrow(v))
@@ -83,6 +86,34 @@ class _Sets:
             for of in readers.values():
                 for chosen in (of[:TOGETHER], *combinations(of[:TOGETHER], 2)):
                     yield from self._joined(tuple(chosen), [sets[v] for v in chosen])
+
+    def behind_products(self) -> Iterator[Found]:
+        """Each value that is kept, with the last product before it, whose result nobody else reads.
+
+        Products of what is constant are the forward pass of a trained network: those grow.
+        """
+        for sink in bits(self.plain & self.kept):
+            if self.size[sink] < LEAST:
+                continue
+            for members in self._of(sink):
+                read = self.stored.inputs_of(members)
+                products = read & self.legality.linear
+                if not products or self.legality.admit(members) or not self._reads_no_more(members, (sink,)):
+                    continue
+                for product in bits(products):
+                    if not self.stored.dag.descendants[product] & read and self._ends(product, members, sink):
+                        yield members | 1 << product, (sink,)
+
+    def _ends(self, product: NodeId, members: Mask, sink: NodeId) -> bool:
+        """Whether the members, among which nothing is in front of the product, are what a kernel of it may end in."""
+        legality, dag = self.legality, self.stored.dag
+        if dag.consumers[product] & ~members or self.stored.reads[product] & (members | self.constants):
+            return False
+        if legality.with_linear[product] == 1 << product or members.bit_count() >= legality.limits.max_members:
+            return False
+        size, behind = self.size[product], members & dag.descendants[product]
+        largest = max(self.size[v] for v in bits(members))
+        return largest <= size == self.size[sink] and all(self.size[v] == size for v in bits(behind))
 
     def _joined(self, sums: tuple[NodeId, ...], sets: Sequence[Sequence[Mask]]) -> Iterator[Found]:
         written = mask_of(sums)
