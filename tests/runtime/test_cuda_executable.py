@@ -19,15 +19,18 @@ from weft.device.cuda.tensor_map import encode_tensor_map
 from weft.errors import InvalidGraphError
 from weft.generate import bind
 from weft.generate.library import execute
+from weft.ir.attrs import ReduceAttrs
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
+from weft.kernels.formats import Format
 from weft.kernels.source import CallStep, CudaSource, Launch, LibraryCall, Pointer, Ref, Schedule
 from weft.platform.cuda import captured as capturing
-from weft.runtime import artifact, cuda_artifact
+from weft.runtime import artifact, cuda_artifact, cuda_executable
 from weft.runtime.cuda_executable import CudaExecutable, Rebind
 from weft.runtime.executable import InputError, Linked
 from weft.runtime.in_place import Baking
+from weft.runtime.values import Key
 
 FACTS = {"gpu": "NVIDIA H200", "capability": "90"}
 
@@ -565,3 +568,35 @@ def test_steps_are_recorded_once_more_as_other_stages(cuda: FakeCuda, lengths: l
             found.stages_on(cast("Any", cuda.new_stream()), wrong)
     with pytest.raises(InvalidGraphError, match="are no stages of"):
         CudaExecutable(linked, device=torch.device("cpu"), stage_kernels=2).stages_on(cast("Any", cuda.current), [3])
+
+
+def test_a_result_lies_where_its_operand_lay_if_that_saves_memory(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where steps are launched in another way, which may run them again."""
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (64, 64)))
+    pairs = [(first, b.apply(Prim.EXP, first)) for first in (b.apply(prim, x) for prim in (Prim.TANH, Prim.NEG))]
+    sums = [b.add(Prim.REDUCE_SUM, second, attrs=ReduceAttrs((0, 1))) for _, second in pairs]
+    graph, given = b.build([b.apply(Prim.ADD, *sums)]), torch.randn(64, 64)
+    made, place = Linked(graph, replace(library_plan(graph), branches=2), {}, None, None, 0, FACTS), torch.device("cpu")
+    plain = CudaExecutable(made, device=place)
+    asked: list[object] = []
+
+    def places(*given: object) -> dict[Key, Key]:
+        asked.append(given[-1])
+        return {(second, Format.ROW): (first, Format.ROW) for first, second in pairs}
+
+    monkeypatch.setattr(cuda_executable, "places_of", places)
+    shared = CudaExecutable(made, device=place)
+    large, small = 64 * 64 * 4, 256
+    assert asked == [{(n, Format.ROW) for n in (*sums, *(node for pair in pairs for node in pair))}]
+    assert plain.memory.arena_bytes >= 3 * large
+    assert 2 * large < shared.memory.arena_bytes <= 2 * large + 3 * small
+    staged = CudaExecutable(made, device=place, stage_kernels=1)
+    assert len(asked) == 1
+    monkeypatch.setattr(cuda_executable, "places_of", lambda *_: {(sums[0], Format.ROW): (pairs[0][1], Format.ROW)})
+    kept = CudaExecutable(made, device=place)
+    assert kept.memory.arena_bytes <= plain.memory.arena_bytes, "what saves nothing is not done"
+    for run in (plain, shared, staged):
+        torch.testing.assert_close(run(given)[0].reshape(()), given.tanh().exp().sum() + given.neg().exp().sum())

@@ -12,14 +12,14 @@ from weft.device.cuda.facts import profile
 from weft.generate.cuda.generator import CudaGenerator
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
-from weft.ir.graph import Graph, GraphBuilder
+from weft.ir.graph import Graph, GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Kind, Problem
 from weft.kernels.formats import Format
 from weft.kernels.plan import Plan, Step
 from weft.kernels.source import CudaSource
-from weft.runtime.in_place import held_by_caller, overwrites, written_last
+from weft.runtime.in_place import held_by_caller, overwrites, places_of, written_last
 from weft.runtime.lanes import order_of
 from weft.runtime.values import survey
 
@@ -198,3 +198,88 @@ def test_a_step_that_is_waited_for_stays() -> None:
     graph = b.build([new, b.apply(Prim.TANH, new), b.apply(Prim.EXP, w)])
     plan, x = library_plan(graph), lying(SIZE)
     assert written_last(graph, plan, survey(graph, plan), [(0, x)], {0: x}) is plan
+
+
+ROWS, ACROSS = 512, 4096
+
+
+def _chain(*, axis: int = 1, again: bool = False) -> tuple[Graph, tuple[NodeId, NodeId, NodeId]]:
+    """tanh, softmax over an axis, exp: a step each; `again`: something else reads what softmax does, behind it."""
+    b = GraphBuilder()
+    x = b.input(TensorType(F32, (ROWS, ACROSS)))
+    first = b.apply(Prim.TANH, x)
+    e = b.apply(Prim.EXP, first)
+    total = b.add(Prim.REDUCE_SUM, e, attrs=a.ReduceAttrs((axis,)))
+    second = b.apply(Prim.DIV, e, total)
+    third = b.apply(Prim.EXP, second)
+    results = [b.apply(Prim.MUL, third, third), *([b.apply(Prim.NEG, first)] if again else [])]
+    return b.build(results), (first, second, third)
+
+
+def _steps(graph: Graph, at: tuple[NodeId, NodeId, NodeId], kernel: CudaSource) -> Plan:
+    """The plan of a chain; `kernel` is the softmax's, the others' are the first there are."""
+
+    def between(before: NodeId, node: NodeId) -> tuple[NodeId, ...]:
+        free = (Prim.INPUT, Prim.CONSTANT, Prim.RESHAPE, Prim.BROADCAST)
+        return tuple(i for i in range(before + 1, node + 1) if graph.nodes[i].prim not in free)
+
+    b = GraphBuilder()
+    x = b.input(TensorType(F32, (ROWS, ACROSS)))
+    plain = kernels(b.build([b.apply(Prim.EXP, x)]))[0]
+    steps, before = [], graph.inputs[0]
+    results = [(n, graph.nodes[n].inputs[0]) for n in graph.outputs]
+    for node, own, read in (
+        (at[0], plain, before), (at[1], kernel, at[0]), (at[2], plain, at[1]), *((n, plain, r) for n, r in results),
+    ):  # fmt: skip
+        members = between(read, node) if node in at else (node,)
+        steps.append(Step(own, ((read, Format.ROW),), ((node, Format.ROW),), members, Kind.GROUP, "", 1.0))
+    return Plan("chain", tuple(steps))
+
+
+def _softmaxes(axis: int) -> list[CudaSource]:
+    b = GraphBuilder()
+    e = b.apply(Prim.EXP, b.input(TensorType(F32, (ROWS, ACROSS))))
+    total = b.add(Prim.REDUCE_SUM, e, attrs=a.ReduceAttrs((axis,)))
+    return kernels(b.build([b.apply(Prim.DIV, e, total)]))
+
+
+def _places(graph: Graph, plan: Plan, branches: int = 1) -> dict[NodeId, NodeId]:
+    values = survey(graph, plan)
+    within = values.first_write.keys() - {(n, Format.ROW) for n in values.finals}
+    found = places_of(graph, plan, values, order_of(plan, values, branches), within)
+    return {result[0]: operand[0] for result, operand in found.items()}
+
+
+def test_results_take_the_place_of_what_nobody_reads_any_more() -> None:
+    graph, (first, second, third) = _chain()
+    found = [_places(graph, _steps(graph, (first, second, third), k)) for k in _softmaxes(1)]
+    assert all(x[third] == second and first not in x for x in found)
+    assert any(x.get(second) == first for x in found), "a row is read before it is written"
+    whole = next(k for k, x in zip(_softmaxes(1), found, strict=True) if second in x)
+    plan = _steps(graph, (first, second, third), whole)
+    assert _places(graph, plan, 4) == _places(graph, plan), "a chain is in one lane"
+
+
+def test_a_row_that_is_read_behind_a_write_or_across_blocks_keeps_its_place() -> None:
+    graph, at = _chain()
+    whole = next(k for k in _softmaxes(1) if at[1] in _places(graph, _steps(graph, at, k)))
+    head, _, body = whole.text.rpartition('extern "C" __global__')
+    waits = "w_cluster_sync();" if whole.launches[0].cluster != (1, 1, 1) else "role.sync();"
+    form = dict(whole.schedule.params)
+    for changed in (
+        replace(whole, text=whole.text.rstrip().rstrip("}") + " w_ld(in0 + 1); }"),
+        replace(whole, text=head + 'extern "C" __global__' + body.replace(waits, "")),
+        replace(whole, workspace_bytes=4),
+        replace(whole, schedule=replace(whole.schedule, params=tuple(sorted({**form, "num_splits": 2}.items())))),
+        replace(whole, schedule=replace(whole.schedule, params=tuple(sorted({**form, "columns": 4}.items())))),
+    ):
+        assert at[1] not in _places(graph, _steps(graph, at, changed))
+    graph, at = _chain(axis=0)
+    assert all(at[1] not in _places(graph, _steps(graph, at, k)) for k in [whole, *_softmaxes(0)])
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+def test_what_is_read_behind_a_step_keeps_its_place(branches: int) -> None:
+    graph, at = _chain(again=True)
+    whole = next(k for k in _softmaxes(1) if at[1] in _places(_chain()[0], _steps(_chain()[0], _chain()[1], k)))
+    assert _places(graph, _steps(graph, at, whole), branches) == {at[2]: at[1]}

@@ -46,7 +46,7 @@ from weft.kernels.plan import Plan, Step
 from weft.kernels.source import CudaSource, KernelSource, LibraryCall
 from weft.runtime.budgeted import SM_BUDGET, Budgeted
 from weft.runtime.executable import InputError, Linked, check_count, to_torch, typed, without_autocast
-from weft.runtime.in_place import NOTHING_BOUND, InPlace, copies, held_by_caller, written_last
+from weft.runtime.in_place import NOTHING_BOUND, InPlace, copies, held_by_caller, places_of, written_last
 from weft.runtime.indices import checked
 from weft.runtime.lanes import Use, order_of
 from weft.runtime.memory import Lifetime, MemoryPlan, plan_memory
@@ -287,32 +287,17 @@ class CudaExecutable:
     # -- memory
 
     def _allocate(self) -> MemoryPlan:
-        end = len(self.plan.steps)
         kept = {(n, Format.ROW) for n in self._values.finals}
-        lifetimes: list[Lifetime] = []
-        uses: list[Use] = []
-        slots: dict[Key, int] = {}
-        apart: list[Lifetime] = []
-        for key, first in self._values.first_write.items():
-            last = end if key in kept else self._values.last_use(key)
-            if key in self._direct:
-                continue
-            if key in self._held:
-                apart.append(Lifetime(self.graph.type_of(key[0]).nbytes, first, last))
-                continue
-            slots[key] = len(lifetimes)
-            lifetimes.append(Lifetime(self.graph.type_of(key[0]).nbytes, first, last))
-            uses.append(Use(first, self._values.users(key), key in kept))
-        self._workspaces: dict[int, int] = {}
-        for i, step in enumerate(self.plan.steps):
-            kernel = step.kernel
-            size = kernel.workspace_bytes if isinstance(kernel, CudaSource) else workspace_bytes(kernel)
-            if size:
-                self._workspaces[i] = len(lifetimes)
-                lifetimes.append(Lifetime(size, i, i))
-                uses.append(Use(i, (i,)))
-        conflict = self.order.conflict(uses) if self.order.width > 1 else None
-        memory = plan_memory(lifetimes, alignment=ALIGNMENT, conflict=conflict)
+        own = [key for key in self._values.first_write if key not in self._direct and key not in self._held]
+        layout = self._laid_out(own, kept, {})
+        # what is launched in another way, or beside others, may be run again
+        if self._budgeted is None and not self._stage_kernels and not self._rebound:
+            chosen = frozenset(own) - kept
+            places = places_of(self.graph, self.plan, self._values, self.order, chosen)
+            other = self._laid_out(own, kept, places) if places else layout
+            if other[0].arena_bytes < layout[0].arena_bytes:
+                layout = other
+        memory, lifetimes, slots, self._workspaces = layout
         self._offsets = memory.offsets
         self._arena = torch.empty(max(memory.arena_bytes, 1), dtype=torch.uint8, device=self.device)
         self._static: dict[Key, torch.Tensor] = {
@@ -329,7 +314,45 @@ class CudaExecutable:
             raw = torch.zeros(max(t.nbytes, 1), dtype=torch.uint8, device=self.device)
             self._static[node, Format.ROW] = typed(raw, t, Format.ROW, 0)
         # what is kept takes memory of the framework's, as much as it would of the arena
+        apart = [self._lifetime(key, kept) for key in self._held]
         return plan_memory([*lifetimes, *apart], alignment=ALIGNMENT) if apart else memory
+
+    def _lifetime(self, key: Key, kept: Collection[Key]) -> Lifetime:
+        last = len(self.plan.steps) if key in kept else self._values.last_use(key)
+        return Lifetime(self.graph.type_of(key[0]).nbytes, self._values.first_write[key], last)
+
+    def _laid_out(
+        self, own: Sequence[Key], kept: Collection[Key], places: Mapping[Key, Key]
+    ) -> tuple[MemoryPlan, list[Lifetime], dict[Key, int], dict[int, int]]:
+        """The arena, what lies in it, where each value is among that, and each step's workspace.
+
+        `places`: values that lie where others do, which come before them in `own`.
+        """
+        lifetimes: list[Lifetime] = []
+        uses: list[Use] = []
+        slots: dict[Key, int] = {}
+        for key in own:
+            life = self._lifetime(key, kept)
+            use = Use(life.first, self._values.users(key), key in kept)
+            if key in places:
+                at = slots[key] = slots[places[key]]
+                before, first = lifetimes[at], uses[at]
+                lifetimes[at] = replace(before, last=max(before.last, life.last))
+                uses[at] = replace(first, steps=(*first.steps, *use.steps))
+                continue
+            slots[key] = len(lifetimes)
+            lifetimes.append(life)
+            uses.append(use)
+        workspaces: dict[int, int] = {}
+        for i, step in enumerate(self.plan.steps):
+            kernel = step.kernel
+            size = kernel.workspace_bytes if isinstance(kernel, CudaSource) else workspace_bytes(kernel)
+            if size:
+                workspaces[i] = len(lifetimes)
+                lifetimes.append(Lifetime(size, i, i))
+                uses.append(Use(i, (i,)))
+        conflict = self.order.conflict(uses) if self.order.width > 1 else None
+        return plan_memory(lifetimes, alignment=ALIGNMENT, conflict=conflict), lifetimes, slots, workspaces
 
     def _room_of(self, key: Key) -> Held:
         t = self.graph.type_of(key[0])

@@ -7,7 +7,7 @@ it, if each thread has read all that it writes before it does (`overwrites`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -17,6 +17,7 @@ from typing import Protocol, final, runtime_checkable
 import torch
 
 from weft.generate.library.execute import TORCH_DTYPE
+from weft.ir.attrs import ReduceAttrs
 from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import CATEGORY, FREE, Category, Prim
 from weft.kernels.formats import Format
@@ -73,6 +74,8 @@ class Placing(Protocol):
 NOTHING_BOUND: Mapping[int, torch.Tensor] = MappingProxyType({})
 _BODY = 'extern "C" __global__'
 _STORE = re.compile(r"\bw_st\w*\s*(?:<[^>]*>)?\s*\(")
+_SHARED = 1 << 20
+"""Bytes of a value from which on it is worth asking whether a result may lie in its place."""
 _PART = re.compile(r"^\s*const w_index t = .*\brole\.thread\(\);$", re.MULTILINE)
 """A part of a kernel's elementwise loops begins, in a range of blocks of its own: each thread has its elements."""
 _INNERMOST = re.compile(r"{([^{}]*)}")
@@ -106,6 +109,102 @@ def overwrites(graph: Graph, step: Step, source: NodeId, result: NodeId) -> bool
     if isinstance(kernel, CudaSource):
         return _cuda_reads_first(kernel, slots, step.outputs.index((result, Format.ROW)))
     return _cpp_reads_first(kernel, slots, step.outputs.index((result, Format.ROW)))
+
+
+def places_of(graph: Graph, plan: Plan, values: Values, order: Order, within: Container[Key]) -> dict[Key, Key]:
+    """Results that may lie where an operand lay that nobody reads behind their step: each with that operand.
+
+    Of elementwise loops, and of loops over rows that have read a row before they write it: logits and their gradient.
+
+    Args:
+        graph: that of the plan.
+        plan: steps.
+        values: of the plan.
+        order: which steps have ended when another begins.
+        within: values whose places may be chosen, none of them a result of the plan.
+    """
+    found: dict[Key, Key] = {}
+    taken: set[Key] = set()
+    for i, step in enumerate(plan.steps):
+        if not isinstance(step.kernel, CudaSource):
+            continue
+        dying = [
+            key
+            for key in dict.fromkeys(step.inputs)
+            if key in within
+            and graph.type_of(key[0]).nbytes >= _SHARED
+            and all(u == i or order.before[i] >> u & 1 for u in values.users(key))
+        ]
+        for result in step.outputs if dying else ():
+            if result not in within or values.writers[result] != [i]:
+                continue
+            for key in dying:
+                if key not in taken and key[1] is result[1] and _takes_the_place(graph, step, key, result):
+                    found[result] = key
+                    taken.add(key)
+                    break
+    return found
+
+
+def _takes_the_place(graph: Graph, step: Step, source: Key, result: Key) -> bool:
+    """As `overwrites`, of values in any format, by kernels for a GPU."""
+    kernel, t = step.kernel, graph.type_of(source[0])
+    assert isinstance(kernel, CudaSource)
+    slots = [k for k, key in enumerate(step.inputs) if key[0] == source[0]]
+    if len(slots) != 1 or t.shape != graph.type_of(result[0]).shape:
+        return False
+    if t.dtype.itemsize != graph.type_of(result[0]).dtype.itemsize:
+        return False
+    reach = _reach(graph, step, source[0], result[0])
+    if reach is None:
+        return False
+    place = step.outputs.index(result)
+    if reach == "element":
+        return _cuda_reads_first(kernel, slots, place)
+    return source[1] is Format.ROW and _cuda_reads_rows_first(kernel, slots)
+
+
+def _reach(graph: Graph, step: Step, source: NodeId, result: NodeId) -> str | None:
+    """What an element of an operand decides of a step's result: that `element`, or its `row` along the last axis.
+
+    None: more, or it cannot be told, as members may read one value under several numbers.
+    """
+    shape = graph.type_of(result).shape
+    members, named = set(step.members), {node for node, _ in step.inputs}
+    statistics = (shape[:-1], (*shape[:-1], 1))
+    dependent, reach = {source}, "element"
+    if result not in members or not shape:
+        return None
+    for m in sorted(members):
+        node, depends = graph.nodes[m], False
+        for x in node.inputs:
+            seen = [x]
+            while seen[-1] not in members and seen[-1] not in named and graph.nodes[seen[-1]].inputs:
+                if graph.nodes[seen[-1]].prim not in FREE:
+                    return None
+                seen.append(graph.nodes[seen[-1]].inputs[0])
+            if graph.nodes[seen[-1]].prim is Prim.INPUT and seen[-1] not in named:
+                return None
+            if seen[-1] in dependent:
+                depends = True
+                shapes = [graph.type_of(v).shape for v in seen]
+                if any(s != shape and s not in statistics for s in shapes):
+                    return None
+                # what has been broadcast is not a statistic again
+                if any(a in statistics and b == shape and shape not in statistics for a, b in pairwise(shapes)):
+                    return None
+        if not depends:
+            continue
+        if isinstance(node.attrs, ReduceAttrs) and CATEGORY[node.prim] is Category.REDUCE:
+            if node.attrs.axes != (len(shape) - 1,) or graph.type_of(node.inputs[0]).shape != shape:
+                return None
+            reach = "row"
+        elif CATEGORY[node.prim] is not Category.ELEMENTWISE:
+            return None
+        if node.type.shape != shape and node.type.shape not in statistics:
+            return None
+        dependent.add(m)
+    return reach
 
 
 def _is_elementwise(graph: Graph, step: Step, source: NodeId, result: NodeId) -> bool:
@@ -155,6 +254,26 @@ def _cuda_reads_first(kernel: CudaSource, slots: Sequence[int], place: int) -> b
             return False
     own = [part for part in parts if written.search(part)]
     return bool(slots) and not read.search(before) and any(read.search(part) for part in own)
+
+
+def _cuda_reads_rows_first(kernel: CudaSource, slots: Sequence[int]) -> bool:
+    """Whether all that shares a row has read the operand's before one of them writes: what is read stays in registers.
+
+    Blocks, or clusters of them, have whole rows, none of which another one has.
+    """
+    if len(kernel.launches) != 1 or kernel.workspace_bytes or kernel.state_bytes:
+        return False
+    form, (launch,) = dict(kernel.schedule.params), kernel.launches
+    if "template" in form or "items" not in form or not {"cross_cta", "num_splits"}.isdisjoint(form):
+        return False
+    if form.get("tile") or form.get("columns") or form.get("spread") or launch.grid[1:] != (1, 1):
+        return False
+    head, _, body = kernel.text.rpartition(_BODY)
+    body = body[body.find("{") :]
+    reads = [m.start() for k in slots for m in re.finditer(rf"\bin{k}\b", body)]
+    stores = [m.start() for m in _STORE.finditer(body)]
+    waits = body.find("role.sync();" if launch.cluster == (1, 1, 1) else "w_cluster_sync();")
+    return bool(head and reads and stores) and max(reads) < waits < min(stores)
 
 
 def _cpp_reads_first(kernel: KernelSource, slots: Sequence[int], place: int) -> bool:
