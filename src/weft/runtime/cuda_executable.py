@@ -48,13 +48,15 @@ from weft.runtime.budgeted import SM_BUDGET, Budgeted
 from weft.runtime.executable import InputError, Linked, check_count, to_torch, typed, without_autocast
 from weft.runtime.in_place import NOTHING_BOUND, InPlace, copies, held_by_caller, places_of, written_last
 from weft.runtime.indices import checked
-from weft.runtime.lanes import Use, order_of
-from weft.runtime.memory import Lifetime, MemoryPlan, plan_memory
+from weft.runtime.lanes import NOTHING_MORE, Use, order_of
+from weft.runtime.memory import Lifetime, MemoryPlan, largest_live_set, plan_memory
 from weft.runtime.streams import Lease
 from weft.runtime.values import Key, Values, survey
 
 ALIGNMENT = 256
 """Bytes: what the kernels' contract promises, and what tensor maps and wide loads need."""
+LARGE = 16
+"""A value is large of which so many are as large as all that is alive at once: lanes wait so that two share a place."""
 Run = Callable[[], None]
 Rebind = Callable[[BoundCuda, Addresses, bool], Prepared]
 """Another way to launch a step, from its kernel, its addresses and whether it may begin before its predecessor ends."""
@@ -219,7 +221,11 @@ class CudaExecutable:
             self.plan = written_last(self.graph, self.plan, self._values, written, self._bound)
             self._values = survey(self.graph, self.plan)
         hosted = any(isinstance(s.kernel, LibraryCall) and not is_capturable(s.kernel) for s in self.plan.steps)
-        self.order = order_of(self.plan, self._values, 1 if hosted or stage_kernels else self.plan.branches)
+        # what is launched in another way, or beside others, may be run again
+        self._shares = budgeted is None and not stage_kernels and not self._rebound
+        lanes = 1 if hosted or stage_kernels else self.plan.branches
+        more = self._waits_for_a_place() if lanes > 1 and self._shares else NOTHING_MORE
+        self.order = order_of(self.plan, self._values, lanes, more)
         several = hosted or stage_kernels > 0 or self.order.width > 1
         args = (self.graph, self.plan, self._values, self.order, written, self._bound, ALIGNMENT)
         direct = held_by_caller(*args) if written else {}
@@ -290,8 +296,7 @@ class CudaExecutable:
         kept = {(n, Format.ROW) for n in self._values.finals}
         own = [key for key in self._values.first_write if key not in self._direct and key not in self._held]
         layout = self._laid_out(own, kept, {})
-        # what is launched in another way, or beside others, may be run again
-        if self._budgeted is None and not self._stage_kernels and not self._rebound:
+        if self._shares:
             chosen = frozenset(own) - kept
             places = places_of(self.graph, self.plan, self._values, self.order, chosen)
             other = self._laid_out(own, kept, places) if places else layout
@@ -316,6 +321,24 @@ class CudaExecutable:
         # what is kept takes memory of the framework's, as much as it would of the arena
         apart = [self._lifetime(key, kept) for key in self._held]
         return plan_memory([*lifetimes, *apart], alignment=ALIGNMENT) if apart else memory
+
+    def _waits_for_a_place(self) -> dict[int, frozenset[int]]:
+        """By step the others that read an operand of it in whose place its result is to lie: they must have ended.
+
+        Of large values alone, as those would else run beside it.
+        """
+        kept = {(n, Format.ROW) for n in self._values.finals}
+        own = [key for key in self._values.first_write if key not in kept]
+        lifetimes = [self._lifetime(key, kept) for key in self._values.first_write]
+        least = largest_live_set(lifetimes, [x.size for x in lifetimes]) / LARGE
+        alone = order_of(self.plan, self._values, 1)
+        found: dict[int, frozenset[int]] = {}
+        for result, operand in places_of(self.graph, self.plan, self._values, alone, frozenset(own)).items():
+            if self.graph.type_of(operand[0]).nbytes >= least:
+                (writer,) = self._values.writers[result]
+                others = frozenset(self._values.users(operand)) - {writer}
+                found[writer] = found.get(writer, frozenset()) | others
+        return found
 
     def _lifetime(self, key: Key, kept: Collection[Key]) -> Lifetime:
         last = len(self.plan.steps) if key in kept else self._values.last_use(key)

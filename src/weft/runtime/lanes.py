@@ -6,8 +6,9 @@ says which steps are sure to have ended before another begins; memory may be sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import final
 
 from weft.kernels.plan import Plan
@@ -119,9 +120,16 @@ class Order:
         return lambda i, j: not (ended(i, j) or ended(j, i))
 
 
-def order_of(plan: Plan, values: Values, lanes: int) -> Order:
-    """The order of a plan in at most so many lanes; in one, the plan's own."""
+NOTHING_MORE: Mapping[int, frozenset[int]] = MappingProxyType({})
+
+
+def order_of(plan: Plan, values: Values, lanes: int, more: Mapping[int, frozenset[int]] = NOTHING_MORE) -> Order:
+    """The order of a plan in at most so many lanes; in one, the plan's own.
+
+    `more`: earlier steps by step that it waits for, though no value tells that.
+    """
     needs = dependencies(plan, values)
     if lanes <= 1:
         return Order.of(needs, [0] * len(needs))
+    needs = [mine | more.get(i, frozenset()) for i, mine in enumerate(needs)]
     return Order.of(needs, assign(needs, [max(s.cost_us, 0.5) for s in plan.steps], lanes))

@@ -53,7 +53,7 @@ def plan_memory(
         lambda i: (-sizes[i] * (lifetimes[i].last - lifetimes[i].first + 1), lifetimes[i].first),
         lambda i: (lifetimes[i].first, -sizes[i]),
     )
-    live = _largest_live_set(lifetimes, sizes)
+    live = largest_live_set(lifetimes, sizes)
     conflict = conflict or (lambda i, j: _overlap(lifetimes[i], lifetimes[j]))
     best: tuple[int, list[int]] | None = None
     for key in keys:
@@ -91,7 +91,8 @@ def _first_fit(conflict: Conflict, sizes: Sequence[int], order: Sequence[int]) -
     return offsets, top
 
 
-def _largest_live_set(lifetimes: Sequence[Lifetime], sizes: Sequence[int]) -> int:
+def largest_live_set(lifetimes: Sequence[Lifetime], sizes: Sequence[int]) -> int:
+    """The largest sum of these sizes, one for each lifetime, that is needed at one step."""
     if not lifetimes:
         return 0
     change = [0] * (max(x.last for x in lifetimes) + 2)
