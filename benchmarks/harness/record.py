@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 import weft
+from weft.tune.keys import PACKAGE, source_hash
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -26,6 +27,10 @@ _RESULTS = (":(exclude)benchmarks/results", ":(exclude)lab/results")
 _SHOWN = 8
 _TOLD = 300
 """Characters of an error that a row keeps."""
+ENDED = "the run ended meanwhile"
+"""Why a case failed with which its process was killed."""
+TRIES = 2
+"""So often a case with which its process is killed is begun at the same sources."""
 
 Row = dict[str, object]
 
@@ -49,9 +54,15 @@ def environment(command: str, *, on_cpu: bool = False) -> Row:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "weft": weft.__version__,
+        "src": sources(),
         **_sources(),
         "command": command,
     }
+
+
+def sources() -> str:
+    """A hash of the files in `src/`: which compiler was measured, whatever else a commit changed."""
+    return source_hash(PACKAGE, (".",))[:12]
 
 
 def _sources() -> Row:
@@ -174,7 +185,8 @@ class Record:
         """Print one line and write the file anew; a case takes the place of its older row."""
         line = dict(row)
         if line.get("record") == "case":
-            line.setdefault("commit", self.head["commit"])
+            if line.setdefault("commit", self.head["commit"]) == self.head["commit"]:
+                line.setdefault("src", self.head["src"])
             self._rows[self._case(line)] = line
         else:
             self._others.append(line)
@@ -199,7 +211,9 @@ class Record:
         at = self._case(case)
         old = self._rows.get(at)
         measured = {} if old is None else {"last_measured": old.get("last_measured") or old.get("commit")}
-        pending: Row = {"record": "case", "suite": self.suite, **case, "failed": "the run ended meanwhile", **measured}
+        tries = tries_of(old, self.head) + 1
+        pending: Row = {"record": "case", "suite": self.suite, **case, "failed": ENDED, **measured}
+        pending |= {"src": self.head["src"], "tries": tries}
         self._rows[at] = pending
         self.write()
         why = ""
@@ -226,6 +240,16 @@ class Record:
             self._rows[at] = old
         self.write()
 
+    def at_these_sources(self, **case: object) -> Row | None:
+        """The row of a case that was measured, or failed, at these sources; None: it is to be measured.
+
+        With whom a process was killed is tried again, `TRIES` times in all.
+        """
+        row = self._rows.get(self._case(case))
+        if row is None or row.get("src") != self.head["src"] or 0 < tries_of(row, self.head) < TRIES:
+            return None
+        return row
+
     def forget(self, *cases: str) -> None:
         """Rows of cases that there are no more."""
         self._rows = {k: x for k, x in self._rows.items() if x.get("case") not in cases}
@@ -242,6 +266,25 @@ class Record:
             sys.exit(f"failed: {', '.join(self.failed)}")
 
 
+def tries_of(row: Mapping[str, object] | None, head: Mapping[str, object]) -> int:
+    """How often the process of this case was killed at the sources of `head`, if that is all that is known of it."""
+    if row is None or row.get("failed") != ENDED or row.get("src") != head.get("src"):
+        return 0
+    return int(str(row.get("tries", 1)))
+
+
+def exchange(path: Path, head: Row, rows: Sequence[Row], key: Sequence[str]) -> None:
+    """Put rows into a record in place of all that it has of the same keys, where a case has several rows."""
+    new = {tuple(x.get(k) for k in key) for x in rows}
+    old = lines_of(path)
+    then = next((x for x in old if x.get("record") == "environment"), head)
+    kept = [_stamped(x, then, head) for x in old if x.get("record") != "environment"]
+    kept = [x for x in kept if tuple(x.get(k) for k in key) not in new]
+    own = {"commit": head["commit"], "src": head["src"]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(x) + "\n" for x in (head, *kept, *({**x, **own} for x in rows))))
+
+
 def merge(path: Path, head: Row, rows: Sequence[Row], key: Sequence[str]) -> None:
     """Put the rows of a run that was recorded elsewhere into a record, in place of the same cases."""
     old = lines_of(path)
@@ -254,7 +297,7 @@ def merge(path: Path, head: Row, rows: Sequence[Row], key: Sequence[str]) -> Non
 
 def _stamped(row: Row, then: Mapping[str, object], now: Mapping[str, object]) -> Row:
     """A row of an earlier run, with its commit, and its device where that was another."""
-    mine = {"commit": then["commit"]} if "commit" in then else {}
+    mine = {k: then[k] for k in ("commit", "src") if k in then and "commit" not in row}
     if then.get("device") != now.get("device") and "device" in then:
         mine["device"] = then["device"]
     return {**row, **{k: v for k, v in mine.items() if k not in row}}

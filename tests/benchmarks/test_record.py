@@ -14,9 +14,10 @@ from benchmarks.harness.record import Record, environment, lines_of, merge
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of records, at commit c1."""
+    """A folder of records, at commit c1 and sources s1."""
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     monkeypatch.setenv("WEFT_COMMIT", "c1")
+    monkeypatch.setattr(record, "sources", lambda: "s1")
     return tmp_path / "cpu" / "x.jsonl"
 
 
@@ -61,7 +62,7 @@ def test_a_case_that_fails_takes_the_place_of_what_was_measured(place: Path, mon
         fail("out of memory\nmore")
     with then.measuring(case="b"):
         then.add(row("b", ms=3.0))
-    assert kept(place)["a"] == row("a", failed="RuntimeError: out of memory", last_measured="c1", commit="c2")
+    assert kept(place)["a"] == row("a", failed="RuntimeError: out of memory", last_measured="c1", commit="c2", src="s1")
     assert kept(place)["b"]["ms"] == 3.0, "the others are measured"
     with pytest.raises(SystemExit, match=r"failed: a$"):
         then.close()
@@ -95,7 +96,7 @@ def test_who_interrupts_a_run_loses_nothing(place: Path) -> None:
     for case in "ab":
         with pytest.raises(KeyboardInterrupt), given.measuring(case=case):
             raise KeyboardInterrupt
-    assert kept(place) == {"a": row("a", ms=1.0, commit="c1")}
+    assert kept(place) == {"a": row("a", ms=1.0, commit="c1", src="s1")}
 
 
 def test_a_case_may_have_several_names(place: Path) -> None:
