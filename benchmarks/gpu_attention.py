@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.harness.gpu_time import Kernel, median_us
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, folder_of_gpu
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
@@ -359,6 +360,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="f16", choices=[*(d.value for d in TORCH), "tf32"])
     parser.add_argument("--long", action="store_true", help="attention of long sequences instead")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
+    add_option(parser)
     given = parser.parse_args()
     started = time.perf_counter()
     tf32 = given.dtype == "tf32"
@@ -374,6 +376,9 @@ def main() -> int:
         facts = gpu_facts(None, calibrate=False)
     facts = replace(facts, tf32=tf32)
     cases = [c for c in (LONG if given.long else CASES) if given.only in c.name]
+    kept = None if given.dry else Record(folder_of_gpu(), "attention")
+    left = Left(kept, started + given.seconds, only=given.left)
+    cases = [c for c in cases if not left.known(case=f"{c.name} {given.dtype}")]
     jobs: list[tuple[int, bool, CudaSource]] = []
     for i, c in enumerate(cases):
         for bias in (False, True):
@@ -393,17 +398,15 @@ def main() -> int:
             print(f"{cases[i].name}: {source.schedule} spills {used.spill_stores} B", file=sys.stderr)
         kernels.setdefault((i, bias), []).append(Kernel(source, str(result.path)))
     print(f"{len(jobs)} kernels compiled after {time.perf_counter() - started:.1f} s", file=sys.stderr)
-    if given.dry:
+    if kept is None:
         for i, c in enumerate(cases):
             print(f"{c.name:30} {[str(k.source.schedule) for k in kernels.get((i, False), [])][:1]}")
         return 0
     rows = []
-    kept = Record(folder_of_gpu(), "attention")
     for i, c in enumerate(cases):
-        if time.perf_counter() - started > given.seconds:
-            print(f"no time left for {c.name} and what follows", file=sys.stderr)
-            break
         name = f"{c.name} {given.dtype}"
+        if not left.begins(case=name):
+            continue
         with kept.measuring(case=name):
             rows.append(record(c, dtype, kernels.get((i, False), []), kernels.get((i, True), []), facts))
             kept.add(
@@ -411,7 +414,7 @@ def main() -> int:
                  "long": given.long}
             )  # fmt: skip
     print(table(rows))
-    return int(bool(kept.failed))
+    return left.status(kept.failed)
 
 
 if __name__ == "__main__":

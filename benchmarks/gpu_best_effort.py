@@ -39,6 +39,7 @@ from benchmarks.best_effort.jobs import (
     word,
 )
 from benchmarks.best_effort.references import OPERATIONS
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.device.cuda.driver import Bound, Module, primary_context
 from weft.device.cuda.facts import gpu_facts
@@ -266,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=480.0, help="no job is begun after so many")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
     parser.add_argument("--dry", action="store_true", help=f"no GPU: compile for {DRY}")
+    add_option(parser)
     given = parser.parse_args(arguments)
     end = time.perf_counter() + given.seconds
     if given.rounds < 1:
@@ -286,10 +288,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.out and not given.small:
             path = None if str(given.out) == "-" else given.out
             record = Record(folder_of_gpu(), SUITE, path=path)
-            ends.callback(record.close)
+        left = Left(record, end, only=given.left)
+        ends.callback(left.close)
         for job in jobs:
-            if time.perf_counter() > end:
-                print(f"not begun in time: {job.name}", flush=True)
+            if not left.begins(case=job.name):
                 continue
             before = job.buffers()
 

@@ -29,6 +29,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.harness.left import MORE, Left, add_option
 from benchmarks.harness.record import Record, folder_of_gpu
 from benchmarks.models import NETWORKS
 from weft.device.cuda.cudnn import ConvAddresses, Convolution, find_cudnn
@@ -525,15 +526,19 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="write the record")
     parser.add_argument("--part", default="1/1", help="K/N: every Nth convolution from the Kth on (1/1)")
     parser.add_argument("--missing", action="store_true", help="with --keep: only what the record does not have")
+    add_option(parser)
     args = parser.parse_args()
     record = Record(folder_of_gpu(), "convolutions", key=("case", "batch")) if args.keep else None
     batches = [int(x) for x in args.batch.split(",")]
     end = time.perf_counter()
-    bad = False
+    bad, late = False, list[str]()
     for batch in batches:
         end += args.seconds / len(batches)
-        bad |= run_batch(batch, end, record, args) != 0
-    return int(bad)
+        left = Left(record, end, only=args.left)
+        bad |= run_batch(batch, record, args, left) != 0
+        bad |= left.status() == 1
+        late += left.late
+    return MORE if args.left and late else int(bad)
 
 
 def row_of(line: Mapping[str, object], networks: Mapping[str, int]) -> dict[str, object]:
@@ -542,8 +547,9 @@ def row_of(line: Mapping[str, object], networks: Mapping[str, int]) -> dict[str,
     return {"record": "case", "suite": "convolutions", **kept, "networks": dict(networks)}
 
 
-def run_batch(batch: int, end: float, record: Record | None, args: argparse.Namespace) -> int:
-    """All convolutions at one batch size, until `end`; 0 when every one had a right kernel."""
+def run_batch(batch: int, record: Record | None, args: argparse.Namespace, left: Left) -> int:
+    """All convolutions at one batch size that are left, in time; 0 when every one had a right kernel."""
+    end = left.end
     networks = {name: convolutions(name, batch) for name in args.names}
     distinct = sorted({c for found in networks.values() for c in found if args.only in str(c)}, key=cost)
     part, parts_of = (int(x) for x in args.part.split("/"))
@@ -551,6 +557,10 @@ def run_batch(batch: int, end: float, record: Record | None, args: argparse.Name
     if args.missing and record is not None:
         there = {(x["case"], x["batch"]) for x in record.cases if "failed" not in x}
         distinct = [c for c in distinct if (str(c), batch) not in there and isinstance(c, Conv)]
+    if args.left:  # pairs have no row
+        distinct = [c for c in distinct if isinstance(c, Conv) and not left.known(case=str(c), batch=batch)]
+    if args.left and not distinct:
+        return 0
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
         print(nvrtc.reason, file=sys.stderr)
@@ -579,18 +589,19 @@ def run_batch(batch: int, end: float, record: Record | None, args: argparse.Name
         return {c: [x for x in ready if x[0].conv == c] for c in part}
 
     lines: dict[Work, dict[str, object]] = {}
-    bad = 0
+    bad, tried = 0, set[Work]()
     parts = [distinct[i : i + PART] for i in range(0, len(distinct), PART)]
     with torch.inference_mode(), ThreadPoolExecutor(1) as ahead:
         for ready in ahead.map(prepared, parts):
             for c, kernels in ready.items():
                 bad += not kernels
+                tried |= set() if kernels and time.perf_counter() > end else {c}
                 if not kernels and record is not None and isinstance(c, Conv):
                     record.fail("no kernel compiles", case=str(c), batch=batch)
                 if bench is None:
                     say({"record": "dry", "case": str(c), "kernels": [str(k.schedule) for k, _ in kernels]})
                     continue
-                if not kernels or time.perf_counter() > end:
+                if not kernels or c not in tried:
                     continue
                 try:
                     lines[c] = run_one(bench, c, kernels, peers=not args.no_peers)
@@ -608,6 +619,11 @@ def run_batch(batch: int, end: float, record: Record | None, args: argparse.Name
                 say(lines[c])
                 if record is not None and isinstance(c, Conv) and "ratio_chain" in lines[c]:
                     record.add(row_of(lines[c], {name: found[c] for name, found in networks.items() if c in found}))
+                elif record is not None and isinstance(c, Conv):
+                    record.fail("no right kernel, or no peer", case=str(c), batch=batch)
+    for c in distinct:
+        if c not in tried:
+            left.put_off(f"{c}, batch {batch}")
     table(networks, lines)
     print(f"{len(lines)} of {len(distinct)} convolutions timed, {bad} with faults, batch {batch}", flush=True)
     return 1 if bad else 0

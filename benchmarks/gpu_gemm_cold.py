@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, folder_of_gpu
 
 SHAPES: tuple[tuple[str, ...], ...] = (
@@ -127,16 +129,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_gemm_cold", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", default="", help="a file in place of the record")
     parser.add_argument("--seconds", type=float, default=60.0, help="when to stop (60)")
+    add_option(parser)
     given = parser.parse_args(arguments)
     end = time.monotonic() + given.seconds
     out = Path(given.out) if given.out else None
     record = Record("" if out else folder_of_gpu(), "gemm-cold", path=out)
+    late = Left(record, math.inf, only=given.left)
     with tempfile.TemporaryDirectory(prefix="weft-cold-") as folder:
         cases = [(shape, f"cache{i}") for i, shape in enumerate(SHAPES)]
         for i, (shape, cache) in enumerate([*cases, (KNOWN, cases[-1][1])]):
             left = end - time.monotonic()
             if left < 1:
-                break
+                late.put_off(" ".join(shape))
+                continue
             with record.measuring(case=" ".join(shape)):
                 line = tune(shape, Path(folder) / cache, Path(folder) / f"out{i}", left)
                 print(told(line), flush=True)
@@ -144,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     record.fail(str(line["error"]), case=line["case"])
                 else:
                     record.add(line)
-    record.close()
+    late.close()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ from typing import Any, TypeVar
 
 from benchmarks.cases.gemm import GROUPS
 from benchmarks.harness.child import Child, Silence
-from benchmarks.harness.record import RESULTS, ROOT, Row, environment, lines_of, merge
+from benchmarks.harness.left import MORE, add_option
+from benchmarks.harness.record import RESULTS, ROOT, Row, environment, folder_of_gpu, lines_of, merge
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
 from weft.errors import DeviceError, ToolchainError, WeftError
@@ -272,7 +273,7 @@ def dry(given: argparse.Namespace) -> None:
                     )
 
 
-def keep(path: Path) -> None:
+def keep(path: Path, device: str = "nvidia-h200") -> None:
     """Put a file of results, without single samples, into the records of the repository, in place of the same cases.
 
     Rows name their commit. A product that has no pair of times is a row, too.
@@ -287,7 +288,7 @@ def keep(path: Path) -> None:
         elif "case" in x:
             why = x.get("error") or "; ".join(x.get("refused", ())) or "no pair of times"
             rows.append({"record": "case", "group": x["group"], "case": x["case"], "failed": str(why)[:300]})
-    merge(RESULTS / "nvidia-h200" / "gemm.jsonl", head, rows, ("group", "case"))
+    merge(RESULTS / device / "gemm.jsonl", head, rows, ("group", "case"))
 
 
 def times_of(line: Line) -> dict[str, float]:
@@ -410,6 +411,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--keep", metavar="FILE", help="no GPU: put a run's results into benchmarks/results")
     parser.add_argument("--without", default="", help="parameters, by commas: what has one is left out")
+    parser.add_argument("--record", action="store_true", help="put the results of FILE into the record after the run")
+    add_option(parser)
     parser.add_argument("--quality", metavar="FILE", help="no GPU: how good the model's 16 are, by a run with --every")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -435,14 +438,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.child:
         child(given)
         return
-    end = time.monotonic() + given.seconds
+    if given.record and not given.out:
+        parser.error("--record needs --out FILE")
+    end, ended = time.monotonic() + given.seconds, False
     tried: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="weft-gemm-") as folder:
         given.cache = folder
         given.out = given.out or str(Path(folder) / "results.jsonl")
         while time.monotonic() < end:
-            done, why, running = watch(given, end)
-            if done:
+            ended, why, running = watch(given, end)
+            if ended:
                 break
             case = running.get("begin", "")
             print(f"{case or 'start'}: {why}; {running.get('running', '')}", flush=True)
@@ -454,7 +459,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     out.write(json.dumps({"group": running["group"], "case": case, "error": why}) + "\n")
                 elif case and time.monotonic() < end:
                     out.write(json.dumps({"poisoned": case, "kernel": running.get("running", "")}) + "\n")
-        summary(read(Path(given.out)))
+        results = read(Path(given.out)) if Path(given.out).exists() else []
+        summary(results)
+        if given.record and any("case" in x for x in results):
+            keep(Path(given.out), folder_of_gpu())
+        if given.left:
+            sys.exit(int(any("error" in x for x in results)) if ended else MORE)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from benchmarks.gpu_conv import Bench
 from benchmarks.harness.kernel_cases import Shop, measuring, opened, parser
+from benchmarks.harness.left import Left, add_option
 from weft.device.cuda.nvrtc import CompiledCubin
 from weft.fission.sdpa import sdpa
 from weft.generate.bind import Addresses, BoundCuda
@@ -477,6 +478,7 @@ def main() -> int:
     options = parser(__doc__, first=3, seconds=75.0, threads=14)
     options.add_argument("--batch", default="1,16")
     options.add_argument("--begin", type=int, default=0, help="number of the first case (0)")
+    add_option(options)
     args = options.parse_args()
     shop = opened(args)
     work = cases([int(x) for x in args.batch.split(",")], shop)[args.begin :]
@@ -485,10 +487,13 @@ def main() -> int:
     bench, watch, bad = Bench(), Watch(), False
     print(f"{'group':18}{'n':>4}{'alone':>9}{'row':>9}{'parallel':>9}{'one':>9}{'x row':>7}{'x par':>7}  model")
     record = shop.record("grouped", "name")
+    left = Left(record, shop.end, only=args.left)
+    begun = set[str]()
     with torch.inference_mode():
-        numbered = list(enumerate(work, args.begin))
+        numbered = [(i, x) for i, x in enumerate(work, args.begin) if not left.known(name=x[0])]
         for (number, (name, _)), made in shop.in_turn(numbered, lambda x: x[1][1](shop), ahead=2):
             watch.case, watch.since = number, time.monotonic()
+            begun.add(name)
             with measuring(record, name=name):
                 line = {"record": "case", "suite": "grouped", "name": name, **made.measured(bench)}
                 wrong = [x[:200] for x in json.dumps(line).split('"') if "WRONG" in x]
@@ -498,7 +503,10 @@ def main() -> int:
                 if record is not None:
                     record.add(line)
             watch.since = math.inf
-    return int(bad or (record is not None and bool(record.failed)))
+    for _, (name, _) in numbered:
+        if name not in begun:
+            left.put_off(name)
+    return left.status(bad or (record is not None and bool(record.failed)))
 
 
 def dry(shop: Shop, work: Sequence[tuple[str, Case]]) -> int:

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from benchmarks.cases.memory import LARGE_CASES, NETWORK_CASES, AsModule, Case
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, folder_of_gpu
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import find_nvrtc
@@ -54,6 +55,8 @@ MOST_LAUNCHES = 40
 ROUNDS = 7
 TOLERANCE = 4e-3
 """Root mean square of the error, relative to that of the result computed in f32."""
+PEERS_S = 8.0
+"""A case has no peers where less time is left."""
 PEER_WORKERS = 4
 
 
@@ -381,6 +384,7 @@ def main() -> None:
     parser.add_argument("--schedules", type=int, default=6)
     parser.add_argument("--peers", default="eager,inductor")
     parser.add_argument("--warm-peers", default="", help=argparse.SUPPRESS)
+    add_option(parser)
     given = parser.parse_args()
     if given.warm_peers:
         part, _, of = given.warm_peers.partition("/")
@@ -449,8 +453,12 @@ def measure(cases: Sequence[Case], made: Sequence[Prepared | str], given: argpar
     print(f"facts after {time.perf_counter() - start:.1f} s", flush=True)
     bench = Bench(facts)
     out = Record(folder_of_gpu(), "memory-bound")
+    end = start + given.seconds - (PEERS_S if given.left else 0.0)
+    left = Left(out, end if given.left else math.inf, only=given.left)
     records: list[dict[str, object]] = []
     for case, one in zip(cases, made, strict=True):
+        if not left.begins(case=case.name):
+            continue
         with out.measuring(case=case.name):
             if isinstance(one, str):
                 raise RuntimeError(one)  # noqa: TRY004 - the text of an error of a worker
@@ -474,7 +482,7 @@ def measure(cases: Sequence[Case], made: Sequence[Prepared | str], given: argpar
         torch.cuda.empty_cache()
     table(records)
     print(f"{time.perf_counter() - start:.1f} s in all")
-    out.close()
+    left.close()
 
 
 def table(records: Sequence[dict[str, object]]) -> None:

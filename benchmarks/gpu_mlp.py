@@ -57,6 +57,7 @@ from benchmarks.cases.mlp import (
     why,
 )
 from benchmarks.harness.gpu_time import Kernel, median_us
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import DIRTY, Record, folder_of_gpu
 from benchmarks.peers import tiny_cuda_nn
 from weft.device.cuda.driver import Function, Module
@@ -449,6 +450,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="also what is on record at this commit")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     parser.add_argument("--tiny-cuda-nn", type=Path, metavar="FILE", help="libweft_tcnn.so, for --dtype f16")
+    add_option(parser)
     parser.add_argument("--warm", default="", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -486,7 +488,10 @@ def main() -> int:
     facts = gpu_facts(None, calibrate=False)
     record = Record(folder_of_gpu(), "mlp")
     slow = AUTOTUNED[: given.autotune]
-    if not given.again:
+    left = Left(record, started + given.seconds, only=given.left, good=lambda row: bool(row.get("possible")))
+    if given.left:
+        cases = [c for c in cases if not left.known(case=named(c, dtype))]
+    elif not given.again:
         commit = record.head["commit"]
         cases = missing(record, cases, dtype, slow, commit, has_tiny_cuda_nn=library is not None)
     rows = []
@@ -499,6 +504,7 @@ def main() -> int:
             while workers.busy and time.perf_counter() - started < 0.6 * given.seconds:
                 time.sleep(0.2)
         finally:
+            waits = given.left and workers.busy
             workers.stop()
         ready = [(c, way) for c, way in jobs if flag(cache, c, way).exists()]
         after = time.perf_counter() - started
@@ -506,11 +512,13 @@ def main() -> int:
         torch.zeros(1, device="cuda")  # makes the primary context current
         probes = Probes(nvrtc, facts.arch)
         for c in cases:
-            if time.perf_counter() - started > given.seconds:
-                print(f"no time left for {c.name} and what follows", file=sys.stderr)
-                break
+            if not left.begins(case=named(c, dtype)):
+                continue
             every = wanted_peers(c, dtype, slow, has_tiny_cuda_nn=library is not None)
             asked = [w for w in every if w not in MODES or (c, w) in ready]
+            if waits and asked != every:
+                left.put_off(f"{named(c, dtype)}, whose peers still compile")
+                continue
             patience = PATIENCE_S if library is None else JIT_PATIENCE_S
             watch = threading.Timer(patience, lambda what=c.name: (print("HANGS:", what, flush=True), os._exit(3)))
             watch.daemon = True
@@ -527,7 +535,7 @@ def main() -> int:
             torch.cuda.empty_cache()
     print(table(rows))
     print(f"{time.perf_counter() - started:.1f} s in all")
-    return 0 if all(r["possible"] for r in rows) and not record.failed else 1
+    return left.status(record.failed or not all(r["possible"] for r in rows))
 
 
 if __name__ == "__main__":

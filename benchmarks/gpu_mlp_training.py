@@ -19,13 +19,14 @@ import copy
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import nn
 
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, folder_of_gpu
 from weft.device.cuda.facts import gpu_facts, profile
 from weft.device.cuda.nvrtc import CompileJob, Nvrtc, find_nvrtc
@@ -483,6 +484,13 @@ def dry(*, wide: bool = False, only: str = "") -> int:
     return bad
 
 
+def is_right(row: Mapping[str, object]) -> bool:
+    """Whether what was checked was right; times say nothing about that."""
+    if row.get("kind") != "check" or "failed" in row:
+        return "failed" not in row
+    return bool(row["right"] and row["equal_bits"] and row["types"] and row["why_not"] is None)
+
+
 def main() -> int:
     """Check, then measure; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -495,17 +503,22 @@ def main() -> int:
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--wide", action="store_true", help="layers of 257 to 512 columns")
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
+    add_option(parser)
     given = parser.parse_args()
     if given.dry:
         return int(dry(wide=given.wide, only=given.only) > 0)
     started = time.perf_counter()
     right = True
+    record = Record(folder_of_gpu(), "mlp-training", key=("kind", "case"))
+    left = Left(record, started + given.seconds, only=given.left, good=is_right)
     checks = [] if given.times else [c for c in (WIDE_CHECKS if given.wide else CHECKS) if given.only in c.name]
+    checks = [c for c in checks if not left.known(kind="check", case=c.name)]
     judged(yes=False)
     count = 0 if given.wide else compile_all(checks)
     print(f"{count} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True)
-    record = Record(folder_of_gpu(), "mlp-training", key=("kind", "case"))
     for c in checks:
+        if given.left and left.over(f"check {c.name}"):
+            continue
         with record.measuring(kind="check", case=c.name):
             row = check(c)
             good = row["right"] and row["equal_bits"] and row["types"] and row["why_not"] is None
@@ -531,9 +544,8 @@ def main() -> int:
     count = 0 if given.wide else compile_all(timed, wide=False)
     print(f"{count} kernels in the cache after {time.perf_counter() - started:.0f} s", flush=True)
     for i, c in enumerate(timed):
-        if time.perf_counter() - started > given.seconds:
-            print(f"no time left for {c.name} and what follows")
-            break
+        if not left.begins(kind="time", case=c.name):
+            continue
         with record.measuring(kind="time", case=c.name):
             row = measure(c, compiled=not given.no_compile and i < given.compiled)
             rows.append(row)
@@ -545,7 +557,7 @@ def main() -> int:
     if rows:
         print(table(rows))
     print("all right" if right else "SOMETHING IS WRONG")
-    return 0 if right else 1
+    return left.status(not right)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from benchmarks.gpu_conv import Bench, Conv, _layer
 from benchmarks.harness.kernel_cases import Kernel, Shop, measuring, opened, parser
+from benchmarks.harness.left import Left, add_option
 from weft.device.cuda.facts import GpuFacts
 from weft.fission.pool import max_pool
 from weft.generate.bind import Addresses, BoundCuda
@@ -282,6 +283,7 @@ def main() -> int:
     """Run; 0 when every kernel was right."""
     options = parser(__doc__, first=6, seconds=50.0, threads=14)
     options.add_argument("--batch", default="1,16")
+    add_option(options)
     args = options.parse_args()
     shop = opened(args)
     batches = map(int, args.batch.split(","))
@@ -296,16 +298,23 @@ def main() -> int:
     head = f"{'':16}{'batch':>6}{'fused':>9}{'two':>9}{'conv':>9}{'pool':>8}{'cudnn+p':>9}{'torch':>9}{'saved':>7}"
     print(head, flush=True)
     record = shop.record("pooled", "name", "batch")
+    left = Left(record, shop.end, only=args.left)
+    work = [(name, case) for name, case in work if not left.known(name=name, batch=case.conv.n)]
+    given: set[tuple[str, int]] = set()
     with torch.inference_mode():
         made = shop.in_turn(work, lambda item: prepared(shop, item[1]), ahead=2, patience_s=PATIENCE_S)
         for (name, case), kernels in made:
             at = {"name": name, "batch": case.conv.n}
+            given.add((name, case.conv.n))
             with measuring(record, **at):
                 line = measured(bench, case, kernels)
                 bad |= shown(name, case.conv.n, line)
                 if record is not None:
                     record.add({"record": "case", "suite": "pooled", **line, **at})
-    return int(bad or (record is not None and bool(record.failed)))
+    for name, case in work:
+        if (name, case.conv.n) not in given:
+            left.put_off(f"{name}, batch {case.conv.n}")
+    return left.status(bad or (record is not None and bool(record.failed)))
 
 
 def shown(name: str, batch: int, line: Mapping[str, Any]) -> bool:
