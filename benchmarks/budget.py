@@ -21,6 +21,7 @@ import contextlib
 import importlib
 import itertools
 import json
+import math
 import os
 import queue
 import shutil
@@ -39,6 +40,7 @@ from typing import cast
 import torch
 
 import weft
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, folder_of_gpu
 from benchmarks.models import NETWORKS, load
 from weft.api import flat
@@ -230,8 +232,8 @@ def measured(case: Case, lane: Lane, device: str) -> dict[str, object]:
     return told[-1]
 
 
-def run_all(cases: Sequence[Case], lanes: Sequence[Lane], device: str, record: Record) -> None:
-    """Every case on the next lane that is free; a record as soon as it is there."""
+def run_all(cases: Sequence[Case], lanes: Sequence[Lane], device: str, record: Record, left: Left) -> None:
+    """Every case that is left, in time, on the next lane that is free; a record as soon as it is there."""
     waiting: queue.SimpleQueue[Case] = queue.SimpleQueue()
     for case in cases:
         waiting.put(case)
@@ -244,6 +246,8 @@ def run_all(cases: Sequence[Case], lanes: Sequence[Lane], device: str, record: R
                 case = waiting.get_nowait()
             except queue.Empty:
                 return
+            if not left.begins(case=case.name):
+                continue
             found = measured(case, lane, device)
             about = {"record": "case", "suite": "budget", "case": case.name, "device": head["device"]}
             facts = {"commit": head["commit"], "budget_s": case.budget_s, "load": case.load, "cores": len(lane.cores)}
@@ -285,6 +289,8 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--only", default="")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no case is begun after so many")
+    add_option(parser)
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--burn", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -295,8 +301,10 @@ def main() -> None:
         return
     cases = cases_of(given)
     record = Record("cpu" if given.device == "cpu" else folder_of_gpu(), "budget")
-    run_all(cases, lanes_of(given.lanes, given.device), given.device, record)
+    left = Left(record, time.perf_counter() + given.seconds, only=given.left)
+    run_all(cases, lanes_of(given.lanes, given.device), given.device, record, left)
     record.add(summary(record.lines))
+    left.close()
 
 
 if __name__ == "__main__":

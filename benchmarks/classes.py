@@ -35,6 +35,7 @@ import weft
 from benchmarks.cases.class_models import CPU, GPU, Member
 from benchmarks.harness import noise
 from benchmarks.harness.child import Child, Silence
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from benchmarks.models import vision_operators
 from weft.api import flat
@@ -327,6 +328,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--verbose", type=int, default=0, help="show stages, plans and so many kernels")
     found.add_argument("--search", default="", help="budgets in seconds, by commas: what each of them finds")
     found.add_argument("--out", type=Path, help="write the record into this file")
+    add_option(found)
     found.add_argument("--one", default="", help=argparse.SUPPRESS)
     return found
 
@@ -351,19 +353,19 @@ def main() -> None:
     suite = SEARCHES if given.search else SUITE
     record = Record("cpu" if given.device == "cpu" else folder_of_gpu(), suite, path=given.out)
     chosen = [m for m in members.values() if not given.names or any(m.case.startswith(n) for n in given.names)]
-    left = [m for m in chosen if given.again or given.names or m.case not in record.known()]
+    every = given.again or given.names or given.left
+    left = [m for m in chosen if every or m.case not in record.known()]
     if lacking := missing(left):
         sys.exit(f"benchmarks.classes: not installed: {', '.join(lacking)} (`pip install {' '.join(lacking)}`)")
-    end = time.perf_counter() + given.seconds
+    turns = Left(record, time.perf_counter() + given.seconds, only=given.left)
     for member in left:
-        if time.perf_counter() > end:
-            print(f"not begun in time: {member.case}", file=sys.stderr, flush=True)
+        if not turns.begins(case=member.case):
             continue
         with record.measuring(case=member.case):
             record.add({"record": "case", "suite": suite, "case": member.case, **asked(member, given)})
     if not given.search:
         record.add(summary(record.cases))
-    record.close()
+    turns.close()
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ import torch
 
 from benchmarks.gpu_networks import error_of, peer, posed
 from benchmarks.harness import record
+from benchmarks.harness.left import MORE, add_option
 from benchmarks.harness.side_by_side import PREPARING, Result, Task, Turn, niceness, run, work
 from benchmarks.models import NETWORKS
 from weft.pipeline.finish import interleave
@@ -185,7 +186,7 @@ def side_by_side(cases: Sequence[str], given: argparse.Namespace) -> None:
     threads = given.threads or max(2, cores // given.jobs)
     with tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        resumed = {case for file in given.resume for case in unpack(file, folder)}
+        resumed = {case for file in given.resume if file.exists() for case in unpack(file, folder)}
         print(f"{len(cases)} cases, {given.jobs} at a time, {cores} cores, {threads} helpers each", flush=True)
         say = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
         tasks = [task(case, folder, cores, threads, given) for case in cases]
@@ -241,6 +242,14 @@ def known() -> set[str]:
     return {str(x["case"]) for x in lines if x.get("record") == "case" and "failed" not in x}
 
 
+def status(cases: Sequence[str]) -> int:
+    """The exit status of a run with `--left` that had these to measure; it does not ask at which sources."""
+    with recording():
+        lines = record.lines_of(record.RESULTS / record.folder_of_gpu() / "autotune.jsonl")
+    failed = {str(x["case"]) for x in lines if x.get("record") == "case" and "failed" in x}
+    return MORE if set(cases) - known() - failed else int(bool(failed.intersection(cases)))
+
+
 def recording() -> Turn:
     """While open, nobody else reads or writes the record."""
     return Turn(Path(tempfile.gettempdir()) / f"weft-autotune-{os.getuid()}.lock")
@@ -287,7 +296,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="helpers of each (default: cores / jobs, at least 2)")
     parser.add_argument("--part", type=part, default=(0, 1), help="K/N: every Nth of the missing cases")
     parser.add_argument("--keep", type=Path, help="a .tgz to leave what Inductor has timed in (with --jobs)")
-    parser.add_argument("--resume", type=Path, action="append", default=[], help="such a file to begin with")
+    parser.add_argument(
+        "--resume", type=Path, action="append", default=[], help="such a file to begin with, if there is one"
+    )
+    add_option(parser)
     for hidden, kind in (("--worker", str), ("--turn", Path), ("--line", int), ("--parent", int)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -312,7 +324,11 @@ def main() -> None:
     k, n = given.part
     if given.jobs > 1:
         wanted.sort(key=lambda case: (LONGEST_FIRST.index(split(case)[0]), -split(case)[1]))
-    (side_by_side if given.jobs > 1 else one_by_one)([case for case in wanted if case not in there][k::n], given)
+    missing = [case for case in wanted if case not in there][k::n]
+    if missing:
+        (side_by_side if given.jobs > 1 else one_by_one)(missing, given)
+    if given.left:
+        sys.exit(status(missing))
 
 
 if __name__ == "__main__":

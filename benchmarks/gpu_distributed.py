@@ -34,6 +34,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.cases.training import CASES
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.own_process import said
 from benchmarks.harness.record import Record, Row, folder_of
 from benchmarks.harness.training_steps import CHECKED, ROUND_S, ROUNDS, SHOWN, WARM, case_row
@@ -197,6 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--small", action="store_true", help="small forms of the networks")
     parser.add_argument("--out", type=Path, help="write the record: into this file, or `-`: into that of the suite")
+    add_option(parser)
     given = parser.parse_args(arguments)
     words = given.only.split(",") if given.only else SHOWN if given.small else CHOSEN
     cases = [(c, how) for c in CASES if any(w in c for w in words) for how in given.how.split(",")]
@@ -210,19 +212,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         path = None if given.out == Path("-") else given.out or Path(temporary) / "record.jsonl"
         record = Record(folder, SUITE, path=path)
         again = [x for x in given.again.split(",") if x]
+        src, turns = record.head["src"], Left(record, end, only=given.left)
         for name, how in cases:
             case = f"{name}/{how}{given.ranks}"
             for who in given.who.split(","):
                 known = record.before().get(case, {}).get("runs", {})
                 runs: dict[str, Row] = dict(known) if isinstance(known, dict) else {}
                 done = who in runs and who not in again and "all" not in again
-                if done or time.perf_counter() > end:
+                if given.left and who == "weft" and runs.get(who, {}).get("src") != src:
+                    done = False
+                if done or turns.over(f"{case}, {who}"):
                     continue
                 log.write_text("")
-                runs[who] = asked(name, how, who, vars(given), str(log))
+                runs[who] = {**asked(name, how, who, vars(given), str(log)), "src": src}
                 if "failed" in runs[who]:
                     print(log.read_text(errors="replace")[-4000:], file=sys.stderr, flush=True)
                 record.add(case_row(case, runs, settings, SUITE))
+    turns.close()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import torch
 
 import weft
 from benchmarks.harness import noise
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, folder_of_gpu
 from benchmarks.models import NETWORKS, load
 from weft.api import flat
@@ -260,6 +261,7 @@ def main() -> None:
     parser.add_argument("--suite", default="networks", help="name of the record; one for each commit that is compared")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no case begins after them")
     parser.add_argument("--verbose", type=int, default=0, help="show progress and so many kernels of each plan")
+    add_option(parser)
     given = parser.parse_args()
     if given.all:
         given.peers += ",autotune"
@@ -267,15 +269,14 @@ def main() -> None:
         sys.exit("benchmarks.gpu_networks: torch sees no NVIDIA GPU; `make bench` measures on the CPU")
     warnings.simplefilter("ignore")
     record = Record(folder_of_gpu(), given.suite)
-    end = time.perf_counter() + given.seconds
+    left = Left(record, time.perf_counter() + given.seconds, only=given.left)
     cases = [(n, int(b), d) for d in given.dtype.split(",") for b in given.batch.split(",") for n in given.names]
     for name, batch, dtype in cases:
-        if time.perf_counter() > end:
-            print(f"not begun in time: {name}/b{batch}/{dtype}", flush=True)
-            continue
-        with record.measuring(case=f"{name}/b{batch}/{dtype}"):
-            run_case(name, batch, dtype, record, given)
-    record.close()
+        case = f"{name}/b{batch}/{dtype}"
+        if left.begins(case=case):
+            with record.measuring(case=case):
+                run_case(name, batch, dtype, record, given)
+    left.close()
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ import torch
 
 from benchmarks.cases.training import CASES
 from benchmarks.harness import own_process
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, Row, folder_of
 from benchmarks.harness.training_steps import (
     PRELOADED,
@@ -131,13 +132,15 @@ def measured(name: str, who: str, given: Mapping[str, Any]) -> Row:
 
 
 def wanted(
-    cases: Sequence[str], who: Sequence[str], again: Sequence[str], known: Mapping[str, Row]
+    cases: Sequence[str], who: Sequence[str], again: Sequence[str], known: Mapping[str, Row], src: object = None
 ) -> list[tuple[str, str]]:
-    """Entries to be measured now: (case, contender)."""
+    """Entries to be measured now: (case, contender). `src`: entries of Weft's are those of these sources alone."""
 
     def left(case: str, contender: str) -> bool:
         runs = known.get(case, {}).get("runs", {})
-        return contender in again or "all" in again or not isinstance(runs, dict) or contender not in runs
+        if contender in again or "all" in again or not isinstance(runs, dict) or contender not in runs:
+            return True
+        return src is not None and contender == "weft" and runs[contender].get("src") != src
 
     return [(c, w) for c in cases for w in who if left(c, w)]
 
@@ -158,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--profile", action="store_true", help="also what the framework's profiler sees of a step")
     parser.add_argument("--warm", action="store_true", help="compile once more from the tuning database")
     parser.add_argument("--out", type=Path, help="write the record: into this file, or `-`: into that of the suite")
+    add_option(parser)
     given = parser.parse_args(arguments)
     who = [x for x in given.who.split(",") if x] or list(WHO if given.device == "cuda" else WHO[:2])
     if unknown := set(who) - set(WHO):
@@ -184,16 +188,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         path = None if given.out == Path("-") else given.out or Path(temporary) / "record.jsonl"
         record = Record(folder, SUITE, path=path)
         again = [x for x in given.again.split(",") if x]
-        left = wanted(cases, who, again, record.before())
+        src = record.head["src"]
+        left = wanted(cases, who, again, record.before(), src if given.left else None)
+        turns = Left(record, end, only=given.left)
         shown = {k: settings[k] for k in ("small", "free", "budget", "rounds", "limit")}
         for name, contender in left:
-            if time.perf_counter() > end:
-                break
+            if turns.over(f"{name}, {contender}"):
+                continue
             known = record.before().get(name, {}).get("runs", {})
             runs: dict[str, Row] = dict(known) if isinstance(known, dict) else {}
-            runs[contender] = own_process.asked(_CONTEXT, measured, (name, contender, settings), settings["limit"], log)
+            found = own_process.asked(_CONTEXT, measured, (name, contender, settings), settings["limit"], log)
+            runs[contender] = {**found, "src": src}
             record.add(case_row(name, runs, shown))
         record.add(summary([r for r in record.cases if "runs" in r]))
+    turns.close()
 
 
 if __name__ == "__main__":

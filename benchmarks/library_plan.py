@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, folder_of_gpu
 from benchmarks.models import NETWORKS, load
 from weft.frontends.torch import import_exported
@@ -88,14 +90,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(NETWORKS))
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no case is begun after so many")
+    add_option(parser)
     given = parser.parse_args()
     record = Record(folder_of_gpu() if given.gpu else "cpu", "library-plan")
+    left = Left(record, time.perf_counter() + given.seconds, only=given.left)
     for name in given.names:
         for batch in (1, 16) if given.gpu or name in LARGE_ON_CPU else (1,):
-            with record.measuring(case=case_of(name, batch, on_gpu=given.gpu)):
-                run_case(name, batch, record, on_gpu=given.gpu, rounds=given.rounds)
+            if left.begins(case=(case := case_of(name, batch, on_gpu=given.gpu))):
+                with record.measuring(case=case):
+                    run_case(name, batch, record, on_gpu=given.gpu, rounds=given.rounds)
     record.add(summary(record.cases))
-    record.close()
+    left.close()
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:

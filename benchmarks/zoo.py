@@ -41,6 +41,7 @@ import torch
 import weft
 from benchmarks.cases.zoo_models import ARCHITECTURES, Architecture
 from benchmarks.harness import own_process
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, folder_of
 from benchmarks.models import vision_operators
 from weft.frontends.torch.dtypes import FROM_TORCH
@@ -261,6 +262,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--budget", type=float, default=8.0, help="of a compilation, in seconds (8)")
     parser.add_argument("--out", type=Path, help="write the record: into this file, or `-`: into that of the suite")
+    add_option(parser)
     given = parser.parse_args()
     end = time.perf_counter() + given.seconds
     _CONTEXT.set_forkserver_preload(list(PRELOADED))
@@ -271,12 +273,14 @@ def main() -> None:
         if not where:
             sys.exit("benchmarks.zoo: torch sees no NVIDIA GPU; leave out `--device cuda`")
         record = Record(where, SUITE, path=path)
-        left = wanted(given.device, given.only.split(","), [x for x in given.again.split(",") if x], record.before())
+        again = ["all"] if given.left else [x for x in given.again.split(",") if x]
+        left = wanted(given.device, given.only.split(","), again, record.before())
         if lacking := missing(left):
             sys.exit(f"not installed: {', '.join(lacking)} (`pip install {' '.join(lacking)}`)")
+        turns = Left(record, end, only=given.left)
         for architecture in left:
-            if time.perf_counter() > end:
-                break
+            if not turns.begins(case=architecture.name):
+                continue
             with record.measuring(case=architecture.name):
                 row = asked(architecture.name, given.device, given.budget, log)
                 head = {"record": "case", "suite": SUITE, "case": architecture.name, "family": architecture.family}
@@ -284,7 +288,7 @@ def main() -> None:
                 if row["outcome"] == "wrong":
                     print(log.read_text()[-4000:], file=sys.stderr, flush=True)
         record.add(summary(record.cases))
-        record.close()
+        turns.close()
 
 
 if __name__ == "__main__":
