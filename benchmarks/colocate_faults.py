@@ -34,6 +34,7 @@ import torch
 from tests.colocate.fake_device import FakeDevice, FakeJob, RealTimeDevice, query
 from tests.colocate.recorded import constant, samples
 
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.colocate.arrivals import Arrivals, poisson
 from weft.colocate.gpu_machine import Form, GpuMachine, Lane, ending
@@ -529,6 +530,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=540.0, help="nothing is begun after so many")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
+    add_option(parser)
     chosen = parser.parse_args(arguments)
     end = time.perf_counter() + chosen.seconds
     names = [x for x in chosen.only.split(",") if x] or list(ROWS)
@@ -540,22 +542,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.out:
         path = None if str(chosen.out) == "-" else chosen.out
         record = Record("cpu" if chosen.device == "cpu" else folder_of_gpu(), "colocate-faults", path=path)
-    bad = 0
+    bad, left = 0, Left(record, end, only=chosen.left, good=lambda row: not row.get("wrong"))
     for name in names:
         if chosen.device == "cuda" and ROWS[name][0] == "host":
             print(f"{name}: not injected on a GPU: its context would be lost", flush=True)
             continue
-        if time.perf_counter() > end:
-            print(f"not begun in time: {name}", flush=True)
+        if not left.begins(case=name):
             continue
-        row = injected(name, chosen.count, chosen.seed, chosen, end)
+        row = injected(name, chosen.count, chosen.seed, chosen, left.until)
         bad += bool(row["wrong"])
         print(row, flush=True)
         if record is not None:
             record.add(row)
-    if record is not None:
-        record.close()
-    sys.exit(int(bool(bad)))
+    sys.exit(left.status(bad or (record is not None and record.failed)))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_colocate import SUITES, Pair, spec_of, wanted
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.colocate.compare import cell_of
 from weft.colocate.durations import CLOCK_BUCKET_MHZ, Online, clock_bucket, fit_pair, fit_solo
@@ -287,6 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=540.0, help="no pair is begun after so many")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
     parser.add_argument("--dry", action="store_true", help="no GPU: say what would be measured")
+    add_option(parser)
     chosen = parser.parse_args(arguments)
     end = time.perf_counter() + chosen.seconds
     pairs = [p for p in SUITES["policies"] if wanted(p, [x for x in chosen.only.split(",") if x])]
@@ -302,10 +304,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--plans DIR has the plans that are measured")
     path = None if chosen.out is None or str(chosen.out) == "-" else chosen.out
     record = Record(folder_of_gpu(), "colocate-predictors", path=path) if chosen.out else None
-    failed = False
+    failed, left = False, Left(record, end, only=chosen.left)
     for pair in pairs:
-        if time.perf_counter() > end:
-            print(f"not begun in time: {pair}", flush=True)
+        if left.over(str(pair)):
             continue
         try:
             for row in measured(pair, chosen):
@@ -315,9 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except (PolicyError, ValueError) as error:  # the GPU still answers
             failed = True
             print(f"benchmarks.colocate_predictors: {pair}: {error}", file=sys.stderr)
-    if record is not None:
-        record.close()
-    sys.exit(int(failed))
+    sys.exit(left.status(failed or (record is not None and record.failed)))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ import torch
 from benchmarks.best_effort import jobs
 from benchmarks.co_runner.plans import compiled, posed
 from benchmarks.gpu_corunner import known, prepare
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from benchmarks.models import FURTHER, NETWORKS
 from weft.colocate.compare import CarryOut, Cell, Settle, cell_of, run, simulated_all
@@ -248,8 +249,8 @@ class Asked:
     seed: int
     again: bool
     record: Record | None
-    end: float
-    """Of the clock, behind which nothing is begun."""
+    left: Left
+    """When nothing more is begun, and what was not."""
     samples: Path | None = None
     """A folder into which the samples of each pair are written."""
     fuse_s: float = 0.0
@@ -261,7 +262,7 @@ class Asked:
         return self.suite == "colocate-mps"
 
     def known(self, case: str) -> bool:
-        """Whether a case has a row of this commit that did not fail."""
+        """Whether a case has a row of this commit, or of these sources, that did not fail."""
         return not self.again and known(self.record, case)
 
     def loads(self, pair: Pair) -> list[float]:
@@ -337,8 +338,7 @@ def measured(pairs: Sequence[Pair], asked: Asked) -> list[str]:
                 static.copy_(given)
         session = GpuSession(f"{model.name}/b{model.batch}", Plans(*plans), facts, held=held, mps=asked.mps)
         for pair, loads in left.items():
-            if time.perf_counter() > asked.end:
-                print(f"not begun in time: {pair}", flush=True)
+            if asked.left.over(str(pair)):
                 continue
             try:
                 _pair(pair, loads, session, facts, asked)
@@ -361,8 +361,7 @@ def _pair(pair: Pair, loads: Sequence[float], session: GpuSession, facts: GpuFac
             asked.samples.mkdir(parents=True, exist_ok=True)
             (asked.samples / f"{str(pair).replace('/', '-')}.json").write_text(write(samples), encoding="utf-8")
         for load in loads:
-            if time.perf_counter() > asked.end:
-                print(f"not begun in time: {pair}/{load:g}", flush=True)
+            if asked.left.over(f"{pair}/{load:g}"):
                 continue
             rows = []
             for row in cell_rows(
@@ -393,6 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=Path, metavar="DIR", help="keep the samples of each pair, for simulations")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
     parser.add_argument("--dry", action="store_true", help="no GPU: say what would be measured")
+    add_option(parser)
     chosen = parser.parse_args(arguments)
     end = time.perf_counter() + chosen.seconds
     only = [x for x in chosen.only.split(",") if x]
@@ -405,8 +405,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{len(pairs)} pairs, {runs} runs of {chosen.queries} queries")
         return
     if chosen.prepare is not None:
+        left = Left(None, end, only=chosen.left)
         for at, budgets in compiled_for(pairs):
-            prepare([at], budgets, chosen.prepare, chosen.budget, end)
+            prepare([at], budgets, chosen.prepare, chosen.budget, left)
+        left.close()
         return
     if chosen.plans is None:
         parser.error("--prepare DIR compiles plans, --plans DIR measures them")
@@ -421,7 +423,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if chosen.out:
             path = None if str(chosen.out) == "-" else chosen.out
             record = Record(folder_of_gpu(), suite, path=path)
-            ends.callback(record.close)
         asked = Asked(
             suite,
             chosen.plans,
@@ -430,7 +431,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             chosen.seed,
             chosen.again,
             record,
-            end,
+            left := Left(record, end, only=chosen.left),
             chosen.samples,
             chosen.fuse,
         )
@@ -438,7 +439,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             failed += measured([p for p in pairs if (p.model, p.batch) == at], asked)
     for text in failed:
         print(f"benchmarks.gpu_colocate: {text}", file=sys.stderr)
-    sys.exit(int(bool(failed)))
+    sys.exit(left.status(failed or (record is not None and record.failed)))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ from benchmarks.co_runner.rows import (
 )
 from benchmarks.co_runner.steps import diagnose
 from benchmarks.co_runner.units import FULL_THREADS, KINDS, USUAL, co_runner, plain, unit_of
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.colocate.gpu import LANES, fits, whole_sm
 from weft.device.cuda.api import CudaError
@@ -334,12 +335,11 @@ def dry(budget: SmBudget) -> int:
 
 
 def prepare(
-    names: Sequence[tuple[str, int]], budgets: Sequence[SmBudget | None], folder: Path, seconds: float, end: float
+    names: Sequence[tuple[str, int]], budgets: Sequence[SmBudget | None], folder: Path, seconds: float, left: Left
 ) -> None:
     """Compile all plans into a folder, each under all of these budgets, None: without one."""
     for name, batch in names:
-        if time.perf_counter() > end:
-            print(f"not begun in time: {name}/b{batch}", flush=True)
+        if left.over(f"{name}/b{batch}"):
             continue
         model = posed(name, batch)
         for own in budgets:
@@ -366,12 +366,21 @@ def mark(record: Record, model: str, batch: int, kind: str) -> None:
 
 
 def known(record: Record | None, case: str) -> bool:
-    """Whether a case has a row of this commit that did not fail."""
+    """Whether a case has a row of this commit, or of these sources, that did not fail."""
     row = None if record is None else record.before().get(case)
-    return row is not None and record is not None and "failed" not in row and row.get("commit") == record.head["commit"]
+    if row is None or record is None or "failed" in row:
+        return False
+    name = "src" if "src" in row else "commit"
+    return row.get(name) == record.head[name]
 
 
-def measure(chosen: argparse.Namespace, budget: SmBudget, record: Record | None, end: float) -> None:
+def steps_known(record: Record | None, name: str) -> bool:
+    """Whether the steps of a model have rows of these sources."""
+    rows = () if record is None else record.cases
+    return any(str(x["case"]).startswith(f"{name}/") and x.get("src") == record.head["src"] for x in rows if record)
+
+
+def measure(chosen: argparse.Namespace, budget: SmBudget, record: Record | None, left: Left) -> None:
     """All that was asked for and has no row yet."""
     nvrtc = find_nvrtc()
     if isinstance(nvrtc, Declined):
@@ -388,8 +397,9 @@ def measure(chosen: argparse.Namespace, budget: SmBudget, record: Record | None,
                 own = {k: [x for x in w if not known(record, f"{name}/b{batch}/{k}/{x}")] for k, w in own.items()}
             if not any(own.values()) and not (chosen.first or chosen.steps):
                 continue
-            if time.perf_counter() > end:
-                print(f"not begun in time: {name}/b{batch}", flush=True)
+            if chosen.steps and chosen.left and steps_known(record, f"{name}/b{batch}"):
+                continue
+            if left.over(f"{name}/b{batch}"):
                 continue
             with ExitStack() as held:
                 gpu = Gpu(facts, nvrtc, held)
@@ -397,11 +407,10 @@ def measure(chosen: argparse.Namespace, budget: SmBudget, record: Record | None,
                 for row in step_rows(model, held) if chosen.steps else ():
                     add(record, row)
                 for kind, ways in own.items() if not chosen.steps else ():
-                    if time.perf_counter() > end:
-                        print(f"not begun in time: {name}/b{batch}/{kind}", flush=True)
+                    if left.over(f"{name}/b{batch}/{kind}"):
                         continue
                     rows = first_rows(model, kind, chosen.rounds) if chosen.first else group_rows(
-                        model, kind, ways, chosen.rounds, end)  # fmt: skip
+                        model, kind, ways, chosen.rounds, left.until)  # fmt: skip
                     for row in rows if chosen.first or ways else ():
                         add(record, row)
                     if record is not None and not chosen.first:
@@ -437,6 +446,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=540.0, help="no group of cases is begun after so many")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
     parser.add_argument("--dry", action="store_true", help="no GPU: compile for sm_90a")
+    add_option(parser)
     chosen = parser.parse_args(arguments)
     end = time.perf_counter() + chosen.seconds
     try:
@@ -457,7 +467,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("one of --prepare, --plans and --dry is needed")
     if chosen.prepare is not None:
         names = list(dict.fromkeys((m, b) for m, b, _ in asked))
-        prepare(names, (budget, None), chosen.prepare, chosen.budget, end)
+        left = Left(None, end, only=chosen.left)
+        prepare(names, (budget, None), chosen.prepare, chosen.budget, left)
+        left.close()
         return
     with ExitStack() as ends:
         record = None
@@ -467,8 +479,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 STEPS_SUITE if chosen.steps else SUITE,
                 path=None if str(chosen.out) == "-" else chosen.out,
             )
-            ends.callback(record.close)
-        measure(chosen, budget, record, end)
+        left = Left(record, end, only=chosen.left)
+        ends.callback(left.close)
+        measure(chosen, budget, record, left)
 
 
 if __name__ == "__main__":

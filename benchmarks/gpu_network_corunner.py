@@ -38,6 +38,7 @@ from benchmarks.co_runner.networks import WAYS, Given, Network, NetworkWay, aske
 from benchmarks.co_runner.plans import Posed, compiled, posed
 from benchmarks.co_runner.rows import Sample, clocks, over, quantile, spread
 from benchmarks.gpu_corunner import Model, add, known
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from benchmarks.models import FURTHER, NETWORKS
 from weft.colocate.budgets import Budgets, budget_of, budgets, limited
@@ -233,14 +234,13 @@ def shares_of(facts: GpuFacts, chosen: argparse.Namespace) -> Budgets:
 Group = tuple[str, int, str, int]
 
 
-def prepare(groups: Sequence[Group], chosen: argparse.Namespace, end: float) -> None:
+def prepare(groups: Sequence[Group], chosen: argparse.Namespace, left: Left) -> None:
     """Compile all plans into a folder."""
     shares = shares_of(gpu_facts(None, calibrate=False), chosen)
     every = [((m, b), shares.latency_critical) for m, b, _, _ in groups]
     every += [((n, b), shares.best_effort) for _, _, n, b in groups]
     for (name, batch), budget in dict.fromkeys(every):
-        if time.perf_counter() > end:
-            print(f"not begun in time: {name}/{batch}", flush=True)
+        if left.over(f"{name}/{batch}"):
             continue
         model = posed(name, batch)
         for own in (budget, None):
@@ -251,7 +251,7 @@ def prepare(groups: Sequence[Group], chosen: argparse.Namespace, end: float) -> 
 
 
 def measure(
-    groups: dict[Group, list[NetworkWay]], chosen: argparse.Namespace, record: Record | None, end: float
+    groups: dict[Group, list[NetworkWay]], chosen: argparse.Namespace, record: Record | None, left: Left
 ) -> None:
     """All that was asked for and has no row yet."""
     nvrtc = find_nvrtc()
@@ -268,20 +268,18 @@ def measure(
             own = {c: x for c, x in own.items() if x[2]}
             if not own:
                 continue
-            if time.perf_counter() > end:
-                print(f"not begun in time: {name}/b{batch}", flush=True)
+            if left.over(f"{name}/b{batch}"):
                 continue
             with ExitStack() as held:
                 gpu = Gpu(facts, nvrtc, held)
                 lc = posed(name, batch)
                 model = Model(gpu, lc, shares.latency_critical, chosen.plans, chosen.budget, held)
                 for case, (other, its, ways) in own.items():
-                    if time.perf_counter() > end:
-                        print(f"not begun in time: {case}", flush=True)
+                    if left.over(case):
                         continue
                     network = BestEffort(gpu, posed(other, its), model, shares, chosen)
                     try:
-                        for line in group_rows(model, network, case, ways, chosen.rounds, end):
+                        for line in group_rows(model, network, case, ways, chosen.rounds, left.until):
                             add(record, line)
                     finally:
                         network.close()
@@ -319,6 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=540.0, help="no group of cases is begun after so many")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
     parser.add_argument("--dry", action="store_true", help="no GPU: say what would be measured")
+    add_option(parser)
     chosen = parser.parse_args(arguments)
     end = time.perf_counter() + chosen.seconds
     groups = asked([x for x in chosen.only.split(",") if x], chosen.ways)
@@ -337,14 +336,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if (chosen.prepare is None) == (chosen.plans is None):
         parser.error("one of --prepare, --plans and --dry is needed")
     if chosen.prepare is not None:
-        prepare(list(groups), chosen, end)
+        left = Left(None, end, only=chosen.left)
+        prepare(list(groups), chosen, left)
+        left.close()
         return
     with ExitStack() as ends:
         record = None
         if chosen.out:
             record = Record(folder_of_gpu(), SUITE, path=None if str(chosen.out) == "-" else chosen.out)
-            ends.callback(record.close)
-        measure(groups, chosen, record, end)
+        left = Left(record, end, only=chosen.left)
+        ends.callback(left.close)
+        measure(groups, chosen, record, left)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,9 @@ from benchmarks.best_effort import jobs
 from benchmarks.cases.colocate_lc import LcKernel, drawn, hosts, lc_kernel, lc_names, lc_source
 from benchmarks.co_runner.machine import Meter
 from benchmarks.co_runner.rows import clocks
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.modules import Modules
-from benchmarks.harness.record import Record, Row, folder_of_gpu
+from benchmarks.harness.record import ENDED, Record, Row, folder_of_gpu, tries_of
 from benchmarks.pairs_matrix import row_of
 from weft.colocate.pair_machine import ThreeStreams, forked
 from weft.device.cuda import streams
@@ -962,7 +963,7 @@ def recorded(record: Record, rows: Iterator[Row]) -> Iterator[Row]:
         for row in rows:
             if row["record"] == "begun":
                 begun, before = str(row["case"]), record.before().get(str(row["case"]))
-                record.fail("the run ended meanwhile", case=begun, **NOT_KEPT)
+                record.fail(ENDED, case=begun, **NOT_KEPT, tries=tries_of(before, record.head) + 1)
             elif "failed" in row:
                 begun = ""
                 record.fail(str(row["failed"]), case=row["case"], **NOT_KEPT)
@@ -994,6 +995,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="measure what the database knows, too")
     parser.add_argument("--dry", action="store_true", help="no GPU: compile for sm_90a")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    add_option(parser)
     chosen = parser.parse_args(arguments)
     kernels, names = chosen.lc.split(","), chosen.be.split(",")
     end = time.perf_counter() + chosen.seconds
@@ -1021,14 +1023,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     failed = False
     with ExitStack() as ends:
         record = Record(folder_of_gpu(), SUITE, path=path) if chosen.out else None
+        left = Left(record, end, only=chosen.left)
         if record is not None:
-            ends.callback(record.close)
+            ends.callback(left.close)
         for text in kernels:
-            rows = pairs(text, names, own, chosen.limit, end)
+            rows = pairs(text, [x for x in names if not left.known(case=f"{text}/{x}")], own, chosen.limit, end)
             for row in rows if record is None else recorded(record, rows):
                 print(json.dumps(row), flush=True)
                 failed |= "failed" in row
-    sys.exit(1 if failed else 0)
+                if row["record"] == "late":
+                    left.put_off(str(row["case"]))
+    sys.exit(left.status(failed))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from benchmarks.co_runner.rows import BATCHES, MODELS, exact, lost_or_doubled, q
 from benchmarks.co_runner.units import USUAL, co_runner, unit_of
 from benchmarks.gpu_corunner import budget_of, known
 from benchmarks.gpu_pairs import Loader
+from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.colocate.gpu import LANES
 from weft.device.cuda import streams
@@ -244,7 +245,7 @@ def served_by(gpu: Gpu, chosen: argparse.Namespace, budget: SmBudget) -> Served 
 
 
 def measure(
-    chosen: argparse.Namespace, asked: Sequence[Case], roles: Sequence[RoleCase], record: Record | None, end: float
+    chosen: argparse.Namespace, asked: Sequence[Case], roles: Sequence[RoleCase], record: Record | None, turns: Left
 ) -> None:
     """All cases that have no row yet."""
     nvrtc = find_nvrtc()
@@ -258,18 +259,18 @@ def measure(
             """Measured, unless it is known or there is no time."""
             if not chosen.again and known(record, name):
                 return
-            if time.perf_counter() > end:
-                print(f"not begun in time: {name}", flush=True)
-            elif record is None:
+            if not turns.begins(case=name):
+                return
+            if record is None:
                 print(found(), flush=True)
             else:
                 with record.measuring(case=name):
                     record.add(found())
 
         if left := [c for c in roles if chosen.again or not known(record, str(c))]:
-            stop_roles(gpu, held, chosen, left, row, end)
+            stop_roles(gpu, held, chosen, left, row, turns.until)
         if asked:
-            stop_co_runners(gpu, held, chosen, asked, row, end)
+            stop_co_runners(gpu, held, chosen, asked, row, turns.until)
 
 
 Measured = Callable[[str, Callable[[], Row]], None]
@@ -319,6 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cache", type=Path, help="folder of the fused kernels' cubins; `--dry` fills it beforehand")
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
     parser.add_argument("--dry", action="store_true", help="no GPU: compile for sm_90a")
+    add_option(parser)
     chosen = parser.parse_args(arguments)
     only = [x for x in chosen.only.split(",") if x]
     asked = cases(only) if chosen.what != "role" else []
@@ -344,8 +346,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         record = None
         if chosen.out:
             record = Record(folder_of_gpu(), SUITE, path=None if str(chosen.out) == "-" else chosen.out)
-            ends.callback(record.close)
-        measure(chosen, asked, roles, record, end)
+        left = Left(record, end, only=chosen.left)
+        ends.callback(left.close)
+        measure(chosen, asked, roles, record, left)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from typing import final
 import numpy as np
 from benchmarks.best_effort import jobs
 from benchmarks.gpu_pairs import Job, Loader, job_of
+from benchmarks.harness.left import MORE, add_option
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 
 from tools import sanitize
@@ -452,6 +453,8 @@ class Watch:
         self.rows: list[Row] = []
         self.unfound: list[str] = []
         """Tools that did not find what was planted, with what they said."""
+        self.late: list[str] = []
+        """Cases that were not begun in time."""
 
     def start(self, share: Share, folder: Path, until: float) -> None:
         """Run what is left of a share."""
@@ -490,7 +493,10 @@ class Watch:
             else:
                 print(json.dumps(row), flush=True)
         over = {str(x.get("case", x.get("begun"))) for x in said}
-        share.left = [] if planted or not said else [c for c in share.left if str(c) not in over]
+        left = [c for c in share.left if str(c) not in over]
+        if planted:
+            self.late += [f"{c}, {share.tool}" for c in left]
+        share.left = [] if planted or not said else left
         share.process = None
 
     def run(self, shares: Sequence[Share], seconds: float) -> None:
@@ -505,6 +511,7 @@ class Watch:
                 time.sleep(0.05)
                 for share in running:
                     self._look(share, folder, until, late=time.monotonic() > end)
+        self.late += [f"{c}, {s.tool}" for s in shares for c in s.left]
 
     def _look(self, share: Share, folder: Path, until: float, *, late: bool) -> None:
         assert share.process is not None
@@ -577,6 +584,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="write the record into this file; `-`: into that of the suite")
     parser.add_argument("--list", action="store_true", help="print the cases in their order; no GPU")
     parser.add_argument("--watched", type=Path, help=argparse.SUPPRESS)
+    add_option(parser)
     chosen = parser.parse_args(arguments)
     if chosen.watched is not None:
         watched(chosen.watched / "cases.json", chosen.watched / "report.jsonl", chosen.cache)
@@ -602,12 +610,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if chosen.out:
             path = None if str(chosen.out) == "-" else chosen.out
             record = Record(folder_of_gpu(), SUITE, path=path, key=("case", "tool"))
-            ends.callback(record.close)
+            ends.callback(lambda: None if chosen.left else record.close())
         watch = Watch(program, record, {} if chosen.again else known_of(record), chosen.cache)
         watch.run(shared_out(every, tools, chosen.processes), chosen.seconds)
     print(summary(watch.rows, tools), flush=True)
     for wrong in dict.fromkeys(watch.unfound):
         print(f"tools.sanitize_pairs: {wrong}", file=sys.stderr)
+    if chosen.left and watch.late and not watch.unfound:
+        print(f"{len(watch.late)} cases were not begun in time", flush=True)
+        sys.exit(MORE)
     bad = any("failed" in x or (x.get("errors") and not x.get("explained")) for x in watch.rows)
     sys.exit(2 if watch.unfound else 1 if bad else 0)
 
