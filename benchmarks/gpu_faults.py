@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.harness.left import MORE, add_option
 from benchmarks.harness.record import Record, folder_of_gpu
 from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import Nvrtc, find_nvrtc
@@ -393,6 +394,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=jobs, help="tuners at once")
     parser.add_argument("--seconds", type=float, default=420.0, help="no fault is begun after so many")
     parser.add_argument("--resume", action="store_true", help="add to the results that the file holds")
+    add_option(parser)
     given = parser.parse_args()
     unknown = sorted(set(given.kinds) - set(KINDS))
     if unknown:
@@ -400,7 +402,9 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("benchmarks.gpu_faults: torch sees no NVIDIA GPU")
     record = Record(folder_of_gpu(), "gpu-faults")
-    old = known(record.cases)
+    if given.left:
+        given.resume = True
+    old = known(x for x in record.cases if not given.left or x.get("src") == record.head["src"])
     tallies = {name: t for name, t in old.items() if given.resume or name not in given.kinds}
     with tempfile.TemporaryDirectory(prefix="weft-faults-") as cache:
         bench = Bench.here(Path(cache))
@@ -413,6 +417,8 @@ def main() -> None:
                 break
     record.add(summary(known(record.cases)))
     print(table(tallies))
+    if given.left and not record.failed and any(tallies[name].injected < given.count for name in given.kinds):
+        sys.exit(MORE)
     sys.exit(0 if all(map(is_good, tallies.values())) and not record.failed else 1)
 
 

@@ -18,7 +18,7 @@ was made of. It is
 The file of results has a line for each that was not caught, and a summary; `total` counts what is not equivalent.
 `--dry` only compiles. What may hang comes last. `--journal` keeps every outcome at once: a run that was cut short, or
 the other parts of `--part`, go on from there, on another machine as well. `--finish` judges nothing: it looks for the
-reasons of those that passed and writes the record.
+reasons of those that passed and writes the record, as a run without parts does in its end.
 """
 
 from __future__ import annotations
@@ -1135,7 +1135,7 @@ def main() -> None:
             print(dict(Counter(m.operator for m in different)), dict(Counter(m.operator for m in same)))
             return
         run(bench, different, journal)
-        if given.finish or given.journal is None:
+        if given.finish or given.journal is None or parts == 1:
             explain(bench, [m for m in different if m.outcome == "survived"])
     end = summary([*different, *same], sorted({x["unsound"] for x in journal.known.values()} - {""}))
     name = "cpu" if given.device == "cpu" else str(bench.facts.name).lower().replace(" ", "-")
