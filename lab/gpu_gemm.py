@@ -8,7 +8,8 @@ those of 16 bits are run. `library` is torch's product or convolution (its own s
 fastest algorithm) with bias, `chain` that and what follows it as eager operators. A time is the median over replays of
 a CUDA graph of equal launches, the data warm in the L2 cache as far as it fits. Each group runs in a process of its own
 with a time limit, so that a kernel that does not end costs one group. `--dry` writes and compiles the kernels without a
-GPU and prints how the model ranks them. Nothing is written but standard output: JSON lines, then a table.
+GPU and prints how the model ranks them. Standard output gets JSON lines, then a table; the record is written with
+`--record` alone, group by group.
 
 Products alone against cuBLASLt: `benchmarks.gpu_gemm_lt`.
 """
@@ -23,12 +24,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from benchmarks.harness.left import Left, add_option
+from benchmarks.harness.record import RESULTS, environment, exchange, folder_of_gpu, lines_of
 from torch.nn import functional as F
 
 from weft.device.cuda.facts import GpuFacts, gpu_facts
@@ -488,6 +491,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=24.0, help="time limit of a group")
     parser.add_argument("--only", default="", help="cases whose name has this text")
     parser.add_argument("--dry", action="store_true", help="no GPU: write, compile and rank")
+    parser.add_argument("--record", action="store_true", help="put what was measured into the record")
+    parser.add_argument("--until", type=float, default=math.inf, help="no group is begun after so many seconds")
+    add_option(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -501,8 +507,14 @@ def main() -> None:
         child(given, given.groups[0])
         return
     lines: list[dict[str, object]] = []
+    head = environment("python -m lab.gpu_gemm " + " ".join(sys.argv[1:])) if given.record else {}
+    path = RESULTS / folder_of_gpu() / "products.jsonl" if given.record else Path()
+    left, bad = Left(None, time.perf_counter() + given.until, only=given.left), False
     with tempfile.TemporaryDirectory(prefix="weft-gemm-") as cache:
         for group in given.groups:
+            cases = {(c.name, c.dtype) for c in chosen(given, group)}
+            if (given.left and known(path, head, cases)) or left.over(group):
+                continue
             options = ["--child", "--cache", cache, "--kernels", str(given.kernels), "--only", given.only]
             command = [sys.executable, "-m", "lab.gpu_gemm", group, *options]
             start = time.perf_counter()
@@ -511,12 +523,27 @@ def main() -> None:
                 text, why = done.stdout, f"status {done.returncode}" if done.returncode else ""
             except subprocess.TimeoutExpired as error:
                 text, why = (error.stdout or b"").decode(), f"no end after {given.seconds} s"
-            for raw in text.splitlines():
-                if raw.startswith("{"):
-                    print(raw, flush=True)
-                    lines.append(json.loads(raw))
+            found = [json.loads(raw) for raw in text.splitlines() if raw.startswith("{")]
+            for line in found:
+                print(json.dumps(line), flush=True)
             print(f"group {group}: {time.perf_counter() - start:.1f} s {why}", flush=True)
+            bad |= bool(why)
+            if given.record:
+                rows = [{"record": "case", "suite": "products", **x} for x in found]
+                unseen = cases - {(str(x["case"]), str(x["dtype"])) for x in found}
+                rows += [{"record": "case", "suite": "products", "case": c, "dtype": t, "who": "library",
+                          "failed": why or "it gave no row"} for c, t in sorted(unseen)]  # fmt: skip
+                exchange(path, head, rows, ("case", "dtype"))
+            lines += found
     table(lines)
+    if given.left:
+        sys.exit(left.status(bad))
+
+
+def known(path: Path, head: Mapping[str, object], cases: set[tuple[str, str]]) -> bool:
+    """Whether the record has rows of all these cases of these sources."""
+    there = {(str(x["case"]), str(x["dtype"])) for x in lines_of(path) if x.get("src") == head["src"] and "dtype" in x}
+    return cases <= there
 
 
 if __name__ == "__main__":

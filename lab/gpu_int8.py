@@ -13,12 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from benchmarks.harness.left import Left, add_option
+from benchmarks.harness.record import RESULTS, environment, exchange, folder_of_gpu, lines_of
 
 from weft.device.cuda.facts import GpuFacts, gpu_facts, profile
 from weft.device.cuda.nvrtc import CompiledCubin, Nvrtc, find_nvrtc, gate
@@ -129,6 +133,7 @@ def told(given: argparse.Namespace, g: Gemm, race: str, found: Sequence[Any]) ->
         if x.refused or kind not in seen:
             print(json.dumps(line), flush=True)
         seen.add(kind)
+        given.lines.append(line)
         if given.out:
             with Path(given.out).open("a") as out:
                 out.write(json.dumps(line) + "\n")
@@ -206,6 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="when no further product is begun (60)")
     parser.add_argument("--only", default="", help="products whose name has this text")
     parser.add_argument("--out", default="", help="file of results, JSON lines")
+    parser.add_argument("--record", action="store_true", help="put what was measured into the record")
+    add_option(parser)
     parser.add_argument("--dry", action="store_true", help="no GPU: write and compile")
     given = parser.parse_args(arguments)
     end = time.monotonic() + given.seconds
@@ -226,13 +233,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     torch.zeros(1, device="cuda")
     facts = gpu_facts(None, calibrate=False)
+    head = environment("python -m lab.gpu_int8 " + " ".join(sys.argv[1:])) if given.record else {}
+    path = RESULTS / folder_of_gpu() / "int8.jsonl" if given.record else Path()
+    known = {x.get("case") for x in lines_of(path) if x.get("src") == head["src"]} if given.record else set()
+    late = Left(None, time.perf_counter() + end - time.monotonic(), only=given.left)
     for g in cases:
-        if time.monotonic() > end:
-            print("the time is up", flush=True)
-            break
+        if (given.left and g.name in known) or late.over(g.name):
+            continue
+        given.lines = []
         plain(g, compiled(nvrtc, facts, list(kernels(sums(g.m, g.n, g.k), facts)), 12), facts.l2_bytes, given)
         scaled(g, compiled(nvrtc, facts, list(kernels(g.problem(), facts)), 12), facts.l2_bytes, given)
+        if given.record:
+            exchange(path, head, given.lines, ("case",))
         torch.cuda.empty_cache()
+    if given.left:
+        sys.exit(late.status())
 
 
 if __name__ == "__main__":

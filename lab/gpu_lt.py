@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.linear import Sizes, linear
-from benchmarks.harness.record import environment
+from benchmarks.harness.left import Left, add_option
+from benchmarks.harness.record import RESULTS, environment, exchange, folder_of_gpu, lines_of
 
 from weft.errors import DeviceError
 from weft.ir.declined import Declined
@@ -220,24 +221,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--kernels", type=int, default=6, help="of each generator (6)")
     parser.add_argument("--networks", nargs="*", default=[], help="NAME:BATCH, compiled with and without; no products")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of tuning for a network (120)")
+    parser.add_argument("--record", action="store_true", help="put the results into the record")
+    add_option(parser)
     given = parser.parse_args(sys.argv[1:] if arguments is None else list(arguments))
-    end = time.monotonic() + given.seconds
+    left = Left(None, time.perf_counter() + given.seconds, only=given.left)
     lines: list[dict[str, Any]] = [environment("python -m lab.gpu_lt")]
+    path = RESULTS / folder_of_gpu() / "library-algorithms.jsonl" if given.record else Path()
+    there = lines_of(path) if given.record and given.left else []
+    known = {(x.get("case"), x.get("offered")) for x in there if x.get("src") == lines[0]["src"]}
 
     def keep(line: dict[str, Any]) -> None:
         lines.append(line)
+        if given.record:
+            exchange(path, lines[0], [line], ("record", "case", "offered"))
         if given.out:
             Path(given.out).write_text("".join(json.dumps(x) + "\n" for x in lines))
 
     for number, text in enumerate(given.networks):
         name, _, batch = text.partition(":")
         for offered in (number % 2 == 1, number % 2 == 0):  # who goes first pays for what is loaded once
-            if time.monotonic() < end:
+            if (f"{name} batch {batch}", offered) not in known and not left.over(text):
                 line = network(name, int(batch or 1), offered=offered, seconds=given.budget)
                 keep(line)
                 print({k: v for k, v in line.items() if k not in ("record", "suite")}, flush=True)
     if given.networks:
-        return
+        sys.exit(left.status())
     from weft.options import Options
     from weft.platform.cuda.platform import survey
 
@@ -246,12 +254,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         facts, nvrtc, _ = survey(options)
         look((CASES[0], CASES[6], CASES[8], CASES[10], CASES[11]))
         for case in CASES:
-            if time.monotonic() > end:
-                print(f"stopped after {given.seconds:.0f} s", flush=True)
-                return
+            if {(case.name, False), (case.name, True)} & known or left.over(case.name):
+                continue
             line = measured(case, given.kernels, (facts, nvrtc, options))
             keep(line)
             print(told(line), flush=True)
+    sys.exit(left.status())
 
 
 if __name__ == "__main__":

@@ -25,6 +25,9 @@ from pathlib import Path
 import torch
 from benchmarks.cases.padded import CASES, DTYPES, compiled
 from benchmarks.gpu_networks import say_refused
+from benchmarks.harness.kernel_cases import measuring
+from benchmarks.harness.left import Left, add_option
+from benchmarks.harness.record import Record, folder_of_gpu
 from torch import nn
 from torch.nn import functional as F
 
@@ -149,10 +152,12 @@ def main() -> int:
     parser.add_argument("--ways", default="plain,padded,hand16")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--budget", type=float, default=12.0)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="add lines to this file; `-`: into the record")
     parser.add_argument("--steps", action="store_true")
+    add_option(parser)
     given = parser.parse_args()
-    end = time.monotonic() + given.seconds
+    record = Record(folder_of_gpu(), "padded") if str(given.out) == "-" else None
+    left = Left(record, time.perf_counter() + given.seconds, only=given.left)
 
     def late(*_: object) -> None:
         print("a case hangs", file=sys.stderr, flush=True)
@@ -164,15 +169,20 @@ def main() -> int:
         options = weft.Options(device="cuda", budget_s=given.budget, cache_dir=Path(folder))
         for dtype in given.dtypes.split(","):
             for name in CASES:
-                if (wanted and not any(w in f"{name}:" for w in wanted)) or time.monotonic() > end:
+                if wanted and not any(w in f"{name}:" for w in wanted):
+                    continue
+                if not left.begins(case=f"{name}/{dtype}"):
                     continue
                 signal.alarm(PATIENCE_S)
-                line = run_case(name, dtype, given.ways.split(","), options, steps=given.steps)
+                with measuring(record, case=f"{name}/{dtype}"):
+                    line = run_case(name, dtype, given.ways.split(","), options, steps=given.steps)
+                    if record is not None:
+                        record.add(line)
+                    elif given.out:
+                        with given.out.open("a") as file:
+                            file.write(json.dumps(line) + "\n")
                 signal.alarm(0)
-                if given.out:
-                    with given.out.open("a") as file:
-                        file.write(json.dumps(line) + "\n")
-    return 0
+    return left.status(record is not None and record.failed)
 
 
 if __name__ == "__main__":
