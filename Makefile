@@ -27,7 +27,7 @@ QUICK := $(ALL) and not slow
 WHOLE := tests/colocate/test_network_plans.py tests/generate/cuda/mlp/test_mlp.py \
 	tests/generate/cuda/test_budget_networks.py tests/generate/cuda/test_networks.py
 
-.PHONY: demo test test-all test-random kernels check conformance replay bench gpu-test gpu-bench gpu-faults gpu-sanitize hooks clean
+.PHONY: demo test test-all test-random kernels check conformance replay bench gpu-test gpu-bench gpu-bench-all gpu-faults gpu-sanitize hooks clean
 
 $(READY): pyproject.toml tools/setup.sh
 	bash tools/setup.sh
@@ -79,6 +79,12 @@ gpu-test:
 
 gpu-bench:
 	$(GPU_PY) -m benchmarks.gpu_networks
+	$(GPU_PY) tools/tables.py
+
+# every suite that is measured on a GPU, in calls of under ten minutes: give it again until nothing is left (a call with
+# more to do ends with status 75); WITH: `--only gemm,zoo`, `--again`, `--list`
+gpu-bench-all:
+	$(GPU_PY) -m benchmarks.every $(WITH)
 	$(GPU_PY) tools/tables.py
 
 gpu-faults:

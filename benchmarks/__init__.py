@@ -12,6 +12,7 @@ several problems in one kernel against one each: `gpu_pooled`, `gpu_grouped`. Co
 such: `gpu_network_corunner`, their stop: `gpu_stop`; models with targets under scheduling policies: `gpu_colocate`,
 with faults: `colocate_faults`, their predicted durations and power: `colocate_predictors`; kernels of public suites,
 fused as they lie: `fetch_suites`; how long fusing takes: `fuse_seconds`.
+All that are measured on a GPU, in calls of under ten minutes: `every`.
 Trust: `random_programs`, `mutants`, `soak`, `gpu_faults`, `gpu_trust`. The models of the search, on measured tables
 (`benchmarks/data`), without a GPU: `model_quality`, `model_fit`, `shipped_table`, `search_replay`. What all share is in
 `benchmarks/harness`, what is measured in `benchmarks/cases`, what is built of peers in `benchmarks/peers`.

@@ -35,7 +35,7 @@ def anchors(path: Path) -> set[str]:
 
 
 TARGETS = ("demo", "test", "test-all", "test-random", "kernels", "check", "conformance", "replay", "bench")
-GPU_TARGETS = ("gpu-test", "gpu-bench", "gpu-faults", "gpu-sanitize")
+GPU_TARGETS = ("gpu-test", "gpu-bench", "gpu-bench-all", "gpu-faults", "gpu-sanitize")
 
 
 @pytest.mark.parametrize("target", [*TARGETS, *GPU_TARGETS])
