@@ -232,7 +232,8 @@ def gpu_kernels() -> str:
     add("convolutions", "cuDNN, with what follows it", "ratio_chain", lambda c: f"batch {c['batch']}")
     add("attention", "the best backend of torch", "ratio",
         lambda c: f"{c['dtype']}{', 4,096 and 8,192 keys' if c.get('long') else ''}")  # fmt: skip
-    add("mlp", "the best of layers by cuBLASLt, eager, torch.compile, tiny-cuda-nn", "ratio", lambda c: f"width {c['width']}")
+    layers = "the best of layers by cuBLASLt, eager, torch.compile, tiny-cuda-nn"
+    add("mlp", layers, "ratio", lambda c: f"width {c['width']}")
     add("gemm", "cuBLASLt, the best of 16 algorithms", "ratio", lambda c: GEMM_GROUPS[str(c["group"])])
     products = [x for x in good(records("nvidia-h200", "products")) if x["who"] != "library"]
     best: dict[str, dict[str, object]] = {}
