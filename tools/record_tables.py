@@ -218,7 +218,8 @@ def mlp_training() -> str:
     checks = [x for x in good(lines) if x["kind"] == "check"]
     right = sum(bool(x["right"] and x["equal_bits"]) for x in checks)
     note = f"{lines[0]['device']}, torch {lines[0]['torch']}, commit {lines[0]['commit']}; `{lines[0]['command']}`"
-    return f"{times}\n\n{note}; gradients of {right} of {len(checks)} networks right against float64, with equal bits"
+    told = f"; gradients of {right} of {len(checks)} networks right against float64, with equal bits" if checks else ""
+    return f"{times}\n\n{note}{told}"
 
 
 _KINDS = {

@@ -173,7 +173,8 @@ def table_hash() -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-OPAQUE_ULPS, OPAQUE_RUNS = 4.0, 3
+OPAQUE_ULPS, OPAQUE_RUNS = 32.0, 3
 """A recurrent layer beside ONNX Runtime's, see `tune.opaque`: units of the RMS that its functions may always be off by
-(ONNX Runtime's sigmoid and tanh are approximations), and in how many runs on operands that are off the reference error
-is looked for. No verdict that was found before these stood here depends on them, so the hash does not either."""
+(ONNX Runtime's sigmoid and tanh are approximations, and so are cuDNN's: an LSTM of 12 steps in f32 was off by 17 on an
+H200, a gate in another's place by some hundred thousand), and in how many runs on operands that are off the reference
+error is looked for. No verdict that was found before these stood here depends on them, so the hash does not either."""

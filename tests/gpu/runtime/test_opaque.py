@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -220,9 +221,11 @@ def test_modules_of_torch(name: str) -> None:
 def test_recurrent_modules_of_torch(kind: Callable[..., nn.Module]) -> None:
     torch.manual_seed(3)
     module = Recurrent(kind(256, 32, batch_first=True)).eval().cuda().requires_grad_(False)
+    exact = copy.deepcopy(module).double()
     program = torch.export.export(module, (torch.randn(9, 256, device="cuda"),))
     options = Options(device="cuda", budget_s=0)
     exe = one_graph(build(import_exported(program, device="cuda"), options, ("library",)).executables["library"])
     for _ in range(SETS):
         x = torch.randn(9, 256, device="cuda")
-        torch.testing.assert_close(exe(x)[0], module(x), rtol=1e-4, atol=1e-4)
+        want = exact(x.double()).float()  # cuDNN's own is rounded to TF32 as torch has it by default
+        torch.testing.assert_close(exe(x)[0], want, rtol=1e-4, atol=1e-4)
