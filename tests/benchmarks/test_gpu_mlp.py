@@ -98,7 +98,9 @@ def test_tables_show_reason_and_ratio(tmp_path: Path, monkeypatch: pytest.Monkey
     lines = [head, _line(WIDE), _line(Case(12, 64, 4), ratio=None, peers_us={})]
     (tmp_path / "nvidia-h200" / "mlp.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     shown = tables.gpu_mlp()
-    assert "| 2^18 rows, 4 x 128 relu | **50.00** | 600 | 0.50 | 200.0 | 100.0 |  |  |  | 2.00 | 1.00 | power |" in shown
+    assert (
+        "| 2^18 rows, 4 x 128 relu | **50.00** | 600 | 0.50 | 200.0 | 100.0 |  |  |  | 2.00 | 1.00 | power |" in shown
+    )
     assert "ReLU, width 128: geometric mean (least) of 1" in shown
     assert "2^12 rows, 4 x 64 relu | 50.00" in shown  # no peer, no claim
     assert "2 x " in gpu_mlp.table([_line(Case(18, 64, 2))])
