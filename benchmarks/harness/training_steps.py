@@ -26,6 +26,8 @@ SHOWN = ("resnet50", "gpt2", "dlrm")
 """Of small forms, if no others are named."""
 CHECKED, WARM, ROUNDS, ROUND_S = 5, 3, 15, 0.2
 """Batches whose losses are compared, steps before anything is recorded, samples, and how long each is at least."""
+STAGE_S = 0.1
+"""Stages of a compilation that took less are not named."""
 SLOWEST = 40
 """Groups of like kernels of a plan that its entry names."""
 NAME = 80
@@ -137,6 +139,8 @@ def by_weft(placed: Placed, budget_s: float, *, warm: bool, autocast: bool = Tru
         "plans": [[p.name, round(p.median_us, 1) if math.isfinite(p.median_us) else None, p.note]
                   for p in record.plans],
         "kernels_us": round(sum(s.cost_us for s in record.steps), 1), "slowest": slowest(record.steps),
+        "problems": [record.problems, record.wanted, record.unmeasured],
+        "stages_s": {s.name: round(s.seconds, 1) for s in record.stages if s.seconds >= STAGE_S},
     }  # fmt: skip
     if warm:
         again = time.perf_counter()

@@ -183,6 +183,10 @@ def test_a_bundle_for_the_server(run: Run, tmp_path: Path, monkeypatch: pytest.M
     assert found.plan.read_bytes() == b"a plan"
     code, _, err = run(*prepare, "--bundle", "net.colocate")
     assert code == 2 and "is there already" in err
+    code, _, err = run(*prepare, "--bundle", "job/net.colocate")
+    assert code == 2 and "lies in the job's folder" in err
+    code, _, err = run(*prepare, "--bundle", "nowhere/net.colocate")
+    assert code == 2 and "there is no folder nowhere" in err
     code, _, err = run(*prepare, "--bundle", "other")
     assert code == 0 and read_bundle(tmp_path / "other", cache_dir=tmp_path / "cache").target_ns == round(
         5e3 * found.samples.models[0].solo.at(0.5)

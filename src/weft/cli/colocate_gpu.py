@@ -208,6 +208,11 @@ def _check_bundle(bundle: Path | None, models: Sequence[Path], be: Path | None, 
         raise OptionError(option="--qos", problem=f"{qos} is no time")
     if bundle.exists():
         raise OptionError(option="--bundle", problem=f"{visible(str(bundle), 200)} is there already: choose a new name")
+    if bundle.resolve().is_relative_to(be.parent.resolve()):
+        problem = f"{visible(str(bundle), 200)} lies in the job's folder, of which it is to hold a copy"
+        raise OptionError(option="--bundle", problem=problem)
+    if not bundle.parent.is_dir():
+        raise OptionError(option="--bundle", problem=f"there is no folder {visible(str(bundle.parent), 200)}")
 
 
 def _write_bundle(
