@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -18,7 +19,7 @@ from weft.generate.cuda.loops.stages import MAX_ROW
 from weft.generate.loopnest.plan import REDUCTIONS, live_nodes, reduced_axes
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
-from weft.ir.prims import Prim
+from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 
@@ -118,8 +119,10 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
         if rows < 4 * facts.sms and is_pair(graph):
             found.insert(2, Form(threads=128, per_row=128, single_pass=True))  # one barrier instead of two
     blocks = -(-rows // 32) if beside else rows
+    alternating = _run(problem, largest) > 0  # a block takes several rows there, too
+    fewest = -(-rows // 32) if beside or alternating else rows
     clusters = [_cluster(length, c) for c in (4, 2, 8) if length >= c * 2048] if facts.capability >= 90 else []
-    if blocks < facts.sms and length >= (512 if beside else 4096) and operand.size >= 1 << 17:
+    if fewest < facts.sms and length >= (512 if beside else 4096) and operand.size >= 1 << 17:
         # rows alone do not fill the machine
         spread = [Form(threads=256, fuse=False, spread=k * facts.sms) for k in (2, 4, 1)]
         if blocks * 16 < facts.sms:  # a handful of blocks is hopeless
@@ -133,7 +136,7 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
                 norms = [form for form in norms if form.cross_cta < LEAST_CTAS]
             return list(dict.fromkeys([*norms, *spread[: 3 - len(divided)], *found]))[:8]
         alone = found[:2] if not beside and blocks * 3 >= facts.sms * 2 and length <= MOST_HELD else []
-        if _run(problem, largest):
+        if alternating:
             found = [*divided, *spread[: 3 - len(divided)], *found]
         elif beside:
             clusters = _cluster_columns(problem, facts, rows, length)
@@ -368,10 +371,39 @@ def _cluster(length: int, blocks: int) -> Form:
 def _rows_are_neighbours(problem: Problem, root: int) -> bool:
     """Whether the elements of a row lie apart in memory, and those of neighbouring rows side by side."""
     graph = problem.graph
-    operand = graph.type_of(graph.nodes[root].inputs[0])
-    axes = reduced_axes(graph, root)
-    for node, fmt in zip(graph.inputs, problem.input_formats, strict=True):
-        if graph.type_of(node).shape == operand.shape:
-            inner = [d for d in fmt.order(operand.rank) if operand.shape[d] > 1]
-            return bool(inner) and inner[-1] not in axes
+    start = graph.nodes[root].inputs[0]
+    operand, axes = graph.type_of(start), reduced_axes(graph, root)
+    formats = dict(zip(graph.inputs, problem.input_formats, strict=True))
+    alike = [node for node in graph.inputs if graph.type_of(node).shape == operand.shape]
+    alike += [node for node in sorted(_reshaped(graph, start)) if node not in alike]
+    for node in alike:
+        shape = graph.type_of(node).shape
+        inner = [d for d in formats[node].order(len(shape)) if shape[d] > 1]
+        axis = _axis_of(operand.shape, math.prod(shape[inner[-1] + 1 :])) if inner else None
+        return axis is not None and axis not in axes
     return False
+
+
+def _reshaped(graph: Graph, node: NodeId) -> set[NodeId]:
+    """Inputs that a value has element by element, as they are or in another shape."""
+    found, seen, stack, size = set[NodeId](), {node}, [node], graph.type_of(node).size
+    while stack:
+        n = stack.pop()
+        prim = graph.nodes[n].prim
+        if prim is Prim.INPUT:
+            found.add(n)
+        if prim is Prim.RESHAPE or CATEGORY[prim] is Category.ELEMENTWISE:
+            fresh = {x for x in graph.nodes[n].inputs if graph.type_of(x).size == size} - seen
+            seen |= fresh
+            stack += fresh
+    return found
+
+
+def _axis_of(shape: Sequence[int], stride: int) -> int | None:
+    """The axis along which elements are counted that are so far apart in rows-last order."""
+    step = 1
+    for axis in reversed(range(len(shape))):
+        if shape[axis] > 1 and step <= stride < step * shape[axis]:
+            return axis
+        step *= shape[axis]
+    return None
