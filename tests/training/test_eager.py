@@ -6,6 +6,8 @@ import contextlib
 import copy
 import logging
 import os
+import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -154,6 +156,40 @@ def test_interrupted_at_any_time_it_has_written_all_or_nothing() -> None:
     step = _by_framework(model, optimizer)
     met = interrupt(lambda k: step(*_batch(k)), lambda: everything(model, optimizer))
     assert met[False] > 20
+
+
+def test_a_call_that_nobody_waits_for_any_more_changes_no_other() -> None:
+    """A baseline that takes too long is left at work in its thread: it has put its own weights into the module."""
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            if not torch.compiler.is_compiling():
+                time.sleep(0.02)
+            return self.last(y.tanh())
+
+    torch.manual_seed(0)
+    model = Slow()
+    batch = torch.randn(5, 6), torch.randint(0, 3, (5,))
+    step = compile_step(model, nn.CrossEntropyLoss(), SGD(model.parameters(), 0.1), *batch, options=UNTUNED)
+    (plan,) = step._plans.values()
+    arguments = step._arguments(plan, batch)
+    run = EagerStep(step._both, step._tensors()[0], plan.form, plan.traced, plan.program, arguments, 2, bakes=False)
+    given = [arguments[k] for k in plan.program.arguments]
+    others = [x * 2 if x.requires_grad else x for x in given]
+    wanted = [run(*given), run(*others)]
+    for _ in range(5):
+        found: list[list[torch.Tensor]] = []
+        left = threading.Thread(target=lambda: found.append(run(*others)))  # noqa: B023 - joined below
+        left.start()
+        mine = run(*given)
+        left.join()
+        for got, want in zip((mine, found[0]), wanted, strict=True):
+            assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
 def test_what_fused_kernels_take() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import os
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -72,6 +73,8 @@ class EagerStep:
         shared: dict[int, Any] = {id(x): x for x in (*both.parameters(), *both.buffers())}
         # a call puts other tensors into its module: one that is interrupted meanwhile leaves the user's as it is
         self._both = cast("Both", deep_copy(both, shared))
+        self._alone = threading.Lock()
+        """A call puts tensors into the module: one that nobody waits for any more may still be at it in its thread."""
         self._form, self._program = form, program
         self._names = tuple(tensors.trained), tuple(tensors.fixed)
         self._spare = {k: x for k, x in enumerate(arguments) if k not in set(program.arguments)}
@@ -121,7 +124,8 @@ class EagerStep:
 
     def apart(self, tensors: Sequence[torch.Tensor], numbers: Callable[[_Parts], Rows | None]) -> list[torch.Tensor]:
         """A step that writes nothing that is given. `numbers` gives its settings; None: they are left on the device."""
-        return self._deterministic(lambda: self._apart(self._parts(tensors), numbers))
+        with self._alone:
+            return self._deterministic(lambda: self._apart(self._parts(tensors), numbers))
 
     def _apart(self, parts: _Parts, numbers: Callable[[_Parts], Rows | None]) -> list[torch.Tensor]:
         rows = numbers(parts)
@@ -157,7 +161,8 @@ class EagerStep:
         numbers: Callable[[_Parts], Rows | None],
     ) -> list[torch.Tensor]:
         """A step whose results are written into these tensors, each by its position; `numbers`: as for `apart`."""
-        return self._deterministic(lambda: self._write(self._parts(tensors), written, numbers))
+        with self._alone:
+            return self._deterministic(lambda: self._write(self._parts(tensors), written, numbers))
 
     def _write(
         self, parts: _Parts, written: Sequence[tuple[int, torch.Tensor]], numbers: Callable[[_Parts], Rows | None]
