@@ -13,7 +13,8 @@ max-autotune-no-cudagraphs. Networks of images have channels last everywhere. Pr
 by anybody. Peers run deterministic algorithms, as Weft does, unless `--free` lets them choose; `settings` says so.
 
 Beside the time of a step (median of rounds, milliseconds) stand the seconds to the first step, and `memory_bytes`: the
-most that the framework keeps from the device over some steps, graphs and weights included.
+most that the framework keeps from the device over some steps, graphs and weights included; `planned_bytes` of it are
+what the plan has for values between its steps.
 
 Everybody begins with the same weights and says the losses of the first five batches; so does eager in f32 without
 autocast. `right`: each loss is no further from that one than twice eager's in bf16, and one last digit of a bf16.
@@ -121,6 +122,9 @@ def measured(name: str, who: str, given: Mapping[str, Any]) -> Row:
     row["samples_ms"] = [round(x, 4) for x in samples]
     if device == "cuda":
         row["memory_bytes"] = memory_bytes(step, batch)
+        planned = getattr(getattr(getattr(step, "compilation", None), "run", None), "memory", None)
+        if planned is not None:
+            row["planned_bytes"] = planned.arena_bytes
         if given["profile"]:
             row.update(kernels_seen(step, batch))
     if who == "eager":
