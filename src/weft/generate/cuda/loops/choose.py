@@ -12,7 +12,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.loops import pointwise
 from weft.generate.cuda.loops.cross_cta import balanced, cross_cta_forms, stashed
 from weft.generate.cuda.loops.forms import LEAST_CTAS, Form
-from weft.generate.cuda.loops.rows import MAX_CARRIED
+from weft.generate.cuda.loops.rows import FULL, MAX_CARRIED, SHORT
 from weft.generate.cuda.loops.scatter import scatter
 from weft.generate.cuda.loops.split import centred, long_reductions, possible_splits, split_rows
 from weft.generate.cuda.loops.stages import MAX_ROW
@@ -109,6 +109,8 @@ def _rows(problem: Problem, facts: GpuFacts, reductions: list[int]) -> list[Form
     found = [Form(threads=128), Form(threads=256), Form(threads=256, vector=8)]
     if beside:
         found = [Form(threads=256, columns=4), Form(threads=256, vector=8, columns=4), Form(threads=128), *found[1:]]
+        if length <= SHORT and rows >= FULL:
+            found = [Form(threads=256), Form(threads=128), Form(threads=256, vector=8), *found[:2]]
     elif length >= 1024:
         found = [*found[:2], *([Form(threads=128, per_row=128)] if length <= 4096 else []), found[2]]
         found.append(Form(threads=512, per_row=512))

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from weft.generate.cuda.loops.exchange import Accumulator, Team
+from weft.generate.cuda.loops.forms import Form
 from weft.generate.cuda.loops.lanes import (
     Probe,
     Scene,
@@ -46,6 +47,8 @@ MAX_TURNS = 16
 """Turns of a loop over elements that are written out."""
 FULL = 132 * 1024
 """Threads that keep a large GPU busy."""
+SHORT = 16
+"""Elements of rows that lie side by side, of which a thread has all where there are rows for so many threads."""
 
 
 @dataclass(slots=True)
@@ -133,6 +136,9 @@ class Rows(Team):
         if lane is not None and self.by_columns:
             self.rows = [*(v for v in self.rows if v is not lane), lane]
             self.row_lanes = lanes_of(lane, seen, form.vector, MOST_LANES)
+            if largest.vectors <= SHORT and count // self.row_lanes >= FULL and _is_plain(form):
+                self.columns, self.across = max(32, form.threads), 1  # a thread has whole rows: nothing is exchanged
+                return
             item = min(x.itemsize for x in seen.accesses)
             wanted = form.columns or max(4, 128 // (self.row_lanes * item))
             self.columns = min(_power(wanted), 32, _power(count // self.row_lanes))
@@ -625,6 +631,12 @@ def _whole(turns: int) -> int:
 def _at_run_time(coord: Coord) -> bool:
     """Whether an index has to be read first."""
     return any(True for index in coord for _ in index.loaded())
+
+
+def _is_plain(form: Form) -> bool:
+    """Whether the rules decide how threads share rows, and no other blocks do."""
+    alone = form.cluster == form.cross_cta == 1 and not form.spread and not form.single_pass
+    return alone and not (form.columns or form.per_row)
 
 
 def _power(n: int) -> int:
