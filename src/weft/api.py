@@ -1237,8 +1237,10 @@ class _TorchModel:
             raise error
         from weft.torch_backend.parts import LEAST_S, InParts
 
+        clock = run.clock.leaving(TIMED_SHARE * options.budget_s)  # parts answer only where there was time to time them
+
         def is_late() -> bool:
-            return options.budget_s > 0 and run.clock.left_s < LEAST_S
+            return options.budget_s > 0 and clock.left_s < LEAST_S
 
         module = self._module if self._automatic is None else _Autocast(self._module, self._kind, self._automatic)
         parts = InParts(module, options)
@@ -1255,8 +1257,7 @@ class _TorchModel:
                 whole(*inputs)
 
         try:
-            timed_s = TIMED_SHARE * options.budget_s  # they may answer only where there was time to time them
-            compiled = run.stages.run("parts", parts.compile, cut, lambda: run.clock.left_s - timed_s)
+            compiled = run.stages.run("parts", parts.compile, cut, lambda: clock.left_s)
         except Exception as failed:  # whatever torch raises
             if is_late():
                 return self._framework_alone(examples, run)

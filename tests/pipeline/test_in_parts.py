@@ -371,6 +371,20 @@ def test_where_no_time_is_left_to_cut_the_model_the_framework_answers(
         same(exe(x), model(x))
 
 
+def test_where_what_is_left_is_for_timing_parts_the_framework_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Time that is kept for later is none to cut in, and a model is not refused for that."""
+    torch.manual_seed(0)
+    model, x = Filtered().eval(), given(6, 16)
+    monkeypatch.setattr("weft.api.TIMED_SHARE", 1.0)
+    with pytest.warns(UserWarning, match="has no plan for this model, so the framework's own execution runs it"):
+        exe = weft.compile(model, x, options=weft.Options(budget_s=30.0, cache_dir=tmp_path))
+    assert exe.record.chosen == "eager" and exe.parts == ()
+    with torch.no_grad():
+        same(exe(x), model(x))
+
+
 def test_what_there_is_no_time_to_cut_stays_with_eager(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Filtered().eval(), given(6, 16)
