@@ -58,6 +58,8 @@ from benchmarks.harness.training_steps import (
     kernels_seen,
     summary,
 )
+from weft.runtime.cuda_executable import CudaExecutable
+from weft.training import Step as CompiledStep
 
 WHO = ("weft", "eager", "inductor", "autotune")
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -122,9 +124,8 @@ def measured(name: str, who: str, given: Mapping[str, Any]) -> Row:
     row["samples_ms"] = [round(x, 4) for x in samples]
     if device == "cuda":
         row["memory_bytes"] = memory_bytes(step, batch)
-        planned = getattr(getattr(getattr(step, "compilation", None), "run", None), "memory", None)
-        if planned is not None:
-            row["planned_bytes"] = planned.arena_bytes
+        if isinstance(step, CompiledStep) and isinstance(step.compilation.run, CudaExecutable):
+            row["planned_bytes"] = step.compilation.run.memory.arena_bytes
         if given["profile"]:
             row.update(kernels_seen(step, batch))
     if who == "eager":

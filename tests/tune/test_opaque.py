@@ -10,7 +10,7 @@ from tests.generate.library import onnx_cases as cases
 
 from weft.device.cuda.facts import profile
 from weft.frontends.onnx import import_onnx
-from weft.generate.library import ON_DEVICE, LibraryGenerator
+from weft.generate.library import ON_DEVICE, LibraryGenerator, has_device_form
 from weft.generate.library.execute import BoundCall
 from weft.ir.passes import clean_up
 from weft.ir.prims import Prim
@@ -20,7 +20,6 @@ from weft.kernels.source import CallStep, LibraryCall, Schedule
 from weft.orchestrate.alternatives import find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.pipeline.problems import collect
-from weft.tune import opaque
 from weft.tune.inputs import Domain, InputSet, draw
 from weft.tune.verify import Case, build_reference, compare, opaque_case, weight_positions
 
@@ -63,7 +62,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_both_forms_are_right(name: str, kind: InputSet) -> None:
     problem = posed(MODELS[name]()[0])
-    assert opaque.has_another_form(problem.graph)
+    assert has_device_form(problem.graph)
     for form in (ON_DEVICE, "primitives"):
         assert judged(problem, made(problem, form), kind) == {Verdict.OK}, form
 
@@ -105,5 +104,5 @@ def test_on_a_processor_there_is_one_way_and_nothing_to_compare_with() -> None:
 
 def test_an_operator_without_another_form_is_told_apart() -> None:
     problem = posed(cases.recurrent("GRU")[0])
-    assert opaque.has_another_form(problem.graph), "by its name alone"
+    assert has_device_form(problem.graph), "by its name alone"
     assert not isinstance(LibraryGenerator().emit(problem, Schedule("library", (("form", ON_DEVICE),))), LibraryCall)

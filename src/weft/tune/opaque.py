@@ -14,7 +14,6 @@ import torch
 from weft.errors import WeftError
 from weft.generate.library.execute import BoundCall
 from weft.generate.library.translate import Program
-from weft.ir.attrs import OpaqueAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.kernels.source import Schedule
@@ -28,15 +27,6 @@ from weft.tune.tolerance import (
     Limits,
     gate_a,
 )
-
-
-def has_another_form(graph: Graph) -> bool:
-    """Whether a call of ATen may stand for the one opaque operator of a graph."""
-    if not any(isinstance(n.attrs, OpaqueAttrs) and n.attrs.framework == "onnx" for n in graph.nodes):
-        return False
-    from weft.generate.library.onnx_aten import operator_of  # loads onnx
-
-    return bool(operator_of(graph))
 
 
 def scaled(graph: Graph, inputs: list[torch.Tensor], weights: frozenset[int]) -> list[torch.Tensor]:

@@ -35,6 +35,7 @@ import torch
 
 from weft.device.launch import NativeKernel, Pointers, pointer_array
 from weft.errors import WeftError
+from weft.generate.library import has_device_form
 from weft.generate.library.execute import TORCH_DTYPE, BoundCall
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
@@ -484,7 +485,7 @@ def reference_of(
 
     domain, inputs, precise = _choose_domain(graph, drawn, seed, device, check)
     if isinstance(precise, Declined):
-        told = device.type != "cpu" and opaque.has_another_form(graph)
+        told = device.type != "cpu" and has_device_form(graph)
         cases = []
         for kind in (InputSet.INTEGERS, InputSet.NORMAL):
             given = drawn(kind, domain)

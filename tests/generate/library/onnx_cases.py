@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from tests.typed import assert_allclose
 
 from weft.ir.types import Array
 
@@ -170,3 +171,13 @@ def expected(data: bytes, inputs: Mapping[str, Array]) -> list[Array]:
     options.intra_op_num_threads = 1  # what is written twice, the last one writes
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     return [np.asarray(y) for y in session.run(None, dict(inputs))]
+
+
+def assert_results(mine: Array, again: Array, want: Array, *, exact: bool, rtol: float, atol: float) -> None:
+    """The same in two runs, and what is wanted: bit by bit, or within these."""
+    assert (mine.dtype, mine.shape) == (want.dtype, want.shape)
+    assert np.array_equal(mine, again)
+    if exact:
+        assert np.array_equal(mine, want)
+    else:
+        assert_allclose(mine, want, rtol=rtol, atol=atol)

@@ -15,7 +15,6 @@ from onnx import helper
 from tests.generate.library import onnx_cases as cases
 from tests.runtime.fake_cuda import install
 from tests.slow import few
-from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import profile
 from weft.device.facts import CpuFacts
@@ -73,12 +72,7 @@ def check(monkeypatch: pytest.MonkeyPatch, data: bytes, inputs: Mapping[str, Arr
     got = results(graph, plan, inputs)
     assert len(cuda.graphs) == 1
     for mine, again, want in zip(got, results(graph, plan, inputs), cases.expected(data, inputs), strict=True):
-        assert (mine.dtype, mine.shape) == (want.dtype, want.shape)
-        assert np.array_equal(mine, again)
-        if exact:
-            assert np.array_equal(mine, want)
-        else:
-            assert_allclose(mine, want, rtol=1e-5, atol=1e-6)
+        cases.assert_results(mine, again, want, exact=exact, rtol=1e-5, atol=1e-6)
     return plan
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from tests.generate.library import onnx_cases as cases
 from tests.generate.library.test_onnx_aten import HOSTED, SCATTERS
-from tests.typed import assert_allclose
 from torch import nn
 
 import weft
@@ -61,12 +60,7 @@ def check(run: Callable[..., Any], data: bytes, inputs: Mapping[str, Array], *, 
         tensors = [torch.from_numpy(x).cuda() for x in values.values()]
         first, again = ([y.cpu().numpy() for y in _tuple(run(*tensors))] for _ in range(2))
         for mine, other, want in zip(first, again, cases.expected(data, values), strict=True):
-            assert (mine.shape, mine.dtype) == (want.shape, want.dtype)
-            assert np.array_equal(mine, other)
-            if exact:
-                assert np.array_equal(mine, want)
-            else:
-                assert_allclose(mine, want, rtol=1e-4, atol=1e-5)
+            cases.assert_results(mine, other, want, exact=exact, rtol=1e-4, atol=1e-5)
 
 
 def _tuple(found: Any) -> tuple[torch.Tensor, ...]:

@@ -16,7 +16,9 @@ from weft.generate.library import conv_call as _convolutions  # noqa: F401 - mak
 from weft.generate.library import lt_call as _products  # noqa: F401
 from weft.generate.library import recurrent_call as _recurrent  # noqa: F401
 from weft.generate.library.algorithm import ENGINE_FORM, FORM
+from weft.ir.attrs import OpaqueAttrs
 from weft.ir.declined import Declined
+from weft.ir.graph import Graph
 from weft.ir.prims import FREE, Prim
 from weft.kernels.candidate import Problem
 from weft.kernels.source import LibraryCall, Schedule
@@ -32,6 +34,15 @@ def _schedule(form: str, **params: bool | str) -> Schedule:
 ON_DEVICE = "device"
 """The form of a call that stands for ONNX Runtime's, which runs on the host."""
 CUDA_FORMS = frozenset({"cudnn", "cublaslt", "attention", "scaled_mm", FORM, ENGINE_FORM})
+
+
+def has_device_form(graph: Graph) -> bool:
+    """Whether a call of ATen may stand for the one opaque operator of a graph, which is ONNX's."""
+    if not any(isinstance(n.attrs, OpaqueAttrs) and n.attrs.framework == "onnx" for n in graph.nodes):
+        return False
+    from weft.generate.library.onnx_aten import operator_of  # loads onnx
+
+    return bool(operator_of(graph))
 
 
 def _cuda_form(form: str, problem: Problem, schedule: Schedule) -> LibraryCall | Declined:
@@ -94,10 +105,7 @@ class LibraryGenerator:
         strided = on_gpu or (Prim.MATMUL in prims and Prim.SLICE not in prims)
         moved = sum(p in (Prim.TRANSPOSE, Prim.SLICE) for p in prims) if strided else 0
         if len(prims) - moved <= 1 or all(p is Prim.OPAQUE for p in prims):
-            if on_gpu and Prim.OPAQUE in prims:
-                from weft.generate.library.onnx_aten import operator_of
-
-                found += [_schedule(ON_DEVICE)] if operator_of(problem.graph) else []
+            found += [_schedule(ON_DEVICE)] if on_gpu and has_device_form(problem.graph) else []
             found.append(_schedule("primitives"))
         if isinstance(facts, GpuFacts) and Prim.CONV in prims:
             from weft.generate.library.convolution import engine_schedules

@@ -377,13 +377,13 @@ def _rows_are_neighbours(problem: Problem, root: int) -> bool:
     operand, axes = graph.type_of(start), reduced_axes(graph, root)
     formats = dict(zip(graph.inputs, problem.input_formats, strict=True))
     alike = [node for node in graph.inputs if graph.type_of(node).shape == operand.shape]
-    alike += [node for node in sorted(_reshaped(graph, start)) if node not in alike]
-    for node in alike:
-        shape = graph.type_of(node).shape
-        inner = [d for d in formats[node].order(len(shape)) if shape[d] > 1]
-        axis = _axis_of(operand.shape, math.prod(shape[inner[-1] + 1 :])) if inner else None
-        return axis is not None and axis not in axes
-    return False
+    alike = alike or sorted(_reshaped(graph, start))
+    if not alike:
+        return False
+    shape = graph.type_of(alike[0]).shape
+    inner = [d for d in formats[alike[0]].order(len(shape)) if shape[d] > 1]
+    axis = _axis_of(operand.shape, math.prod(shape[inner[-1] + 1 :])) if inner else None
+    return axis is not None and axis not in axes
 
 
 def _reshaped(graph: Graph, node: NodeId) -> set[NodeId]:
