@@ -41,6 +41,9 @@ LEAST_ROUNDS = 2
 MARGIN = 0.02
 LEAST_TIMED = 0.5
 """Of the time for timing: what judging plans on other inputs leaves of it."""
+TIMED_S = 0.5
+"""What timing has though the time is up: without it a plan that was found right, and all that was spent on it, is lost.
+A run that takes more than a quarter of it is not begun."""
 PART = 1 << 27
 """Elements of an output that are compared at a time: each takes some ten float64 numbers meanwhile."""
 FAR_OFF = math.sqrt(1 - 0.99**2)
@@ -471,7 +474,7 @@ def decide(
     `other` gives a second set of inputs, if there is time for one: what is right on the first and wrong on it is wrong.
 
     Without a budget nothing is timed: the first plan that is right is taken. `left_s` is a bound: what would not end
-    within it is neither judged nor timed. Where no plan is judged (`expected` is None: there is nothing to judge by),
+    within it is not judged, nor timed but for `TIMED_S` of short runs. Where no plan is judged (`expected` is None: there is nothing to judge by),
     the framework's own execution is the answer, if there is one; a plan that could not be timed beside a baseline is
     not taken instead of it.
 
@@ -489,6 +492,7 @@ def decide(
     unjudged = [c for c in contenders if sound and c.is_framework and checked[c.name].note == NOT_JUDGED]
     rivals = [c for c in contenders if c in sound or c in unjudged]
     first = sorted(rivals, key=lambda c: c is not sound[0] and not c.baseline)  # stable
+    timed_by = time.perf_counter() + TIMED_S
     samples = interleave(
         {c.name: c.run for c in (first if budget_s > 0 else ())},
         rounds=ROUNDS,
@@ -497,7 +501,7 @@ def decide(
         sample=sample,
         drop=True,
         keep=[c.name for c in rivals if c.baseline],
-        left_s=left_s,
+        left_s=lambda: max(left_s(), timed_by - time.perf_counter()),
         longest_s=max((c.first_s for c in rivals), default=0.0),
     )
     median = {name: statistics.median(s) for name, s in samples.items() if s}
