@@ -474,9 +474,9 @@ def decide(
     `other` gives a second set of inputs, if there is time for one: what is right on the first and wrong on it is wrong.
 
     Without a budget nothing is timed: the first plan that is right is taken. `left_s` is a bound: what would not end
-    within it is not judged, nor timed but for `TIMED_S` of short runs. Where no plan is judged (`expected` is None: there is nothing to judge by),
-    the framework's own execution is the answer, if there is one; a plan that could not be timed beside a baseline is
-    not taken instead of it.
+    within it is not judged, nor timed but for `TIMED_S` of short runs. Where no plan is judged (`expected` is None:
+    there is nothing to judge by), the framework's own execution is the answer, if there is one; a plan that could not
+    be timed beside a baseline is not taken instead of it.
 
     Raises:
         DeviceError: a contender took the device's context with it [W301].

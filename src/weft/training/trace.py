@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from weft.errors import ModelRaisesError, StepError, WeftError
 from weft.frontends.torch import decompositions, whole_resizes
 from weft.frontends.torch.table import WITHOUT_EFFECT
+from weft.training.attention import AttentionInParts
 from weft.training.random import with_seed
 from weft.training.updates import SETTINGS, Rule, updated
 
@@ -217,7 +218,12 @@ def _tracing() -> Iterator[None]:
     """Attention and recurrence as parts whose gradients are deterministic, resizes whole; no warnings of torch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False), whole_resizes():
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            AttentionInParts(),
+            torch.backends.mkldnn.flags(enabled=False),
+            whole_resizes(),
+        ):
             yield
 
 

@@ -1,0 +1,146 @@
+"""Attention as a training step is traced: values and gradients beside torch's own, and which operators are left."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import weft
+from weft.training.attention import AttentionInParts, attention
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def drawn(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensors:
+    g = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(s, generator=g, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes)
+
+
+MASK = torch.rand(5, 7, generator=torch.Generator().manual_seed(1)) < 0.7
+MASK[2] = False  # a row without anything
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "kept": {"attn_mask": MASK},
+    "kept by head": {"attn_mask": MASK.expand(2, 1, 5, 7)},
+    "added": {"attn_mask": torch.where(MASK, 0.5, -torch.inf).double()},
+    "scaled": {"scale": 0.3},
+    "negative": {"scale": -2.0},
+    "shared": {"enable_gqa": True},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_values_and_gradients_are_those_of_torch(name: str) -> None:
+    heads = 2 if name == "shared" else 4
+    q, k, v = drawn((2, 4, 5, 8), (2, heads, 7, 8), (2, heads, 7, 6))
+    weight = drawn((2, 4, 5, 6), seed=2)[0].detach()
+    found = []
+    for call in (attention, functional.scaled_dot_product_attention):
+        y = call(q, k, v, **CALLS[name])
+        found.append((y, *torch.autograd.grad((y * weight).sum(), (q, k, v))))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_an_added_mask_has_a_gradient() -> None:
+    q, k, v, mask = drawn((2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6), (5, 7))
+    mine, theirs = (
+        torch.autograd.grad(call(q, k, v, attn_mask=mask).square().sum(), mask)[0]
+        for call in (attention, functional.scaled_dot_product_attention)
+    )
+    torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_16_bit_values_and_gradients_are_near_the_exact_ones(dtype: torch.dtype, causal: bool, autocast: bool) -> None:
+    exact = [x.detach().requires_grad_() for x in drawn((2, 3, 64, 32), (2, 3, 64, 32), (2, 3, 64, 32), dtype=dtype)]
+    exact = [x.double().detach().requires_grad_() for x in exact]
+    kind = torch.float32 if autocast else dtype
+    q, k, v = (x.detach().to(kind).requires_grad_() for x in exact)
+    with torch.autocast("cpu", dtype) if autocast else nullcontext():
+        y = attention(q, k, v, is_causal=causal)
+    assert y.dtype is dtype
+    want = functional.scaled_dot_product_attention(*exact, is_causal=causal)
+    weight = drawn((2, 3, 64, 32), seed=3)[0].detach().to(dtype)
+    mine = (y, *torch.autograd.grad((y * weight).sum(), (q, k, v)))
+    theirs = (want, *torch.autograd.grad((want * weight.double()).sum(), exact))
+    limit = 8 * torch.finfo(dtype).eps
+    for got, right in zip(mine, theirs, strict=True):
+        assert (got.double() - right).norm() <= limit * right.norm()
+
+
+def test_scores_of_f16_are_scaled_before_they_pass_its_range() -> None:
+    q, k, v = (x.detach() for x in drawn((1, 1, 4, 64), (1, 1, 4, 64), (1, 1, 4, 8), dtype=torch.float16))
+    found = attention(60 * q, 60 * k, v)  # up to some 100,000 before they are scaled
+    assert found.isfinite().all()
+    want = functional.scaled_dot_product_attention(60 * q.double(), 60 * k.double(), v.double())
+    assert (found.double() - want).norm() <= 0.02 * want.norm()
+
+
+def test_dropout_leaves_as_much_as_it_should_and_scales_it() -> None:
+    q, k = (x.detach() for x in drawn((1, 8, 64, 8), (1, 8, 64, 8)))
+    torch.manual_seed(0)
+    kept = attention(q, k, torch.eye(64).double().expand(1, 8, 64, 64), dropout_p=0.25)
+    share = (kept != 0).double().mean()
+    assert 0.73 < share < 0.77
+    plain = attention(q, k, torch.eye(64).double().expand(1, 8, 64, 64))
+    torch.testing.assert_close(kept[kept != 0], plain[kept != 0] / 0.75)
+
+
+def test_a_mask_beside_causal_is_refused() -> None:
+    q, k, v = drawn((1, 1, 5, 8), (1, 1, 7, 8), (1, 1, 7, 8))
+    with pytest.raises(RuntimeError, match="is_causal=True"):
+        attention(q, k, v, attn_mask=MASK, is_causal=True)
+
+
+def test_only_attention_is_taken_apart() -> None:
+    q, k, v = (x.detach() for x in drawn((1, 2, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8)))
+    with AttentionInParts():
+        assert torch.equal(functional.relu(q), q.clamp_min(0))
+        mine = functional.scaled_dot_product_attention(q, k, v)
+    assert torch.equal(mine, attention(q, k, v))
+
+
+class Tokens(nn.Module):
+    """One head of torch's own module, which calls attention with a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.attention = nn.Embedding(11, 16), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.out = nn.Linear(16, 11)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        keep = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+        y: torch.Tensor = self.out(self.attention(x, x, x, attn_mask=keep, is_causal=True, need_weights=False)[0])
+        return y.transpose(1, 2)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_a_step_with_attention_is_eagers(autocast: torch.dtype | None) -> None:
+    torch.manual_seed(0)
+    mine, theirs = Tokens(), Tokens()
+    theirs.load_state_dict(mine.state_dict())
+    ids, target = torch.randint(11, (4, 6)), torch.randint(11, (4, 6))
+    loss = nn.CrossEntropyLoss()
+    step = weft.compile_step(
+        mine, loss, torch.optim.SGD(mine.parameters(), 0.1), ids, target,
+        options=weft.Options(budget_s=0, device="cpu"), autocast=autocast,
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
+    for _ in range(3):
+        got = step(ids, target)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", autocast) if autocast else nullcontext():
+            want = loss(theirs(ids), target)
+        want.backward()
+        optimizer.step()
+        torch.testing.assert_close(got, want.detach(), rtol=2e-2 if autocast else 1e-5, atol=1e-6)
