@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from weft.errors import ModelRaisesError, StepError, WeftError
 from weft.frontends.torch import decompositions, whole_resizes
 from weft.frontends.torch.table import WITHOUT_EFFECT
-from weft.training.attention import AttentionInParts
+from weft.training.layers import LayersInParts
 from weft.training.random import with_seed
 from weft.training.updates import SETTINGS, Rule, updated
 
@@ -220,7 +220,7 @@ def _tracing() -> Iterator[None]:
         warnings.simplefilter("ignore")
         with (
             sdpa_kernel(SDPBackend.MATH),
-            AttentionInParts(),
+            LayersInParts(),
             torch.backends.mkldnn.flags(enabled=False),
             whole_resizes(),
         ):

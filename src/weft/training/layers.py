@@ -1,4 +1,4 @@
-"""Attention of a training step, as it is traced: products in the operands' type, the softmax between them in f32.
+"""Layers that a training step traces by their parts: attention is products of operands as they are, a softmax in f32.
 
 torch's own parts (`SDPBackend.MATH`) multiply 16-bit operands as f32, which no tensor core does, and scale both before.
 """
@@ -13,16 +13,25 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+
 
 @final
-class AttentionInParts(TorchFunctionMode):
-    """`scaled_dot_product_attention` by its parts, whose gradients are then the parts' own."""
+class LayersInParts(TorchFunctionMode):
+    """Attention by its parts, whose gradients are then the parts' own; recurrent layers without cuDNN.
+
+    cuDNN is called for them even where tensors have no memory.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        call = attention if func is functional.scaled_dot_product_attention else func
-        return call(*args, **(kwargs or {}))
+        if func is functional.scaled_dot_product_attention:
+            return attention(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in _RECURRENT:
+            with torch.backends.cudnn.flags(enabled=False):
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def attention(
@@ -61,6 +70,28 @@ def attention(
         wide = wide.masked_fill(~keep, -math.inf)
     if attn_mask is not None:
         wide = wide.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype is torch.bool else wide + attn_mask
-    # a row without anything left is 0
-    weights = wide.softmax(-1) if attn_mask is None else torch.ops.aten._safe_softmax.default(wide, -1)
-    return torch.matmul(functional.dropout(weights, dropout_p).to(scores.dtype), value)
+    weights = _Softmax.apply(wide, scores.dtype, attn_mask is not None)  # type: ignore[no-untyped-call]
+    return torch.matmul(functional.dropout(weights, dropout_p), value)
+
+
+@final
+class _Softmax(torch.autograd.Function):
+    """Softmax of the last dimension, rounded to the type of the products; its gradient reads what was rounded.
+
+    So a step keeps 16 bits of each probability: torch keeps those and 32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, kind: torch.dtype, safe: bool) -> torch.Tensor:
+        # a row without anything left is 0
+        y = torch.ops.aten._safe_softmax.default(x, -1) if safe else x.softmax(-1)
+        y = y.to(kind)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (y,) = ctx.saved_tensors
+        y, gradient = (x.float() if x.dtype.itemsize == 2 else x for x in (y, gradient))
+        product = y * gradient
+        return product - y * product.sum(-1, keepdim=True), None, None

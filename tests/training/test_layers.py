@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 import weft
-from weft.training.attention import AttentionInParts, attention
+from weft.training.layers import LayersInParts, attention
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -68,7 +69,7 @@ def test_16_bit_values_and_gradients_are_near_the_exact_ones(dtype: torch.dtype,
     with torch.autocast("cpu", dtype) if autocast else nullcontext():
         y = attention(q, k, v, is_causal=causal)
     assert y.dtype is dtype
-    want = functional.scaled_dot_product_attention(*exact, is_causal=causal)
+    want = functional.scaled_dot_product_attention(exact[0], exact[1], exact[2], is_causal=causal)
     weight = drawn((2, 3, 64, 32), seed=3)[0].detach().to(dtype)
     mine = (y, *torch.autograd.grad((y * weight).sum(), (q, k, v)))
     theirs = (want, *torch.autograd.grad((want * weight.double()).sum(), exact))
@@ -103,10 +104,31 @@ def test_a_mask_beside_causal_is_refused() -> None:
 
 def test_only_attention_is_taken_apart() -> None:
     q, k, v = (x.detach() for x in drawn((1, 2, 5, 8), (1, 2, 5, 8), (1, 2, 5, 8)))
-    with AttentionInParts():
+    with LayersInParts():
         assert torch.equal(functional.relu(q), q.clamp_min(0))
         mine = functional.scaled_dot_product_attention(q, k, v)
     assert torch.equal(mine, attention(q, k, v))
+
+
+class Seen(TorchFunctionMode):
+    """Which functions are called while cuDNN is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.with_cudnn: dict[str, bool] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.with_cudnn[getattr(func, "__name__", "")] = torch.backends.cudnn.enabled
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_called_without_cudnn(kind: type[nn.RNNBase]) -> None:
+    layer, x = kind(3, 4), torch.randn(5, 2, 3)  # type: ignore[arg-type, call-arg]
+    with Seen() as seen, LayersInParts():
+        found = layer(x)[0].relu()
+    assert not seen.with_cudnn[layer.mode.lower()] and seen.with_cudnn["relu"]
+    assert torch.equal(found, layer(x)[0].relu())
 
 
 class Tokens(nn.Module):
