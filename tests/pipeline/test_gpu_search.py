@@ -6,9 +6,10 @@ import contextlib
 import itertools
 import math
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,8 +31,8 @@ from weft.pipeline.deadline import Deadline
 from weft.pipeline.problems import Problems, collect
 from weft.pipeline.search import measure as measuring
 from weft.pipeline.search.emission import Emission
-from weft.pipeline.search.kernels import LIBRARY_FROM_US, Order, write
-from weft.pipeline.search.loop import LATE_PRICE, PRICES, Inline, Learning, Search, Window
+from weft.pipeline.search.kernels import LIBRARY_FROM_US, Depth, Order, write
+from weft.pipeline.search.loop import LATE_PRICE, PRICES, SPARE_SHARE, SPARES, Inline, Learning, Search, Window
 from weft.pipeline.search.prices import Known
 from weft.pipeline.setting import Setting
 from weft.pipeline.stages import Stages
@@ -314,6 +315,77 @@ def test_a_problem_is_in_a_batch_once(posed: tuple[Alternatives, Problems]) -> N
     search = start(posed, Cuda.policy, window, Inline(), replace(OPTIONS, budget_s=0.5))
     search.run(measure)
     assert len(batches) > 1 and all(len(keys) == len(set(keys)) for keys in batches)
+
+
+class Later(Executor):
+    """Makes the first plan at once, and others from when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self.at_once = True
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        self.waiting.append(lambda: done.set_result(fn(*args, **kwargs)))
+        if self.at_once:
+            self.go_on()
+        return done
+
+    def go_on(self) -> None:
+        self.at_once = True
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+def second_plan(
+    posed: tuple[Alternatives, Problems], policy: SearchPolicy
+) -> tuple[Search, Later, Gpu, dict[str, Order]]:
+    """A search whose first plan is measured and whose second one is being made, and what was asked for the first."""
+    machine, solver = Gpu(posed[1]), Later()
+    search = start(posed, policy, Window(lambda: False, lambda: 0.0), solver, replace(OPTIONS, budget_s=1e4))
+    first = search.next_batch()
+    assert first
+    solver.at_once = False
+    for order in first:
+        for found in machine.measured(order, search):
+            search.measured.put(found)
+    return search, solver, machine, {o.task.problem.key: o for o in first}
+
+
+def test_other_kernels_of_the_dearest_problems_are_measured_while_a_plan_is_made(
+    posed: tuple[Alternatives, Problems],
+) -> None:
+    search, solver, machine, first = second_plan(posed, SearchPolicy(batch=100, late=0.8, overlaps=True))
+    asked = [search.next_batch() for _ in range(SPARES)]
+    assert solver.waiting, "the plan is not made yet"
+    orders = [o for batch in asked for o in batch or ()]
+    assert len(orders) == SPARES == len({o.task.problem.key for o in orders})
+    uses = Counter(o.task.problem.key for o in first.values() for _ in o.task.uses)
+    known = search.known
+    for order in orders:
+        key = order.task.problem.key
+        assert order.depth is Depth.ALL and key in first and first[key].depth is not Depth.ALL
+        assert uses[key] * known.best_us[key] >= SPARE_SHARE * search.standing.plan_us
+        assert list(machine.measured(order, search)), "it has more kernels"
+    solver.go_on()
+    wanted = search.next_batch() or ()
+    assert not {o.task.problem.key for o in wanted} & {o.task.problem.key for o in orders}
+
+
+def test_where_measuring_would_be_disturbed_nothing_is_asked_while_a_plan_is_made(
+    posed: tuple[Alternatives, Problems],
+) -> None:
+    search, solver, _, _ = second_plan(posed, SearchPolicy(batch=100, late=0.8))
+    found: list[object] = []
+    waits = threading.Thread(target=lambda: found.append(search.next_batch()))
+    waits.start()
+    while not solver.waiting:
+        time.sleep(0.01)
+    waits.join(0.1)
+    assert waits.is_alive() and not found
+    solver.go_on()
+    waits.join(60)
+    assert len(found) == 1
 
 
 def test_what_is_left_out_at_first_is_taken_in(posed: tuple[Alternatives, Problems]) -> None:

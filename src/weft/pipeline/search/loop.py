@@ -55,6 +55,9 @@ TRIAL_S, HURRIED = 0.1, 4.0
 """On a GPU, seconds per problem that is measured for the first time, what building it takes included. Where all of the
 plan's would take more than the part of the time that is left, one kernel of each is measured until all of a plan's are:
 what nobody measured is in no plan, and costs it more than a second kernel gains."""
+SPARE_SHARE, SPARES = 0.002, 2
+"""Of the best plan: what a measured problem takes of it whose other kernels are measured while the host makes a plan;
+and so many of these are asked at a time, as what the plan wants goes first once it is there."""
 LATE_PRICE, LAST_PRICE = 1.4, math.inf
 """Factors of plans made first when time gets short; with the second, groups that nobody measured are out."""
 
@@ -231,6 +234,10 @@ class Search:
         """How deep a task was asked for last, or is to be next; `FEW` where it is not here."""
         self._asked: set[tuple[str, Depth]] = set()
         self._queue: list[_Request] = []
+        self._spare: list[Task] = []
+        """Dear problems of the last plan, the dearest first."""
+        self._spared: set[str] = set()
+        """Problems of these that were asked for."""
         self._prices: tuple[float, ...] = PRICES
         self._level = 0
         self._late = 0
@@ -281,8 +288,13 @@ class Search:
                 self._drain()
                 if self._planning is not None and self._planning.future.done():
                     self._plan()
-                if self._planning is None and self._all_known() and self._stale and not self._held:
-                    self._begin()
+                if self._planning is None:
+                    if self._rest is not None and (spare := self._meanwhile(self._rest)):
+                        return self._take(spare)
+                    if self._all_known() and self._stale and not self._held:
+                        self._begin()
+                if self._planning is not None and (spare := self._meanwhile(self._planning.future)):
+                    return self._take(spare)
                 requests = self._ready()
                 if len(requests) < (1 if self._completing else self._policy.batch) and self._planning is not None:
                     self._plan()
@@ -336,9 +348,12 @@ class Search:
         for key, order in list(self._flying.items()):
             if ended or self._is_measured(order):
                 del self._flying[key]
-                if self.known.learn(order.task):
+                before = self.known.best_us.get(key)
+                deeper = self.known.learn(order.task)
+                if deeper:
                     self._depths[key] = Depth(min(order.depth + 1, Depth.ALL))
-                self._stale = True
+                # where the other kernels of a measured problem are slower, all plans are as they were
+                self._stale |= deeper or before is None or self.known.best_us.get(key) != before
                 self._refused |= math.isinf(self.known.best_us.get(key, math.inf))
         self.standing = replace(self.standing, measured=len(self.known.best_us))
 
@@ -348,6 +363,22 @@ class Search:
         if kernels is None:
             return False
         return all((key, schedule) in self.known.measurements for schedule, _ in order.chosen(kernels))
+
+    def _meanwhile(self, busy: Future[_R]) -> list[_Request]:
+        """What else to measure where nothing is asked until the host is ready: of large networks that takes seconds."""
+        if busy.done() or self._completing or not self._policy.overlaps or self._ready():
+            return []
+        if len(self._spared & self._flying.keys()) >= SPARES:
+            return []
+        while self._spare:
+            task = self._spare.pop(0)
+            key = task.problem.key
+            if key in self._flying or key not in self.known.best_us:
+                continue
+            if self._depth_of(task) is not Depth.ALL and self._has_more(task):
+                self._spared.add(key)
+                return [_Request(task, Depth.ALL)]
+        return []
 
     def _ready(self) -> list[_Request]:
         return [w for w in self._queue if w.key not in self._asked and w.task.problem.key not in self._flying]
@@ -419,6 +450,12 @@ class Search:
         self._queue += [_Request(t, Depth.FEW) for t in measured if self._depth_of(t) is Depth.ONE]
         slow = [t for t in measured if share[t.problem.key] >= WIDEN_SHARE * found.cost_us]
         self._queue += [_Request(t, Depth.ALL) for t in slow if self._depth_of(t) is Depth.FEW and self._has_more(t)]
+        tasks = [self.problems.tasks[k] for k in uses]
+        cost_us = {t.problem.key: uses[t.problem.key] * known.price(t) for t in tasks}
+        self._spare = sorted(
+            (t for t in tasks if cost_us[t.problem.key] >= SPARE_SHARE * found.cost_us),
+            key=lambda t: -cost_us[t.problem.key],
+        )
         if not wanted:
             self._collect_rest()
         self._complete_plan(hurried=hurried, whole=not wanted)
