@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.ir.attrs import TransposeAttrs
-from weft.ir.graph import Graph, GraphBuilder, bits
+from weft.ir.attrs import ConcatAttrs, TransposeAttrs
+from weft.ir.graph import Graph, GraphBuilder, Origin, bits
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Candidate, Kind
@@ -85,3 +85,45 @@ def test_inference_has_none() -> None:
     x, w = b.input(TensorType(F32, (8, 64))), b.input(TensorType(F32, (64, 64)), is_weight=True)
     y = b.apply(Prim.TANH, b.add(Prim.MATMUL, x, w))
     assert not joined(b.build([y, b.apply(Prim.EXP, y)]))
+
+
+def sums(b: GraphBuilder, x: int) -> int:
+    """Over rows, in one dimension."""
+    return b.reshape(b.reduce(Prim.REDUCE_SUM, x, (0,)), (b.type_of(x).shape[1],))
+
+
+def of_pieces(*, whole: bool) -> tuple[Graph, list[int], list[int], list[int]]:
+    """Updates by sums, and some by gradients that an operator joins of nine pieces in f32 and rounds.
+
+    Also the outputs by sums, the joined values, and what the operators give: the rounded ones, or, if the operator is
+    the `whole` of the update, its result.
+    """
+    b = GraphBuilder()
+    weights = [b.input(TensorType(F32, (72,))) for _ in range(10)]
+    plain = [b.apply(Prim.SUB, w, sums(b, b.input(TensorType(F32, (16, 72))))) for w in weights[:6]]
+    pieces = [[b.input(TensorType(F32, (16, 8))) for _ in range(9)] for _ in weights[6:]]
+    inside, given, others = [], [], []
+    for w, images in zip(weights[6:], pieces, strict=True):
+        with b.origin(Origin("gradient", (), tuple(images))) as index:
+            inside.append(b.add(Prim.CONCAT, *(sums(b, x) for x in images), attrs=ConcatAttrs(0)))
+            given.append(b.cast(inside[-1], BF16))
+            if whole:
+                given[-1] = b.apply(Prim.SUB, w, b.cast(given[-1], F32))
+        b.set_origin_results(index, (given[-1],))
+        others.append(given[-1] if whole else b.apply(Prim.SUB, w, b.cast(given[-1], F32)))
+    return b.build([*plain, *others]), plain, inside, given
+
+
+def test_groups_begin_behind_operators() -> None:
+    graph, _, inside, given = of_pieces(whole=False)
+    (c,) = joined(graph)
+    assert set(c.outputs) == set(graph.outputs)
+    assert set(given) <= set(c.inputs)
+    assert not set(inside) & set(c.inputs), "a library gives what its operator does, and stores nothing inside"
+
+
+def test_groups_that_begin_inside_operators_are_joined_among_themselves() -> None:
+    graph, plain, inside, given = of_pieces(whole=True)
+    found = {frozenset(c.outputs): c for c in joined(graph)}
+    assert set(found) == {frozenset(plain), frozenset(given)}
+    assert set(inside) <= set(found[frozenset(given)].inputs)

@@ -19,7 +19,7 @@ from weft.orchestrate.idioms import IDIOMS
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
 from weft.orchestrate.recomputed import recomputed
-from weft.orchestrate.stored import Stored, stored_root, tables_inside
+from weft.orchestrate.stored import Stored, named_results, stored_root, tables_inside
 from weft.orchestrate.unions import unions
 
 
@@ -192,11 +192,7 @@ def sensible_cuts(graph: Graph, stored: Stored) -> Mask:
     """
     computed = (Category.ELEMENTWISE, Category.REDUCE, Category.SCAN)
     inside = mask_of(i for i, n in enumerate(graph.nodes) if CATEGORY[n.prim] in computed)
-    named = stored.results
-    for origin in graph.origins:
-        for r in origin.results:
-            if r >= 0:
-                named |= 1 << stored_root(graph, r)
+    named = stored.results | named_results(graph)
     found = 0
     for v in bits(stored.work):
         consumers = stored.dag.consumers[v]

@@ -64,6 +64,11 @@ def stored_root(graph: Graph, node: NodeId) -> NodeId:
     return node
 
 
+def named_results(graph: Graph) -> Mask:
+    """The values in memory behind what source operators give: what lies there if each is a kernel of its own."""
+    return mask_of(stored_root(graph, r) for origin in graph.origins for r in origin.results if r >= 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """Reads between stored values."""
