@@ -14,7 +14,7 @@ from weft.errors import InvalidGraphError
 from weft.ir.graph import bits, mask_of
 from weft.orchestrate import program
 from weft.orchestrate.abstract import Dag, Reentry, grow
-from weft.orchestrate.heuristic import heuristic_plan
+from weft.orchestrate.heuristic import heuristic_plan, improved
 from weft.orchestrate.instance import Instance, Option, Way, execute, out_of_reach, trim
 from weft.orchestrate.program import best_solutions, presolve, solve
 
@@ -416,6 +416,37 @@ def test_a_core_out_of_time_gives_the_heuristic_plan_over_it(monkeypatch: pytest
     found = best_solutions(instance, 1, seconds=0.0, core=True)[0]
     assert found.chosen == (0, 2)
     assert best_solutions(instance, 1, seconds=0.0, core=True, start=(1,))[0].chosen == (1,)
+
+
+def test_small_kernels_are_joined_though_the_gap_is_worth_more_than_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(program, "RELAX_FROM", 0)
+    updates = tuple(option({0}, {v}, 0.5, (v,)) for v in range(1, 11))
+    options = (option((), {0}, 1000.0, (0,)), *updates, option({0}, range(1, 11), 1.0, range(1, 11)))
+    results = frozenset(range(1, 11))
+    instance = Instance(options, frozenset(), results, frozenset(range(11)))
+    found = best_solutions(instance, 1, gap=0.015, seconds=0.0, core=True, start=range(11))[0]
+    assert found.chosen == (0, 11)
+    assert found.report.objective_us == found.cost_us == 1001.0
+    assert found.report.bound_us <= 1001.0
+
+
+@pytest.mark.parametrize("seed", few(list(range(12)), 6))
+def test_an_improved_plan_runs_and_is_never_dearer(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(20):
+        dag = random_dag(rng, rng.randint(2, 9))
+        options = tuple(grown_options(dag, rng, reentrant=True, several=True))
+        instance = Instance(options, frozenset(), sinks_of(dag))
+        everything = range(len(options))
+        plan = trim(instance, rng.sample(everything, len(options)))
+        found = improved(instance, presolve(instance), plan)
+        assert not execute(instance, found)[1]
+        cost = sum(map(instance.price, found))
+        assert cost <= sum(map(instance.price, plan))
+        assert sum(map(instance.price, improved(instance, presolve(instance), found))) <= cost
+        assert improved(instance, everything, ()) == (), "a plan that gives no result is left as it is"
 
 
 def test_no_second_plan_where_there_is_one() -> None:

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from weft.errors import InvalidGraphError, OptionError, WeftError
 from weft.kernels.plan import SolverReport
 from weft.orchestrate.constraints import Rows, build_rows, demand
-from weft.orchestrate.heuristic import heuristic_plan
+from weft.orchestrate.heuristic import heuristic_plan, improved
 from weft.orchestrate.instance import Instance, Option, execute, out_of_reach, trim, waiting_of
 from weft.orchestrate.memory import fits, limit_memory, peak_bytes
 from weft.orchestrate.partition import Part, parts_of
@@ -294,6 +294,7 @@ def best_solutions(
         except NoFurtherPlan:  # stopped before a first incumbent
             at_hand = _plan_of_core(model)
             found = [_solve(model, at_hand, (), gap, 0.0)]
+        found = [_locally_best(model, found[0], ())]
     else:
         at_hand = _plan_at_hand(model, gap, seconds) if at_hand is None else at_hand
         found = [_first(model, at_hand, gap, left())]
@@ -301,10 +302,25 @@ def best_solutions(
         forbidden = [(s.chosen, max(1, len(s.chosen) // 10)) for s in found]
         fallback = None if at_hand is None or _is_forbidden(at_hand, forbidden) else at_hand
         try:
-            found.append(_solve(model, fallback, forbidden, gap, left(), core=core))
+            another = _solve(model, fallback, forbidden, gap, left(), core=core)
         except NoFurtherPlan:
             break
+        found.append(_locally_best(model, another, forbidden) if core else another)
     return sorted(found, key=lambda s: s.cost_us)
+
+
+def _locally_best(model: _Model, found: Solution, forbidden: Sequence[Forbidden]) -> Solution:
+    """A plan that no change of one option makes cheaper, in the time that this takes: 0.5 s for 27,000 options.
+
+    What a gap leaves open is a share of the whole, and all small kernels together may be less than that.
+    """
+    plan = improved(model.instance, model.kept, found.chosen)
+    cost = _total(model.instance, plan)
+    if cost >= found.cost_us or _is_forbidden(plan, forbidden):
+        return found
+    left = max(0.0, cost - found.report.bound_us) / cost if cost > 0 else 0.0
+    report = replace(found.report, objective_us=cost, bound_us=min(cost, found.report.bound_us), gap=left)
+    return Solution(execute(model.instance, plan)[0], report)
 
 
 class NoFurtherPlan(Exception):  # noqa: N818 - an answer, not an error
