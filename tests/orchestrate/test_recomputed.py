@@ -20,8 +20,11 @@ ROWS, WIDTH = 512, 64
 TURNED = TransposeAttrs((1, 0))
 
 
-def normed(layers: int = 1) -> tuple[Graph, dict[str, NodeId]]:
-    """Products with a norm over their rows behind each, and its gradient; nodes of the first by name."""
+def normed(layers: int = 1, *, scaled: bool = False) -> tuple[Graph, dict[str, NodeId]]:
+    """Products with a norm over their rows behind each, and its gradient; nodes of the first by name.
+
+    With `scaled` sums the gradient reads vectors that are computed from them, by one and by two primitives.
+    """
     b = GraphBuilder()
     x = b.input(TensorType(BF16, (ROWS, WIDTH)))
     weights = [b.input(TensorType(BF16, (WIDTH, WIDTH))) for _ in range(layers + 1)]
@@ -42,11 +45,16 @@ def normed(layers: int = 1) -> tuple[Graph, dict[str, NodeId]]:
         wide = b.cast(g, F32)
         first = b.add(Prim.REDUCE_SUM, wide, attrs=over)
         second = b.add(Prim.REDUCE_SUM, b.apply(Prim.MUL, wide, saved[k]), attrs=over)
-        inner = b.apply(Prim.SUB, b.apply(Prim.SUB, wide, b.apply(Prim.MUL, saved[k], second)), first)
         named.update(g=g, first=first, second=second)
+        if scaled:
+            outputs += [first, second]
+            first, second = (b.apply(Prim.MUL, x, b.scalar(1 / ROWS, F32)) for x in (first, second))
+            second = b.apply(Prim.MUL, second, b.scalar(0.5, F32))
+            named.update(mean=first, along=second)
+        inner = b.apply(Prim.SUB, b.apply(Prim.SUB, wide, b.apply(Prim.MUL, saved[k], second)), first)
         g = b.cast(inner, BF16)
         named["dx"] = g
-        outputs += [first, second]
+        outputs += [] if scaled else [first, second]
     return b.build([g, *outputs]), named
 
 
@@ -64,6 +72,20 @@ def test_a_norms_gradient_reads_what_products_left() -> None:
     for sets in (sums, results):
         assert sets and all(m >> at["away"] & 1 for m in sets)
         assert any(large & set(bits(stored.inputs_of(m))) == {at["y"], at["g"]} for m in sets)
+
+
+def test_vectors_that_a_gradient_reads_are_one_kernel() -> None:
+    graph, at = normed(scaled=True)
+    stored = Stored.of(graph)
+    candidates = enumerate_candidates(graph, EnumerationLimits()).candidates
+    readers = [c for c in candidates if c.outputs == (at["dx"],) and {at["mean"], at["along"]} <= set(c.inputs)]
+    assert any(c.members >> at["away"] & 1 for c in readers)
+    sums = {at["first"], at["second"]}
+    (alone,) = (c for c in candidates if c.outputs == (at["along"],) and c.members.bit_count() > 1)
+    (both,) = (c for c in candidates if c.outputs == tuple(sorted((at["mean"], at["along"]))))
+    assert alone.members.bit_count() == 2 and both.members.bit_count() == 3
+    assert sums & set(alone.inputs) == {at["second"]} and sums <= set(both.inputs)
+    assert not stored.dag.missing(both.members)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])

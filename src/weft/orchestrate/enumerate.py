@@ -120,6 +120,7 @@ def enumerate_candidates(
         if limits.recomputed and version == 0:
             for members, outputs in list(recomputed(graph, stored, legality)):
                 _add_whole(found, stored, members, outputs, limits.max_inputs, 0, rejected)
+                _add_vectors(found, stored, legality, members, cuts, rejected)
         every = {**every, **groups}
         _add_idioms(found, stored, limits, every, only, rejected, merged=alternatives.versions > 1)
     kept = [c for _, c in found.candidates.values()]
@@ -327,6 +328,43 @@ def _add_whole(
         rejected["too many inputs"] += 1
     elif not only or members & only:
         found.add(stored, members, written, Kind.GROUP, -1)
+
+
+def _add_vectors(
+    found: _Found, stored: Stored, legality: Legality, members: Mask, cuts: Mask, rejected: Counter[str]
+) -> None:
+    """What a group reads though no group of a sink writes it, one by one and together: vectors of statistics, say.
+
+    They are computed from values that are worth storing. Without these groups each of their primitives is a kernel.
+    """
+    elementwise = mask_of(
+        i for i in bits(stored.work & ~cuts) if CATEGORY[found.graph.nodes[i].prim] is Category.ELEMENTWISE
+    )
+    limits, chains = legality.limits, dict[NodeId, Mask]()
+    for v in bits(stored.inputs_of(members) & elementwise):
+        chain = frontier = 1 << v
+        while frontier:
+            grown = 0
+            for m in bits(frontier):
+                grown |= stored.reads[m] & elementwise
+            frontier = grown & ~chain
+            chain |= frontier
+        chains[v] = chain
+        if chain & (chain - 1) and not legality.admit(chain):
+            _add_whole(found, stored, chain, (v,), limits.max_inputs, 0, rejected)
+    every = _together(chains.values())
+    last = [v for v in chains if not stored.dag.descendants[v] & every]  # nothing that the others need waits for it
+    every = _together(chains[v] for v in last)
+    if 1 < len(last) <= limits.max_outputs and not legality.admit(every) and not stored.dag.missing(every):
+        _add_whole(found, stored, every, last, limits.max_inputs, 0, rejected)
+
+
+def _together(masks: Iterable[Mask]) -> Mask:
+    """Nodes in any of them."""
+    found = 0
+    for mask in masks:
+        found |= mask
+    return found
 
 
 def _weights(graph: Graph, stored: Stored) -> Mask:
