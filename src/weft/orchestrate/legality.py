@@ -49,7 +49,8 @@ class EnumerationLimits:
     """Also small elementwise groups that have nothing to do with each other in one launch, see `orchestrate.unions`."""
 
     changing_weights: bool = True
-    """Also a convolution whose weight is no constant with what is around it in one kernel; no template for GPUs is."""
+    """Also a convolution over channels whose weight is no constant with what is around it in one kernel; no template
+    for GPUs is."""
 
     recomputed: bool = True
     """Also gradients that compute forward values again, see `orchestrate.recomputed`."""

@@ -22,7 +22,7 @@ import numpy as np
 from weft.generate.contraction.views import View
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
-from weft.ir.graph import Graph, NodeId
+from weft.ir.graph import Graph, Node, NodeId
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
@@ -79,6 +79,16 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """A transposed convolution: element i and tap t are of result i * stride + t * dilation - pad."""
+
+    strides: tuple[int, int]
+    pads: tuple[int, int]
+    sizes: tuple[int, int]
+    """Rows and columns of the image."""
+
+
+@dataclass(frozen=True, slots=True)
 class Contraction:
     """The normal form. Sizes are counts; `oc` and `ic` are per group."""
 
@@ -108,6 +118,8 @@ class Contraction:
     heads: int = 0
     """Columns of a head, where those of operands lie side by side and those of results and of what is read beside them
     in heads: `group` is the step from head to head then, though there are no groups. 0: columns are one dimension."""
+    spread: Spread | None = None
+    """Of a transposed convolution, whose own `strides` are 1 and whose `a_layout` has the steps of the image."""
 
     @property
     def flops(self) -> int:
@@ -123,16 +135,22 @@ _F32 = frozenset({DType.F32})
 
 
 def match(
-    problem: Problem, dtypes: frozenset[DType] = _F32, values: frozenset[DType] = _F32, *, heads: bool = False
+    problem: Problem,
+    dtypes: frozenset[DType] = _F32,
+    values: frozenset[DType] = _F32,
+    *,
+    heads: bool = False,
+    by_channel: bool = False,
 ) -> Contraction | Declined:
     """The normal form of a problem with exactly one LINEAR primitive, or why there is none.
 
     `dtypes` are the element types of contractions that the caller takes, `values` those of operands and outputs of
     the epilogue. With `heads`, a product is taken too whose rows, columns or sum are two dimensions in memory (the
-    heads of attention): the outer one becomes a loop, groups, or the kernel's rows.
+    heads of attention): the outer one becomes a loop, groups, or the kernel's rows. With `by_channel`, depthwise
+    convolutions are taken whose weight is no constant, or which are transposed.
     """
     try:
-        return _Matcher(problem, dtypes, values).run()
+        return _Matcher(problem, dtypes, values, by_channel=by_channel).run()
     except _RefusedError as refuse:
         for apart in _divisions(problem) if heads else ():
             with suppress(_RefusedError):
@@ -245,8 +263,11 @@ class _Matcher:
         dtypes: frozenset[DType],
         values: frozenset[DType],
         apart: _Apart | None = None,
+        *,
+        by_channel: bool = False,
     ) -> None:
         self.problem = problem
+        self.by_channel = by_channel
         self.dtypes = dtypes
         self.values = values
         self.apart = apart
@@ -472,11 +493,14 @@ class _Matcher:
         attrs = cast("a.ConvAttrs", node.attrs)
         if len(attrs.strides) > 2:
             raise _RefusedError("3-d convolution")
-        if attrs.transposed:
+        depthwise = self.by_channel and attrs.groups > 1 and attrs.groups == g.type_of(node.inputs[0]).shape[1]
+        if attrs.transposed and not depthwise:
             raise _RefusedError("transposed convolution")
         w_source, wv = self._operand(node.inputs[1])
-        if not self._is_weight(w_source):
+        if not self._is_weight(w_source) and not depthwise:
             raise _RefusedError("the weight of the convolution is no constant")
+        if attrs.transposed:
+            return self._transposed(node, attrs, w_source, wv)
         shape = node.type.shape
         one = len(shape) == 3
 
@@ -520,9 +544,38 @@ class _Matcher:
             w_layout=StridedLayout((0, 0, 0), wv.strides[0] * oc, wv.strides[0], wv.offset),
             w_kernel=(ws[0], ws[1]),
             w_k=wv.strides[1],
-            w_const=True,
+            w_const=self._is_weight(w_source),
             body=(),
             outputs=(),
+        )
+
+    def _transposed(self, node: Node, attrs: a.ConvAttrs, w_source: Source, wv: View) -> Contraction:
+        """The normal form of a transposed depthwise convolution of an image that lies in memory."""
+        if len(attrs.strides) != 2 or wv.shape[1] != 1 or wv.shape[2:] == (1, 1):
+            raise _RefusedError("transposed convolution")
+        source, view = self._operand(node.inputs[0])
+        n, _, high, wide = view.shape
+        image, channel, row, column = view.strides
+        return Contraction(
+            dims=(n, *node.type.shape[2:]),
+            groups=attrs.groups,
+            oc=1,
+            ic=1,
+            kernel=(wv.shape[2], wv.shape[3]),
+            strides=(1, 1),
+            dilations=(attrs.dilations[0], attrs.dilations[1]),
+            a=source,
+            a_layout=StridedLayout((image, row, column), channel, channel, view.offset),
+            a_kernel=(row * attrs.dilations[0], column * attrs.dilations[1]),
+            pack=None,
+            w=w_source,
+            w_layout=StridedLayout((0, 0, 0), wv.strides[0], wv.strides[0], wv.offset),
+            w_kernel=(wv.strides[2], wv.strides[3]),
+            w_k=wv.strides[1],
+            w_const=self._is_weight(w_source),
+            body=(),
+            outputs=(),
+            spread=Spread((attrs.strides[0], attrs.strides[1]), (attrs.pads_lo[0], attrs.pads_lo[1]), (high, wide)),
         )
 
     def _image(self, at: NodeId, one: bool) -> tuple[Source, View, np.ndarray, np.ndarray]:

@@ -2,6 +2,11 @@
 
 Every input vector of the tile's field is read once and multiplied into all pixels that see it. Neighbouring threads
 take neighbouring channels (channels-last) or neighbouring pixels (row-major), so reads are coalesced either way.
+
+Transposed ones (the gradient of a convolution's input) are taken as sums over what each pixel sees, so that nothing is
+multiplied by the zeros between the pixels of a strided one. Weights that change from call to call are read as they lie,
+behind the wait for predecessors: a thread's are neighbours, all taps of a channel and then the next channel.
+Of a transposed one nothing outside the image is multiplied, be a weight infinite: there is no padding with zeros.
 """
 
 from __future__ import annotations
@@ -15,17 +20,18 @@ from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import gap_us
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.contraction.match import StridedLayout
+from weft.generate.cuda.conv.depthwise.window import Window, fits, window
 from weft.generate.cuda.gemm.common import epilogue
 from weft.generate.cuda.gemm.common.pack import pack_vectors, packed_by
 from weft.generate.cuda.gemm.common.product import Product, image_steps
 from weft.generate.cuda.intrinsics.prelude import prelude, storage
+from weft.generate.cuda.intrinsics.vectors import kind_of, unpacked
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import DeviceRole, RoleSource
 from weft.generate.expr.integer import Int, summed
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.ir.prims import CATEGORY, Category, Prim
-from weft.ir.types import DType
 from weft.ir.work import TRANSCENDENTAL
 from weft.kernels.source import CudaSource, Schedule
 
@@ -33,6 +39,10 @@ _MOST_TEXT = 1200
 """Multiply-adds that one thread's text may hold where it has a choice: the compiler's time grows faster than they."""
 _HELD = 64
 """Words of the field that a thread asks for at once."""
+_MOST_SUMS, _MOST_CHANGING = 32, 64
+"""Sums of a thread: of networks that are run, and of what is trained, whose batches are larger."""
+_MOST_REGISTERS, _OTHER_REGISTERS = 200, 40
+"""Of a thread whose sums, weights and parts of the field are counted; and what it needs beside these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +65,12 @@ def normal(p: Product) -> Product | Declined:
     c = p.c
     if c.ic != 1 or c.oc != 1 or c.groups < 2:
         return Declined("not a depthwise convolution")
-    if len(c.dims) != 3 or not c.w_const:
+    if len(c.dims) != 3:
         return Declined("a depthwise convolution of merged dimensions")
+    if not c.w_const and (c.w_layout.channel, *c.w_kernel) != (math.prod(c.kernel), c.kernel[1], 1):
+        return Declined("a depthwise convolution whose changing weight does not lie densely")
+    if not c.w_const and c.w_layout.offset:
+        return Declined("a depthwise convolution whose changing weight is a part of something")
     if c.pack is not None and p.borders is None:
         return Declined("a depthwise convolution behind other padding than zeros")
 
@@ -100,21 +114,37 @@ def _candidates(p: Product) -> Iterable[DepthwiseConfig]:
     steps = [c.a_layout.offset, c.a_layout.dims[0], *image_steps(p)]
     while widest > 1 and any(x % widest for x in steps):
         widest //= 2
+    training = _in_training(p)
+    while training and widest > 1 and not _near(p, DepthwiseConfig(1, 1, widest, 64)):
+        widest //= 2
+    most = _MOST_CHANGING if training else _MOST_SUMS
     for width in dict.fromkeys((widest, max(1, widest // 2))):
-        for th in (1, 2, 4):
-            for tw in (1, 2, 4, 8) if last else (1, 2):
+        for th in _tiles(p, 0, 8 if training else 4):
+            for tw in _tiles(p, 1, 8 if last else 2):
                 work = th * tw * math.prod(c.kernel) * width
-                if th > c.dims[1] or tw > c.dims[2] or (work > _MOST_TEXT and th * tw > 1) or th * tw * width > 32:
+                if (work > _MOST_TEXT and th * tw > 1) or th * tw * width > most:
+                    continue
+                if training and _registers(p, th, tw, width) > _MOST_REGISTERS and th * tw > 1:
                     continue
                 yield from (DepthwiseConfig(th, tw, width, threads) for threads in (64, 128, 256))
 
 
-def _field(p: Product, s: DepthwiseConfig) -> tuple[int, int]:
-    c = p.c
-    return (
-        (s.th - 1) * c.strides[0] + (c.kernel[0] - 1) * c.dilations[0] + 1,
-        (s.tw - 1) * c.strides[1] + (c.kernel[1] - 1) * c.dilations[1] + 1,
-    )
+def _tiles(p: Product, axis: int, most: int) -> list[int]:
+    """Rows or columns that a thread may have: whole steps of the stride of a transposed one."""
+    step = p.c.spread.strides[axis] if p.c.spread is not None else 1
+    return [x * step for x in (1, 2, 4, 8) if x == 1 or x * step <= min(most, p.c.dims[1 + axis])]
+
+
+def _registers(p: Product, th: int, tw: int, width: int) -> int:
+    """About: the compiler keeps weights as they are read."""
+    words = max(1, width * p.dtype.itemsize // 4)
+    field = min(_HELD, window(p, 0, th).count * window(p, 1, tw).count * words)
+    return field + math.prod(p.c.kernel) * words + th * tw * width + _OTHER_REGISTERS
+
+
+def _in_training(p: Product) -> bool:
+    """Whether the weight changes, or it is the gradient of a convolution's input."""
+    return not p.c.w_const or p.c.spread is not None
 
 
 def _near(p: Product, s: DepthwiseConfig) -> bool:
@@ -130,20 +160,21 @@ def cycles(p: Product, s: DepthwiseConfig, facts: GpuFacts) -> float:
     count = c.dims[0] * -(-c.dims[1] // s.th) * -(-c.dims[2] // s.tw) * (p.n // s.width)
     blocks = -(-count // s.threads)
     busiest = -(-blocks // facts.sms)
-    high, wide = _field(p, s)
+    high, wide = window(p, 0, s.th).count, window(p, 1, s.tw).count
     results = s.th * s.tw * s.width
     registers = (high * wide * s.width + taps * max(2, s.width)) // 2 + results + 32
     resident = min(facts.threads_per_sm // s.threads, facts.registers_per_sm // (min(registers, 255) * s.threads))
+    apart = math.prod(c.spread.strides) if c.spread is not None else 1
     way, slots = _results(p, s, fit)
     one = results * way + high * wide * (fit.vector + fit.field * s.width) + taps * (fit.vector + fit.weight * s.width)
     each = (
-        results * (slots + fit.tap_slots * taps)
+        results * (slots + fit.tap_slots * taps / apart)
         + fit.vector_slots * high * wide
         + fit.weight_slots * taps
         + fit.thread_slots
     )
     stored = sum((p.sum_dtype if slot < 0 else c.body[slot].dtype).itemsize for slot, _ in c.outputs)
-    moved = p.n * pixels * (stored + p.dtype.itemsize * math.prod(c.strides))
+    moved = p.n * pixels * (stored + p.dtype.itemsize * math.prod(c.strides) / apart)
     turned = c.a_layout.channel != 1 and c.outputs[0][1].channel == 1
     shares = (
         -(-busiest // max(1, resident)) * one,
@@ -176,7 +207,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
     """The roles of one schedule made by `DepthwiseConfig.schedule`; `p` comes from `normal`."""
     s = DepthwiseConfig.of(schedule)
     c = p.c
-    args = epilogue.arguments(p, True, False, False)
+    args = epilogue.arguments(p, c.w_const, False, False)
     kind = storage(p.dtype)
     vectors = p.n // s.width
     tall, wide = -(-c.dims[1] // s.th), -(-c.dims[2] // s.tw)
@@ -188,27 +219,29 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         place = f"tx = {i % wide}, ty = {i / wide % tall}, cv = {i / (wide * tall) % vectors}"
     place += f", img = {i / (vectors * wide * tall)}"
     row_step, col_step = image_steps(p)
-    top, left = (p.borders[0].lo, p.borders[1].lo) if p.borders is not None else (0, 0)
-    taps = math.prod(c.kernel)
+    rows, cols = window(p, 0, s.th), window(p, 1, s.tw)
+    taps, weight = math.prod(c.kernel), "pk" if c.w_const else args.names[c.w]
     near = _near(p, s)
-    high, broad = _field(p, s)
+    if not near and s.width > 1 and not c.w_const:
+        return Declined("changing weights of several channels that a thread does not keep")
+    if not fits(p, 0, s.th) or not fits(p, 1, s.tw):
+        return Declined("a tile that is no whole steps of the stride")
     image = c.a_layout.offset + Int("img") * c.a_layout.dims[0]
     origin = summed(image, Int("y0") * row_step, Int("x0") * col_step, Int("n") * c.a_layout.channel)
     lines = [
         f"const int i = role.block_x() * {s.threads} + role.thread();",
         f"const int {place};",
         f"const int n = {Int('cv') * s.width}, g = 0, b = 0; (void)g; (void)b;",
-        f"const {kind}* const w = {f'(const {kind}*)pk' + Int('n') * taps};",
+        f"const {kind}* const w = {f'(const {kind}*){weight}' + Int('n') * taps};",
     ]
-    if near:
-        vector = _kind(p, s)
-        lines += [
-            f"{vector} k{tap}; w_read_if(k{tap}, {Int('w') + tap * s.width}, i < {count});" for tap in range(taps)
-        ]
+    vector = kind_of(p.dtype, s.width)
+    weights = [f"{vector} k{tap}; w_read_if(k{tap}, {Int('w') + tap * s.width}, i < {count});" for tap in range(taps)]
+    wait = "role.pdl_wait(); role.pdl_trigger();"
+    lines += [] if not near else [*weights, wait] if c.w_const else [wait, *weights]
     lines += [
-        "role.pdl_wait(); role.pdl_trigger();",
+        *([] if near else [wait]),
         f"const bool live = i < {count};",
-        f"const int y0 = {Int('ty') * (s.th * c.strides[0]) - top}, x0 = {Int('tx') * (s.tw * c.strides[1]) - left};",
+        f"const int y0 = {Int('ty') * rows.step - rows.before}, x0 = {Int('tx') * cols.step - cols.before};",
         f"const {kind}* const A = {f'(const {kind}*){args.names[c.a]}' + origin};",
         f"float acc[{s.th * s.tw}][{s.width}];",
         "#pragma unroll",
@@ -216,9 +249,8 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         "#pragma unroll",
         f"for (int e = 0; e < {s.width}; ++e) acc[q][e] = 0.0f;",
     ]
-    lines += _sums(p, s, high, broad, row_step, col_step, near)
+    lines += _sums(p, s, rows, cols, near)
     lines += _outputs(p, s, args)
-    packing = pack_vectors(p, s.width)
     role = DeviceRole(
         threads=s.threads,
         body="\n".join(lines),
@@ -231,93 +263,80 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         headers=(prelude(),),
         roles=(role,),
     )
-    return packed_by(source, [packing])
+    return packed_by(source, [pack_vectors(p, s.width)]) if c.w_const else source
 
 
-def _sums(p: Product, s: DepthwiseConfig, high: int, broad: int, row_step: int, col_step: int, near: bool) -> list[str]:
+def _sums(p: Product, s: DepthwiseConfig, field_rows: Window, field_cols: Window, near: bool) -> list[str]:
     """The unrolled sum: every vector of the field once, into all pixels that see it.
 
     Vectors of several rows are asked for before the first of them is used: none waits for another.
     """
-    c = p.c
-    kh, kw = c.kernel
-    sh, sw = c.strides
-    dh, dw = c.dilations
-    rows = [y for y in range(high) if any((y - t * dh) % sh == 0 and 0 <= (y - t * dh) // sh < s.th for t in range(kh))]
-    cols = [
-        x for x in range(broad) if any((x - t * dw) % sw == 0 and 0 <= (x - t * dw) // sw < s.tw for t in range(kw))
-    ]
+    row_step, col_step = image_steps(p)
+    rows = [y for y, taps in enumerate(field_rows.taps) if taps]
+    cols = [x for x, taps in enumerate(field_cols.taps) if taps]
     words = max(1, s.width * p.dtype.itemsize // 4)
     together = max(1, _HELD // (len(cols) * words))
-    kind = _kind(p, s)
-    lines = [f"const bool in_x{x} = {_inside(p, s, 1, x)};" for x in cols]
+    kind = kind_of(p.dtype, s.width)
+    lines = [f"const bool in_x{x} = {_inside(p, s, 1, x, field_cols)};" for x in cols]
     for start in range(0, len(rows), together):
         part = rows[start : start + together]
         lines.append("{")
         for y in part:
-            lines.append(f"const bool in_y{y} = {_inside(p, s, 0, y)};")
+            lines.append(f"const bool in_y{y} = {_inside(p, s, 0, y, field_rows)};")
             for x in cols:
                 at = Int("A") + (y * row_step + x * col_step)
                 lines.append(f"{kind} h{y}_{x}; w_read_if(h{y}_{x}, {at}, live && in_y{y} && in_x{x});")
         lines.append("w_together();")
         for y in part:
             for x in cols:
-                lines += [f"{{ float v[{s.width}];", *_unpacked(p, f"h{y}_{x}", "v", s)]
-                for i in range(s.th):
-                    for j in range(s.tw):
-                        ty, tx = divmod(y - i * sh, dh), divmod(x - j * sw, dw)
-                        if ty[1] or tx[1] or not 0 <= ty[0] < kh or not 0 <= tx[0] < kw:
-                            continue
-                        lines += _multiply(p, s, i * s.tw + j, ty[0] * kw + tx[0], near)
+                lines += [f"if (in_y{y} && in_x{x})"] if p.c.spread is not None else []
+                lines += [f"{{ float v[{s.width}];", *unpacked(p.dtype, s.width, f"h{y}_{x}", "v")]
+                for i, ty in field_rows.taps[y]:
+                    for j, tx in field_cols.taps[x]:
+                        lines += _multiply(p, s, i * s.tw + j, ty * p.c.kernel[1] + tx, near)
                 lines.append("}")
         lines.append("}")
     return lines
 
 
-def _inside(p: Product, s: DepthwiseConfig, axis: int, at: int) -> str:
+def _inside(p: Product, s: DepthwiseConfig, axis: int, at: int, field: Window) -> str:
     """Condition: row or column `at` of the field is one of the image."""
     c = p.c
     place = Int("yx"[axis] + "0") + at
-    if p.borders is not None:
-        return f"(u32){place.tight} < {p.borders[axis].size}u"
+    if _in_training(p) and field.always(at, -(-c.dims[1 + axis] // (s.th, s.tw)[axis])):
+        return "true"
+    if field.size:
+        return f"(u32){place.tight} < {field.size}u"
     if (s.th, s.tw)[axis] == 1:
         return "true"
     size = (c.dims[1 + axis] - 1) * c.strides[axis] + (c.kernel[axis] - 1) * c.dilations[axis] + 1
     return f"{place} < {size}"
 
 
-def _kind(p: Product, s: DepthwiseConfig) -> str:
-    """C type of a vector of memory."""
-    return {16: "uint4", 8: "uint2", 4: "u32", 2: "u16"}[s.width * p.dtype.itemsize]
-
-
-def _unpacked(p: Product, name: str, to: str, s: DepthwiseConfig) -> list[str]:
-    """Statements: a vector of memory as floats into the array `to`."""
-    kind = _kind(p, s)
-    words = [f"{name}.{f}" for f in "xyzw"[: {"uint4": 4, "uint2": 2}[kind]]] if kind in ("uint4", "uint2") else [name]
-    if p.dtype is DType.F32:
-        return [f"{to}[{i}] = __uint_as_float({word});" for i, word in enumerate(words)]
-    unpack = f"w_unpack_{p.dtype.value}"
-    if s.width == 1:
-        return [f"{to}[0] = {unpack}({name}).x;"]
-    return [
-        f"{{ const float2 h = {unpack}({w}); {to}[{2 * i}] = h.x; {to}[{2 * i + 1}] = h.y; }}"
-        for i, w in enumerate(words)
-    ]
-
-
 def _multiply(p: Product, s: DepthwiseConfig, pixel: int, tap: int, near: bool) -> list[str]:
     """Statements: `v` times the weights of a tap, added to a pixel's sums."""
-    kind = _kind(p, s)
+    kind = kind_of(p.dtype, s.width)
     read = [] if near else [f"{kind} k{tap}; w_read_if(k{tap}, {Int('w') + tap * s.width}, live);"]
     return [
         f"{{ float f[{s.width}];",
         *read,
-        *_unpacked(p, f"k{tap}", "f", s),
+        *(unpacked(p.dtype, s.width, f"k{tap}", "f") if p.c.w_const or s.width == 1 else _picked(p, tap, s)),
         "#pragma unroll",
         f"for (int e = 0; e < {s.width}; ++e) acc[{pixel}][e] = fmaf(v[e], f[e], acc[{pixel}][e]);",
         "}",
     ]
+
+
+def _picked(p: Product, tap: int, s: DepthwiseConfig) -> list[str]:
+    """Statements: the weights of a tap as floats into `f`, out of vectors with all taps of a channel side by side."""
+    lines, taps, per = [], math.prod(p.c.kernel), 4 // p.dtype.itemsize
+    for e in range(s.width):
+        vector, within = divmod(e * taps + tap, s.width)
+        word, half = divmod(within, per)
+        name = f"k{vector}" if s.width == per else f"k{vector}.{'xyzw'[word]}"
+        value = f"w_unpack_{p.dtype.value}({name}).{'xy'[half]}" if per == 2 else f"__uint_as_float({name})"
+        lines.append(f"f[{e}] = {value};")
+    return lines
 
 
 def _outputs(p: Product, s: DepthwiseConfig, args: epilogue.Arguments) -> list[str]:

@@ -28,7 +28,7 @@ class DepthwisePattern:
         """The product's normal form, with groups as columns."""
         if not any(isinstance(n.attrs, a.ConvAttrs) and n.attrs.groups > 1 for n in problem.graph.nodes):
             return None
-        p = product(problem, tf32=tf32)
+        p = product(problem, tf32=tf32, by_channel=True)
         if isinstance(p, Declined) or p.bytes is not None:
             return None
         by_channel = kernel.normal(p)

@@ -170,8 +170,11 @@ class Product:
         return self.halves == 2 or (self.integers and all(size == 4 for size in stored))
 
 
-def product(problem: Problem, *, tf32: bool = False) -> Product | Declined:
-    """The product that a problem is, or why it is none that the templates take; `tf32`: operands of f32 are rounded."""
+def product(problem: Problem, *, tf32: bool = False, by_channel: bool = False) -> Product | Declined:
+    """The product that a problem is, or why it is none that the templates take; `tf32`: operands of f32 are rounded.
+
+    `by_channel`: depthwise convolutions with changing weights and transposed ones, too.
+    """
     integers = narrow(problem)
     if integers is not None:
         return _of_bytes(integers)
@@ -180,7 +183,7 @@ def product(problem: Problem, *, tf32: bool = False) -> Product | Declined:
         return _of_bytes(floats)
     if applies(problem.graph):
         return _normed(problem)
-    c = match(problem, CONTRACTED, VALUES, heads=True)
+    c = match(problem, CONTRACTED, VALUES, heads=True, by_channel=by_channel)
     if isinstance(c, Declined):
         return c
     return _product(c, tf32=tf32)
