@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from tests.generate.cuda.products import BF16, LAST, ROW
 
-from weft.fission.conv_gradient import conv_data_gradient, conv_weight_gradient
+from weft.fission import apply
+from weft.fission.conv_gradient import conv_data_gradient
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId, OriginParam
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
-from weft.kernels.candidate import Problem
+from weft.kernels.candidate import Kind, Problem
 from weft.kernels.formats import Format
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.extract import extract
 
 Sizes = tuple[int, int, int, int]
 """Images, channels, rows and columns of a convolution's image."""
@@ -61,17 +64,16 @@ def data_gradient(
 def weight_gradient(
     of: Sizes, k: int, stride: int = 1, pad: int = 0, dilation: int = 1, *, dtype: DType = BF16, lies: Format = LAST
 ) -> Problem:
-    """Gradient of a convolution's weight, as the operator that it is."""
+    """Gradient of a convolution's weight, as a plan cuts the operator out: a column for each tap."""
     b = GraphBuilder()
     dy, x = b.input(TensorType(dtype, results(of, k, stride, pad, dilation))), b.input(TensorType(dtype, of))
-    kernel, strides, pads, dilations = (k, k), (stride, stride), (pad, pad), (dilation, dilation)
-    y = conv_weight_gradient(b, dy, x, kernel=kernel, strides=strides, pads=pads, dilations=dilations, groups=of[1])
-    assert not isinstance(y, Declined), y.reason
-    params: dict[str, OriginParam] = {"kernel": kernel, "strides": strides, "pads": pads, "dilations": dilations}
-    params |= {"groups": of[1], "transposed": False}
-    graph = b.build([y])
-    rule, told = "conv_weight_gradient", tuple(sorted(params.items()))
-    return Problem(graph, f"{graph} {lies.value} as {rule}", (lies, lies), (ROW,), rule, told, (0, 1), (0, 1))
+    params: dict[str, OriginParam] = {"kernel": (k, k), "strides": (stride, stride), "pads": (pad, pad)}
+    params |= {"dilations": (dilation, dilation), "groups": of[1], "transposed": False}
+    made = apply(b, "conv_weight_gradient", [dy, x], params)
+    assert not isinstance(made, Declined), made.reason
+    graph = b.build(made)
+    (whole,) = (c for c in enumerate_candidates(graph).candidates if c.kind is Kind.ORIGIN)
+    return extract(graph, whole, (lies, lies), (ROW,)).problem
 
 
 def _problem(b: GraphBuilder, y: NodeId, formats: tuple[Format, ...], lies: Format) -> Problem:

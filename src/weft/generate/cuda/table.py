@@ -11,6 +11,7 @@ from typing import Any
 
 from weft.generate.cuda.attention import template as attention
 from weft.generate.cuda.conv.depthwise import template as depthwise
+from weft.generate.cuda.conv.depthwise_wgrad import template as depthwise_wgrad
 from weft.generate.cuda.conv.groups import template as groups
 from weft.generate.cuda.conv.halo import template as halo
 from weft.generate.cuda.conv.pooled import template as pooled
@@ -35,6 +36,7 @@ PATTERNS: tuple[Pattern[Any], ...] = (
     separable.SEPARABLE_CONVOLUTIONS,
     stacked.STACKED_CONVOLUTIONS,
     pooled.CONVOLUTION_AND_POOL,
+    depthwise_wgrad.DEPTHWISE_WEIGHT_GRADIENT,
     depthwise.DEPTHWISE_CONVOLUTION,
     gemm.PRODUCT,
 )
@@ -46,6 +48,7 @@ TEMPLATES: tuple[Template[Any], ...] = (
     swap_ab.SWAP_AB,
     gemv.GEMV,
     depthwise.DEPTHWISE,
+    depthwise_wgrad.DEPTHWISE_WGRAD,
     pooled.POOLED,
     stacked.STACKED,
     separable.SEPARABLE,

@@ -1,0 +1,1 @@
+"""Gradients of the weights of depthwise convolutions on CUDA cores."""
