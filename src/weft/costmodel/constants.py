@@ -434,6 +434,8 @@ class Estimate:
     """Of the peak that a library's gradient of a convolution's weight reaches."""
     depthwise_gradient: float
     """Of a depthwise convolution's weight: factor on the time of its traffic (MobileNetV2's: 870 and 368 us)."""
+    depthwise_sums: float
+    """The same of kernels of one's own, for images with channels last (`conv.depthwise_wgrad.kernel`)."""
     data_gradient: float
     """What a library's gradient of a convolution's input takes of the convolution (of ResNet-50's 67 and 38 us)."""
     layer_share: float

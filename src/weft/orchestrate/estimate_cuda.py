@@ -154,7 +154,7 @@ WEIGHT_GRADIENT = "conv_weight_gradient"
 
 
 def _weight_gradient_us(problem: Problem, facts: GpuFacts) -> float:
-    """Microseconds of the operator by one call; infinite where nothing is known of its type."""
+    """Microseconds of the operator by one call, or of a depthwise one by kernels; infinite for types without a rate."""
     c, graph = costs_of(facts).estimate, problem.graph
     linear = [n for n in graph.nodes if n.prim is Prim.MATMUL]
     flops = sum(2.0 * n.type.size * graph.type_of(n.inputs[0]).shape[-1] for n in linear)
@@ -162,9 +162,11 @@ def _weight_gradient_us(problem: Problem, facts: GpuFacts) -> float:
     if not math.isfinite(peak):
         return math.inf
     read, written = (sum(graph.type_of(i).nbytes for i in values) for values in (graph.inputs, graph.outputs))
-    turned = 0 if Format.LAST in problem.input_formats else read
+    last = Format.LAST in problem.input_formats
+    turned = 0 if last else read
     traffic = memory_us(facts, read, written)
-    product = max(flops / (c.gradient_share * peak) * 1e6, traffic) if flops else c.depthwise_gradient * traffic
+    by_channel = (c.depthwise_sums if last else c.depthwise_gradient) * traffic
+    product = max(flops / (c.gradient_share * peak) * 1e6, traffic) if flops else by_channel
     return gap_us(facts) + product + memory_us(facts, turned, turned)
 
 
