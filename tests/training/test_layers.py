@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 import weft
+from weft.training import layers
 from weft.training.layers import LayersInParts, attention
 
 Tensors = tuple[torch.Tensor, ...]
@@ -146,8 +148,16 @@ class Tokens(nn.Module):
         return y.transpose(1, 2)
 
 
+CALLED = "weft.attention.default", "weft.attention_backward.default"
+
+
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_a_step_with_attention_is_eagers(autocast: torch.dtype | None) -> None:
+@pytest.mark.parametrize("called", [False, True])
+def test_a_step_with_attention_is_eagers(
+    autocast: torch.dtype | None, called: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if called:  # as on a GPU
+        monkeypatch.setattr(layers, "_in_one_call", lambda given, *, is_causal: True)
     torch.manual_seed(0)
     mine, theirs = Tokens(), Tokens()
     theirs.load_state_dict(mine.state_dict())
@@ -157,6 +167,7 @@ def test_a_step_with_attention_is_eagers(autocast: torch.dtype | None) -> None:
         mine, loss, torch.optim.SGD(mine.parameters(), 0.1), ids, target,
         options=weft.Options(budget_s=0, device="cpu"), autocast=autocast,
     )  # fmt: skip
+    assert {op for op, _, _ in step.record.opaque}.issuperset(CALLED) is called
     optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
     for _ in range(3):
         got = step(ids, target)
@@ -166,3 +177,15 @@ def test_a_step_with_attention_is_eagers(autocast: torch.dtype | None) -> None:
         want.backward()
         optimizer.step()
         torch.testing.assert_close(got, want.detach(), rtol=2e-2 if autocast else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("positions", "called"),
+    [((128, 128), True), ((128, 200), True), ((127, 128), False), ((512, 64), False)],
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_long_attention_is_a_call_on_a_gpu(positions: tuple[int, int], called: bool, causal: bool) -> None:
+    with FakeTensorMode():
+        q, k = (torch.empty(2, 3, n, 64, dtype=torch.bfloat16, device="cuda") for n in positions)
+        found = layers._in_one_call([q, k, k], is_causal=causal)
+    assert found is (called and not (causal and positions[0] != positions[1]))

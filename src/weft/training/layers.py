@@ -1,5 +1,7 @@
 """Layers that a training step traces by their parts: attention is products of operands as they are, a softmax in f32.
 
+On a GPU long ones are a call (`generate.library.trained_attention`).
+
 torch's own parts (`SDPBackend.MATH`) multiply 16-bit operands as f32, which no tensor core does, and scale both before.
 """
 
@@ -7,11 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, final
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from weft.generate.library import trained_attention
 
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 
@@ -28,10 +33,21 @@ class LayersInParts(TorchFunctionMode):
     ) -> Any:
         if func is functional.scaled_dot_product_attention:
             return attention(*args, **(kwargs or {}))
+        if func is functional.multi_head_attention_forward:  # in which no mode is asked
+            return _with_own_attention(func)(*args, **(kwargs or {}))
         if getattr(func, "__name__", "") in _RECURRENT:
             with torch.backends.cudnn.flags(enabled=False):
                 return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _with_own_attention(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the framework that finds ours by the name of its attention."""
+    assert isinstance(func, FunctionType)
+    names = {**func.__globals__, "scaled_dot_product_attention": attention}
+    found = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    found.__kwdefaults__ = func.__kwdefaults__
+    return found
 
 
 def attention(
@@ -60,6 +76,12 @@ def attention(
     kind, before = query.dtype, 1.0
     if torch.is_autocast_enabled(query.device.type):
         kind = torch.get_autocast_dtype(query.device.type)
+    if attn_mask is None and dropout_p == 0:
+        given = [x.to(kind) for x in (query, key, value)]
+        if _in_one_call(given, is_causal=is_causal):
+            q, k, v = (x.transpose(1, 2) for x in given)
+            found: torch.Tensor = trained_attention.attention(q, k, v, is_causal, float(scale))[0]
+            return found.transpose(1, 2)
     if kind is torch.float16 and 0 < abs(scale) < 1:
         # scores may pass 65504 before they are scaled; a power of two is exact
         before = 2.0 ** math.frexp(scale)[1]
@@ -72,6 +94,18 @@ def attention(
         wide = wide.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype is torch.bool else wide + attn_mask
     weights = _Softmax.apply(wide, scores.dtype, attn_mask is not None)  # type: ignore[no-untyped-call]
     return torch.matmul(functional.dropout(weights, dropout_p), value)
+
+
+CALLED_FROM = 128
+"""Positions of query and key from which kernels of attention are called: below, the products cost next to nothing."""
+
+
+def _in_one_call(given: Sequence[torch.Tensor], *, is_causal: bool) -> bool:
+    """Whether attention is left to kernels of its own, which keep nothing of the size of the scores."""
+    q, k, v = given
+    if not trained_attention.is_taken(q, k, v) or (is_causal and q.shape[2] != k.shape[2]):
+        return False
+    return min(q.shape[2], k.shape[2]) >= CALLED_FROM
 
 
 @final

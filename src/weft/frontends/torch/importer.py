@@ -40,6 +40,8 @@ from weft.ir.shapes import ShapeError
 from weft.ir.types import Array, DType, TensorType
 
 _ADMITTED = frozenset({"aten", "prims"})
+_OWN = frozenset({"weft.attention.default", "weft.attention_backward.default"})
+"""What a training step calls of this project's, see `generate.library.trained_attention`."""
 _READS_MEMORY = frozenset(
     {"aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default"}
 )
@@ -363,7 +365,7 @@ class _Importer:
         used: frozenset[int],
         reason: str,
     ) -> tuple[NodeId, ...]:
-        if target.namespace not in _ADMITTED:
+        if target.namespace not in _ADMITTED and name not in _OWN:
             raise UnsupportedError(op=name, reason=f"an operator of {target.namespace!r}, which ATen does not know")
         if torch.Tag.dynamic_output_shape in target.tags or torch.Tag.data_dependent_output in target.tags:
             raise DataDependentError(op=name, reason=DEPENDS)

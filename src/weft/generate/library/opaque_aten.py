@@ -17,8 +17,11 @@ from typing import Any
 import torch
 
 from weft.errors import ArtifactError
+from weft.generate.library import trained_attention
 
 NAMESPACES = frozenset({"aten", "prims"})
+OWN = frozenset(f"weft::{name}" for name in trained_attention.NAMES)
+"""Operators of this project's that payloads may name beside those."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 FORBIDDEN_ARGUMENTS = frozenset({"filename", "generator", "storage", "source_storage", "group_name"})
 """Argument names by which an operator reaches outside its tensors (`from_file` opens and creates files)."""
@@ -65,7 +68,11 @@ def resolve(op: str, overload: str) -> Any:
         ArtifactError: not a functional operator of an admitted namespace [W401].
     """
     namespace, _, name = op.partition("::")
-    if namespace not in NAMESPACES or not _NAME.match(name) or not (_NAME.match(overload) or overload == ""):
+    if (
+        not (namespace in NAMESPACES or op in OWN)
+        or not _NAME.match(name)
+        or not (_NAME.match(overload) or overload == "")
+    ):
         raise _refuse(f"operator {op!r} overload {overload!r} is not admitted")
     try:
         found = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
