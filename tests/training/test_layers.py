@@ -11,8 +11,10 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import weft
+from weft.generate.library import trained_recurrent
 from weft.training import layers
 from weft.training.layers import LayersInParts, attention
 
@@ -189,3 +191,64 @@ def test_long_attention_is_a_call_on_a_gpu(positions: tuple[int, int], called: b
         q, k = (torch.empty(2, 3, n, 64, dtype=torch.bfloat16, device="cuda") for n in positions)
         found = layers._in_one_call([q, k, k], is_causal=causal)
     assert found is (called and not (causal and positions[0] != positions[1]))
+
+
+def made(kind: type[nn.RNNBase], **how: Any) -> nn.RNNBase:
+    return kind(3, 4, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_recurrent_layer_on_a_gpu_is_one_call(
+    kind: type[nn.RNNBase], autocast: bool, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results and gradients have the shapes and types that the framework's have; nothing is computed."""
+    monkeypatch.setattr(trained_recurrent, "_sizes", lambda *_: (10, 20))
+    monkeypatch.setattr(layers, "_has_cudnn", lambda x: True)
+    with FakeTensorMode() as mode:
+        layer = made(kind, num_layers=2, bidirectional=True, batch_first=True, bias=bias)
+        x = torch.empty(5, 7, 3, requires_grad=True)
+        seen = Operators()
+        with LayersInParts(), torch.autocast("cpu", torch.bfloat16, enabled=autocast), seen:
+            y, states = layer(x)
+        y.float().sum().backward()
+    del mode
+    assert "weft.recurrent.default" in seen.names
+    assert (tuple(y.shape), y.dtype) == ((5, 7, 8), torch.float16 if autocast else torch.float32)
+    for state in states if kind is nn.LSTM else (states,):
+        assert (tuple(state.shape), state.dtype) == ((4, 5, 4), y.dtype)
+    for w in (x, *layer.parameters()):
+        assert w.grad is not None and w.grad.shape == w.shape and w.grad.dtype is torch.float32
+
+
+class Operators(TorchDispatchMode):
+    """Names of what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("how", [{"dropout": 0.5, "num_layers": 2}, {"proj_size": 2}])
+def test_other_recurrent_layers_are_none(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_has_cudnn", lambda x: True)
+    with FakeTensorMode():
+        layer = made(nn.LSTM, **how)
+        x = torch.empty(5, 7, 3)
+        states = tuple(torch.empty(how.get("num_layers", 1), 7, n) for n in (how.get("proj_size", 4), 4))
+        given: tuple[Any, ...] = (layer._flat_weights, True, layer.num_layers, layer.dropout, True, False, False)
+        assert layers._recurrent("lstm", x, states, *given) is None
+        packed: tuple[Any, ...] = (states, layer._flat_weights, True, layer.num_layers, 0.0, True, False)
+        assert layers._recurrent("lstm", x, torch.empty(5), *packed) is None
+        assert layers._recurrent("lstm", x[0], states, *given) is None
+    monkeypatch.undo()
+    layer = made(nn.LSTM)
+    states = torch.zeros(1, 7, 4), torch.zeros(1, 7, 4)
+    assert (
+        layers._recurrent("lstm", torch.zeros(5, 7, 3), states, layer._flat_weights, True, 1, 0.0, True, False) is None
+    )

@@ -16,16 +16,14 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from weft.generate.library import trained_attention
-
-_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+from weft.generate.library import trained_attention, trained_recurrent
 
 
 @final
 class LayersInParts(TorchFunctionMode):
-    """Attention by its parts, whose gradients are then the parts' own; recurrent layers without cuDNN.
+    """Attention by its parts, whose gradients are then the parts' own; recurrent layers as calls, or without cuDNN.
 
-    cuDNN is called for them even where tensors have no memory.
+    The framework calls that for them even where tensors have no memory.
     """
 
     def __torch_function__(
@@ -35,10 +33,47 @@ class LayersInParts(TorchFunctionMode):
             return attention(*args, **(kwargs or {}))
         if func is functional.multi_head_attention_forward:  # in which no mode is asked
             return _with_own_attention(func)(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in _RECURRENT:
+        if (name := getattr(func, "__name__", "")) in trained_recurrent.MODES:
+            if (called := _recurrent(name, *args, **(kwargs or {}))) is not None:
+                return called
             with torch.backends.cudnn.flags(enabled=False):
                 return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _has_cudnn(x: torch.Tensor) -> bool:
+    return x.device.type == "cuda" and torch.backends.cudnn.enabled and torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
+
+
+def _recurrent(
+    name: str,
+    x: torch.Tensor,
+    states: Any,
+    weights: Any,
+    has_biases: Any,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+) -> tuple[torch.Tensor, ...] | None:
+    """A layer as one call, as `torch.lstm` and the like have it; None: it is none on a GPU, or one that is packed.
+
+    Nor are those with dropout between layers or projections. Under autocast it is in f16, whatever that is to: eager's
+    is.
+    """
+    if not isinstance(weights, list | tuple) or not isinstance(has_biases, bool) or not _has_cudnn(x):
+        return None  # of a packed sequence the second argument is not the states
+    hidden, cell = states if name == "lstm" else (states, None)
+    apart = len(weights) == layers * (1 + bidirectional) * (4 if has_biases else 2)
+    if not apart or x.dim() != 3 or (dropout and train) or hidden.shape[-1] != weights[1].shape[-1]:
+        return None
+    if torch.is_autocast_enabled(x.device.type):
+        x, hidden, *weights = (t.to(torch.float16) for t in (x, hidden, *weights))
+        cell = None if cell is None else cell.to(torch.float16)
+    how = trained_recurrent.MODES[name], layers, batch_first, bidirectional
+    y, last, last_cell, _, _ = trained_recurrent.recurrent(x, list(weights), hidden, cell, *how)
+    return (y, last) if cell is None else (y, last, last_cell)
 
 
 def _with_own_attention(func: Callable[..., Any]) -> Callable[..., Any]:

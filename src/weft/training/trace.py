@@ -214,17 +214,31 @@ def _checked_loss(loss: object) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _tracing() -> Iterator[None]:
-    """Attention and recurrence as parts whose gradients are deterministic, resizes whole; no warnings of torch."""
+def _tracing(both: Both | None) -> Iterator[None]:
+    """Attention and recurrence (of `both`) as `LayersInParts` has them, resizes whole; no warnings of torch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with (
+            _weights_apart(both),
             sdpa_kernel(SDPBackend.MATH),
             LayersInParts(),
             torch.backends.mkldnn.flags(enabled=False),
             whole_resizes(),
         ):
             yield
+
+
+@contextlib.contextmanager
+def _weights_apart(both: Both | None) -> Iterator[None]:
+    """Recurrent layers do not gather weights that are not theirs in one piece: those of a trace have no memory."""
+    layers = [m for m in both.modules() if isinstance(m, torch.nn.RNNBase)] if both is not None else []
+    for m in layers:
+        m.__dict__["flatten_parameters"] = lambda: None
+    try:
+        yield
+    finally:
+        for m in layers:
+            del m.__dict__["flatten_parameters"]
 
 
 def without_gradient(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor], form: Form) -> frozenset[str]:
@@ -235,7 +249,7 @@ def without_gradient(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor
         ModelRaisesError: the model or the loss raises on these inputs [W116].
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode, _tracing():
+    with mode, _tracing(both):
         trained = {n: mode.from_tensor(x.detach()).requires_grad_() for n, x in tensors.trained.items()}
         fixed = {n: mode.from_tensor(x.detach()) for n, x in tensors.fixed.items()}
         fake = [mode.from_tensor(x) for x in inputs]
@@ -269,7 +283,7 @@ def trace(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor], form: Fo
     joint = _Joint(both, tensors, form)
     count = len(tensors.trained)
     arguments = (*(laid(x, form.order(count + k)) for k, x in enumerate(inputs)), *scale)
-    with _tracing():
+    with _tracing(both):
         gm, signature = _raising(
             lambda: aot_export_module(
                 joint, arguments, trace_joint=True, output_loss_index=0, decompositions=decompositions()
@@ -352,7 +366,7 @@ def _traced_update(tensors: Tensors, form: Form) -> fx.GraphModule:
         rest = iter(flat)
         return stepped(form, rules, *([next(rest) for _ in range(size)] for size in sizes))
 
-    with _tracing(), mode:
+    with _tracing(None), mode:
         behind = make_fx(step, decomposition_table=decompositions())(*(x for group in groups for x in group))
     for node, name in zip((n for n in behind.graph.nodes if n.op == "placeholder"), names, strict=True):
         node.name = node.target = name

@@ -11,6 +11,12 @@ from torch.nn import functional
 from weft.errors import ArtifactError
 from weft.generate.library import trained_attention
 from weft.generate.library.opaque_aten import run_aten
+from weft.ir.attrs import OpaqueAttrs
+from weft.ir.declined import Declined
+from weft.ir.graph import Graph, GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.tune.oracle import Mode, evaluate
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 Tensors = list[torch.Tensor]
@@ -113,3 +119,26 @@ def test_flags_are_as_they_were_whatever_is_raised() -> None:
     with pytest.raises(KeyError):
         fails()
     assert inside == [(True, False, False)] and flags() == before
+
+
+def graph_of(op: str) -> Graph:
+    b = GraphBuilder()
+    kind = TensorType(DType.BF16, (2, 9, 3, 16))
+    q, k, v = (b.input(kind, name) for name in "qkv")
+    types = kind, TensorType(DType.F32, (2, 3, 9))
+    attrs = [OpaqueAttrs("aten", op, payload(op), n, types) for n in range(2)]
+    return b.build([b.add(Prim.OPAQUE, q, k, v, attrs=x) for x in attrs])
+
+
+def test_the_judge_of_whole_plans_computes_it_in_float64() -> None:
+    graph = graph_of("weft::attention")
+    given = drawn(*[(2, 9, 3, 16)] * 3, dtype=torch.bfloat16)
+    found = evaluate(graph, given, Mode.PRECISE, seed=0, calls=True)
+    assert not isinstance(found, Declined)
+    exact = trained_attention.attention(*(x.double() for x in given), True, 0.3)
+    assert all(torch.equal(got, want) for got, want in zip(found.outputs, exact, strict=True))
+    assert found.outputs[0].dtype is torch.float64 and found.exact == (False, False)
+    assert isinstance(evaluate(graph, given, Mode.PRECISE, seed=0), Declined), (
+        "kernels may differ where it is not finite"
+    )
+    assert isinstance(evaluate(graph_of("aten::other"), given, Mode.PRECISE, seed=0, calls=True), Declined)

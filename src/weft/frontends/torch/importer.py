@@ -40,8 +40,10 @@ from weft.ir.shapes import ShapeError
 from weft.ir.types import Array, DType, TensorType
 
 _ADMITTED = frozenset({"aten", "prims"})
-_OWN = frozenset({"weft.attention.default", "weft.attention_backward.default"})
-"""What a training step calls of this project's, see `generate.library.trained_attention`."""
+_OWN = frozenset(
+    f"weft.{name}.default" for name in ("attention", "attention_backward", "recurrent", "recurrent_backward")
+)
+"""What a training step calls of this project's, see `generate.library.trained_attention` and `trained_recurrent`."""
 _READS_MEMORY = frozenset(
     {"aten.as_strided.default", "aten.as_strided_copy.default", "aten.as_strided_scatter.default"}
 )

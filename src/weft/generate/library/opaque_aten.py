@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from weft.errors import ArtifactError
-from weft.generate.library import trained_attention
+from weft.generate.library import trained_attention, trained_recurrent
 
 NAMESPACES = frozenset({"aten", "prims"})
-OWN = frozenset(f"weft::{name}" for name in trained_attention.NAMES)
+OWN = frozenset(f"weft::{name}" for name in trained_attention.NAMES | trained_recurrent.NAMES)
 """Operators of this project's that payloads may name beside those."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 FORBIDDEN_ARGUMENTS = frozenset({"filename", "generator", "storage", "source_storage", "group_name"})
@@ -149,6 +149,12 @@ def _flat(found: Any) -> list[torch.Tensor]:
     if isinstance(found, tuple | list):
         return [x for item in found for x in _flat(item)]
     raise _refuse(f"a result is {type(found).__name__}, not a tensor")
+
+
+def has_float64(payload: str) -> bool:
+    """Whether a call is of an operator of this project's that is written out in float64."""
+    namespace, _, name = str(json.loads(payload).get("op")).partition("::")
+    return namespace == "weft" and name in trained_attention.NAMES
 
 
 def input_dtypes(payload: str) -> tuple[str, ...]:
