@@ -193,3 +193,20 @@ def test_a_convolution_whose_weight_changes_is_alone_where_no_template_takes_it(
     for allowed in (True, False):
         found = enumerate_candidates(graph, EnumerationLimits(changing_weights=allowed)).candidates
         assert any(c.members >> y & 1 and c.members >> z & 1 for c in found) is allowed
+
+
+@pytest.mark.parametrize(("perm", "together"), [((0, 3, 1, 2), True), ((0, 2, 3, 1), False)])
+def test_such_a_convolution_may_read_its_weight_with_channels_last(perm: tuple[int, ...], together: bool) -> None:
+    b = GraphBuilder()
+    shape = [8, 8, 3, 3]
+    x, w = (
+        b.input(TensorType(BF16, (1, 8, 8, 8))),
+        b.input(TensorType(BF16, tuple(shape[perm.index(k)] for k in range(4)))),
+    )
+    turned = b.transpose(w, perm)
+    y = b.add(Prim.CONV, x, turned, attrs=ConvAttrs((1, 1), (1, 1), (1, 1), (1, 1), 1))
+    graph = b.build([b.apply(Prim.MAX, y, b.scalar(0.0, BF16))])
+    found = enumerate_candidates(graph, EnumerationLimits(changing_weights=False)).candidates
+    both = 1 << y | 1 << turned
+    assert any(c.members == both for c in found) is together
+    assert not any(c.members & both and c.members & ~both for c in found)

@@ -12,6 +12,7 @@ from typing import cast
 
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
+from weft.ir.passes.compose_casts import LAST_TO_FIRST
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.orchestrate.stored import Stored, stored_root
 
@@ -111,7 +112,7 @@ class Legality:
                 for v in bits(of[Category.SCAN])
             },
             {
-                v: 1 << v
+                v: 1 << v | _turned_weight(graph, v)
                 if not limits.changing_weights and _changes(graph, v)
                 else _with_linear(graph, stored, v, of[Category.ELEMENTWISE])
                 for v in bits(of[Category.LINEAR])
@@ -167,6 +168,14 @@ def _with_scan(graph: Graph, stored: Stored, scan: NodeId, plain: Mask) -> Mask:
     turned = mask_of(v for v in bits(moved) if graph.nodes[v].prim is Prim.TRANSPOSE)
     small = mask_of(v for v in bits(plain) if graph.nodes[v].type.size <= size)
     return 1 << scan | sums | (small & ~moved) | (small & turned)
+
+
+def _turned_weight(graph: Graph, conv: NodeId) -> Mask:
+    """What brings a weight's channels to the front: libraries read weights with channels last, and copy others."""
+    at = graph.nodes[conv].inputs[1]
+    node = graph.nodes[at]
+    turns = isinstance(node.attrs, a.TransposeAttrs) and node.attrs.perm == LAST_TO_FIRST
+    return 1 << at if turns else 0
 
 
 def _changes(graph: Graph, linear: NodeId) -> bool:

@@ -294,6 +294,26 @@ ARITHMETIC: dict[str, tuple[Callable[[GraphBuilder, NodeId], NodeId], list[str]]
 }
 
 
+@pytest.mark.parametrize(
+    ("perm", "dtype", "wanted"),
+    [
+        ((0, 3, 1, 2), DType.BF16, ["cast", "transpose"]),
+        ((0, 3, 1, 2), DType.F64, ["transpose", "cast"]),
+        ((0, 2, 3, 1), DType.BF16, ["transpose", "cast"]),
+    ],
+)
+def test_inputs_with_channels_last_are_narrowed_as_they_lie(
+    perm: tuple[int, ...], dtype: DType, wanted: list[str]
+) -> None:
+    graph = build(lambda b, x: b.cast(b.transpose(x, perm), dtype), (2, 3, 4, 5))
+    assert prims(check(graph)) == wanted
+
+
+def test_values_inside_are_narrowed_behind_their_turn() -> None:
+    graph = build(lambda b, x: b.cast(b.transpose(b.apply(Prim.EXP, x), (0, 3, 1, 2)), DType.BF16), (2, 3, 4, 5))
+    assert prims(check(graph)) == ["exp", "transpose", "cast"]
+
+
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_arithmetic_is_exact(name: str) -> None:
     make, wanted = ARITHMETIC[name]

@@ -46,14 +46,31 @@ def _visit(b: GraphBuilder, node: Node, inputs: tuple[NodeId, ...]) -> NodeId | 
     dtype, inner = cast("a.CastAttrs", node.attrs).dtype, b.node(inputs[0])
     if inner.type.dtype is dtype:
         return inputs[0]
+    if (given := _turned_input(b, inner)) is not None and dtype.itemsize < inner.type.dtype.itemsize:
+        return b.transpose(b.cast(given, dtype), LAST_TO_FIRST)
     if inner.prim is Prim.CAST and holds_every_value(inner.type.dtype, b.type_of(inner.inputs[0]).dtype):
         return b.cast(inner.inputs[0], dtype)
     return None
 
 
+LAST_TO_FIRST = (0, 3, 1, 2)
+"""Of images, and of weights of convolutions."""
+
+
+def _turned_input(b: GraphBuilder, node: Node) -> NodeId | None:
+    """The input of the graph whose channels this brings to the front."""
+    if node.prim is not Prim.TRANSPOSE or cast("a.TransposeAttrs", node.attrs).perm != LAST_TO_FIRST:
+        return None
+    return node.inputs[0] if b.node(node.inputs[0]).prim is Prim.INPUT else None
+
+
 @dataclass(frozen=True, slots=True)
 class ComposeCastsPass:
-    """cast(cast(x, wide), t) → cast(x, t), where `wide` holds every value of x; cast(x, type of x) → x."""
+    """cast(cast(x, wide), t) → cast(x, t), where `wide` holds every value of x; cast(x, type of x) → x.
+
+    And cast(transpose(x), narrow) → transpose(cast(x, narrow)) of an input with channels last: what is stored then lies
+    as libraries' convolutions read it, and who reads it otherwise turns fewer bytes.
+    """
 
     name: ClassVar[str] = "compose-casts"
 
