@@ -252,3 +252,36 @@ def test_other_recurrent_layers_are_none(how: dict[str, Any], monkeypatch: pytes
     assert (
         layers._recurrent("lstm", torch.zeros(5, 7, 3), states, layer._flat_weights, True, 1, 0.0, True, False) is None
     )
+
+
+@torch.library.custom_op("weft_tests::never", mutates_args=())
+def never(x: torch.Tensor) -> torch.Tensor:
+    """Doubles, and must not be run."""
+    raise AssertionError("it is run")
+
+
+@never.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+never.register_autograd(lambda ctx, gradient: 2 * gradient)
+
+
+class Never(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.ops.weft_tests.never(self.layer(x))
+        return y
+
+
+def test_a_step_is_traced_without_being_run() -> None:
+    """torch runs what it has traced once more, of tensors with memory: a step's time, and its memory."""
+    model = Never()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, target = torch.randn(3, 4), torch.randn(3, 4)
+    with pytest.raises(weft.WeftError, match="ATen does not know"):
+        weft.compile_step(model, nn.MSELoss(), optimizer, x, target, options=weft.Options(budget_s=0, device="cpu"))

@@ -279,11 +279,15 @@ def trace(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor], form: Fo
         StepError: the loss is no loss, or the step writes into its inputs [W020].
         ModelRaisesError: the model cannot be traced [W116].
     """
-    scale = [torch.ones((), device=inputs[0].device)] if form.scaling else []
-    joint = _Joint(both, tensors, form)
-    count = len(tensors.trained)
-    arguments = (*(laid(x, form.order(count + k)) for k, x in enumerate(inputs)), *scale)
-    with _tracing(both):
+    # the framework runs what it has traced once more, which takes a step's time and memory of tensors that have some
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        scale = [torch.ones((), device=inputs[0].device)] if form.scaling else []
+        joint = _Joint(both, _without_memory(tensors, mode), form)
+        count = len(tensors.trained)
+        given = (mode.from_tensor(x) for x in inputs)
+        arguments = (*(laid(x, form.order(count + k)) for k, x in enumerate(given)), *scale)
+    with _tracing(both), mode:
         gm, signature = _raising(
             lambda: aot_export_module(
                 joint, arguments, trace_joint=True, output_loss_index=0, decompositions=decompositions()
@@ -294,6 +298,11 @@ def trace(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor], form: Fo
         raise StepError(problem=problem, remedy="compute new tensors in `forward`")
     seed = with_seed(gm)
     return _with_updates(gm, signature, tensors, form, seed)
+
+
+def _without_memory(tensors: Tensors, mode: FakeTensorMode) -> Tensors:
+    trained = {n: torch.nn.Parameter(mode.from_tensor(x.detach())) for n, x in tensors.trained.items()}
+    return Tensors(trained, {n: mode.from_tensor(x.detach()) for n, x in tensors.fixed.items()})
 
 
 def _with_updates(gm: fx.GraphModule, signature: Any, tensors: Tensors, form: Form, seed: fx.Node | None) -> Traced:
