@@ -71,8 +71,10 @@ def _recurrent(
     if torch.is_autocast_enabled(x.device.type):
         x, hidden, *weights = (t.to(torch.float16) for t in (x, hidden, *weights))
         cell = None if cell is None else cell.to(torch.float16)
-    how = trained_recurrent.MODES[name], layers, batch_first, bidirectional
+    x = x.transpose(0, 1) if batch_first else x
+    how = trained_recurrent.MODES[name], layers, bidirectional
     y, last, last_cell, _, _ = trained_recurrent.recurrent(x, list(weights), hidden, cell, *how)
+    y = y.transpose(0, 1) if batch_first else y
     return (y, last) if cell is None else (y, last, last_cell)
 
 

@@ -30,7 +30,6 @@ def _called(
     cell: torch.Tensor | None,
     mode: int,
     layers: int,
-    batch_first: bool,
     bidirectional: bool,
 ) -> tuple[torch.Tensor, ...]:
     """Results of the layer, its states, what cuDNN keeps for the backward pass, and all weights in one piece."""
@@ -38,7 +37,7 @@ def _called(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that weights lie apart: they change with every step
         return torch._cudnn_rnn(
-            x, list(weights), each, None, hidden, cell, mode, hidden.shape[-1], 0, layers, batch_first, 0.0, True,
+            x, list(weights), each, None, hidden, cell, mode, hidden.shape[-1], 0, layers, False, 0.0, True,
             bidirectional, [], None,
         )  # fmt: skip
 
@@ -46,13 +45,13 @@ def _called(
 @lru_cache(maxsize=64)
 def _sizes(
     x: tuple[int, ...], weights: tuple[tuple[int, ...], ...], hidden: tuple[int, ...], dtype: torch.dtype,
-    device: torch.device, mode: int, layers: int, batch_first: bool, bidirectional: bool,
+    device: torch.device, mode: int, layers: int, bidirectional: bool,
 ) -> Sizes:  # fmt: skip
     """Elements of the last two results, which only cuDNN knows: the layer is run once."""
     with _disable_current_modes(), torch.no_grad():
         made = [torch.zeros(s, dtype=dtype, device=device) for s in (x, hidden, *weights)]
         cell = made[1] if mode == MODES["lstm"] else None
-        found = _called(made[0], made[2:], made[1], cell, mode, layers, batch_first, bidirectional)
+        found = _called(made[0], made[2:], made[1], cell, mode, layers, bidirectional)
         return found[3].numel(), found[4].numel()
 
 
@@ -64,16 +63,16 @@ def recurrent(
     cell: torch.Tensor | None,
     mode: int,
     layers: int,
-    batch_first: bool,
     bidirectional: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A recurrent layer without dropout or projections, on a GPU with cuDNN.
 
-    Shapes: as `torch.nn.RNNBase` has them, weights in its order; `cell` is that of an LSTM. Gives the results, both
-    last states (an empty second one without a cell), and for the backward pass bytes and the weights in one piece.
+    Shapes: as `torch.nn.RNNBase` has them with positions first, weights in its order; `cell` is that of an LSTM. Gives
+    the results, both last states (an empty second one without a cell), and for the backward pass bytes and the weights
+    in one piece.
     """
     x, hidden, cell = x.contiguous(), hidden.contiguous(), None if cell is None else cell.contiguous()
-    y, last, last_cell, kept, packed = _called(x, weights, hidden, cell, mode, layers, batch_first, bidirectional)
+    y, last, last_cell, kept, packed = _called(x, weights, hidden, cell, mode, layers, bidirectional)
     last_cell = x.new_empty(0) if cell is None else last_cell.contiguous()
     return y.contiguous(), last.contiguous(), last_cell, kept, packed
 
@@ -92,7 +91,6 @@ def recurrent_backward(
     packed: torch.Tensor,
     mode: int,
     layers: int,
-    batch_first: bool,
     bidirectional: bool,
 ) -> list[torch.Tensor]:
     """Gradients of the input, of both states (without a cell of the first twice), and of each weight."""
@@ -100,7 +98,7 @@ def recurrent_backward(
     found = torch.ops.aten._cudnn_rnn_backward.default(
         x.contiguous(), list(weights), each, packed, hidden.contiguous(), None if cell is None else cell.contiguous(),
         y, gradient.contiguous(), of_last.contiguous(), None if of_cell is None else of_cell.contiguous(), mode,
-        hidden.shape[-1], 0, layers, batch_first, 0.0, True, bidirectional, [], None, kept.clone(),
+        hidden.shape[-1], 0, layers, False, 0.0, True, bidirectional, [], None, kept.clone(),
         [True, True, cell is not None, True],
     )  # fmt: skip
     of_hidden = found[1].contiguous()
@@ -121,13 +119,10 @@ def _(
     cell: torch.Tensor | None,
     mode: int,
     layers: int,
-    batch_first: bool,
     bidirectional: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     shapes = tuple(tuple(w.shape) for w in weights)
-    kept, packed = _sizes(
-        tuple(x.shape), shapes, tuple(hidden.shape), x.dtype, x.device, mode, layers, batch_first, bidirectional
-    )
+    kept, packed = _sizes(tuple(x.shape), shapes, tuple(hidden.shape), x.dtype, x.device, mode, layers, bidirectional)
     y = x.new_empty((*x.shape[:-1], hidden.shape[-1] * (1 + bidirectional)))
     last_cell = x.new_empty((0,) if cell is None else cell.shape)
     return y, x.new_empty(hidden.shape), last_cell, x.new_empty(kept, dtype=torch.uint8), x.new_empty(packed)
