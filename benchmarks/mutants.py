@@ -48,7 +48,7 @@ import numpy as np
 from tests.generate.cpp.test_groups import NAMED
 from tests.generate.cuda import test_templates
 from tests.generate.cuda.attention import test_attention, test_attention_linear
-from tests.generate.cuda.conv import test_halo, test_pooled, test_separable
+from tests.generate.cuda.conv import test_depthwise_wgrad, test_halo, test_pooled, test_separable
 from tests.generate.cuda.gemm import test_bytes, test_grouped, test_normed, test_swap, test_tma
 from tests.generate.cuda.products import convolution, product
 from tests.generate.cuda.tensor_emulator import Emulated, small_integers
@@ -688,6 +688,7 @@ def problems_for_gpu() -> dict[str, Problem]:
         "linear attention ": test_attention_linear.CASES, "separable ": test_separable.CASES,
         "pooled ": test_pooled.CASES, "bytes ": test_bytes.CASES, "normed ": test_normed.NORMED,
         "grouped ": test_grouped.CASES, "halo ": test_halo.CASES, "swapped ": test_swap.CASES,
+        "depthwise gradient ": test_depthwise_wgrad.CASES,
     }  # fmt: skip
     for family, some in cases.items():
         found |= {f"{family}{name}": _case(case) for name, case in list(some.items())[:: max(1, len(some) // 10)]}

@@ -33,17 +33,20 @@ from weft.device.cuda.facts import GpuFacts, gpu_facts
 from weft.device.cuda.nvrtc import CompileJob, Nvrtc, find_nvrtc
 from weft.device.cuda.streams import Stream, device_memory, fill, write
 from weft.errors import ToolchainError
+from weft.fission import apply
 from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.loops.forms import Form
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
-from weft.ir.graph import GraphBuilder, NodeId
+from weft.ir.graph import GraphBuilder, NodeId, OriginParam
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType, to_bits
-from weft.kernels.candidate import Problem
+from weft.kernels.candidate import Kind, Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource, Schedule
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.extract import extract
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("memcheck", "racecheck")
@@ -135,6 +138,20 @@ def convolution(channels: int, size: int, out: int, kernel: int, *, groups: int 
     return problem(b, y, (LAST, ROW, ROW), LAST)
 
 
+def depthwise_gradient(channels: int, size: int, kernel: int) -> Problem:
+    """Gradient of a depthwise convolution's weight, as a plan cuts the operator out of a training step."""
+    b = GraphBuilder()
+    dy, x = (b.input(TensorType(F16, (2, channels, size, size))) for _ in range(2))
+    border = (kernel // 2, kernel // 2)
+    params: dict[str, OriginParam] = {"kernel": (kernel, kernel), "strides": (1, 1), "pads": border}
+    params |= {"dilations": (1, 1), "groups": channels, "transposed": False}
+    made = apply(b, "conv_weight_gradient", [dy, x], params)
+    assert not isinstance(made, Declined), made.reason
+    graph = b.build(made)
+    (whole,) = (c for c in enumerate_candidates(graph).candidates if c.kind is Kind.ORIGIN)
+    return extract(graph, whole, (LAST, LAST), (ROW,)).problem
+
+
 def cases(facts: GpuFacts) -> Mapping[str, Case]:
     """Problems by label; without a schedule the generator's own first ones are launched."""
     return {
@@ -155,6 +172,7 @@ def cases(facts: GpuFacts) -> Mapping[str, Case]:
         "convolution 1x1": (convolution(96, 9, 200, 1), None),
         "convolution, f32": (convolution(3, 20, 24, 3, dtype=F32), None),
         "depthwise": (convolution(48, 15, 48, 5, groups=48), None),
+        "depthwise, weight's gradient": (depthwise_gradient(48, 15, 3), None),
         **products(),
         **fused(),
         **layered(facts),

@@ -64,9 +64,13 @@ def test_all_triples_once_and_the_most_unlike_ones_first() -> None:
     assert set(counts.values()) == {4} and counts[NO_LC, CO_RUNNER] == counts[NO_LC, CHUNKS] == 4
 
 
+OF_TRAINING = {"depthwise_wgrad"}
+"""Two launches each, and no latency-critical model has them."""
+
+
 def test_every_template_has_its_cases() -> None:
     every = cases(FACTS)
-    assert {c.template for c in every} >= {*NAMED, "pools"}
+    assert {c.template for c in every} >= {*NAMED, "pools"} - OF_TRAINING
     assert {c.job for c in every} == set(jobs.names()) and {c.binding for c in every} == {*BINDINGS, CO_RUNNER, CHUNKS}
     assert {str(c) for c in cases(FACTS, ["tma"])} == {str(c) for c in every if c.template == "tma"}
     assert all(c.label == NO_LC or hosts(FACTS)[c.label].template == c.template for c in every)
