@@ -296,7 +296,9 @@ class Search:
                 if self._planning is not None and (spare := self._meanwhile(self._planning.future)):
                     return self._take(spare)
                 requests = self._ready()
-                if len(requests) < (1 if self._completing else self._policy.batch) and self._planning is not None:
+                few = len(requests) < (1 if self._completing else self._policy.batch)
+                idle = self._policy.overlaps and len(self._flying) < SPARES  # who measures would wait for the plan
+                if few and self._planning is not None and not (requests and idle):
                     self._plan()
                     requests = self._ready()
                 if requests:
@@ -366,18 +368,17 @@ class Search:
 
     def _meanwhile(self, busy: Future[_R]) -> list[_Request]:
         """What else to measure where nothing is asked until the host is ready: of large networks that takes seconds."""
-        if busy.done() or self._completing or not self._policy.overlaps or self._ready():
+        if busy.done() or not self._policy.overlaps or self._ready():
             return []
         if len(self._spared & self._flying.keys()) >= SPARES:
             return []
-        while self._spare:
-            task = self._spare.pop(0)
+        depth = Depth.FEW if self._completing else Depth.ALL  # what the plan wants is to go first once it is there
+        for task in self._spare:
             key = task.problem.key
-            if key in self._flying or key not in self.known.best_us:
-                continue
-            if self._depth_of(task) is not Depth.ALL and self._has_more(task):
+            measured = key in self.known.best_us and key not in self._flying
+            if measured and self._depth_of(task) < depth and self._has_more(task):
                 self._spared.add(key)
-                return [_Request(task, Depth.ALL)]
+                return [_Request(task, depth)]
         return []
 
     def _ready(self) -> list[_Request]:
