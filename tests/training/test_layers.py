@@ -82,6 +82,14 @@ def test_16_bit_values_and_gradients_are_near_the_exact_ones(dtype: torch.dtype,
         assert (got.double() - right).norm() <= limit * right.norm()
 
 
+def test_autocast_leaves_f64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_in_one_call", lambda given, *, is_causal: given[0].dtype is not torch.float64)
+    q, k, v = (x.detach() for x in drawn((1, 2, 5, 8), (1, 2, 7, 8), (1, 2, 7, 8)))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(q, k, v)
+    torch.testing.assert_close(found, functional.scaled_dot_product_attention(q, k, v))
+
+
 def test_scores_of_f16_are_scaled_before_they_pass_its_range() -> None:
     q, k, v = (x.detach() for x in drawn((1, 1, 4, 64), (1, 1, 4, 64), (1, 1, 4, 8), dtype=torch.float16))
     found = attention(60 * q, 60 * k, v)  # up to some 100,000 before they are scaled

@@ -68,7 +68,7 @@ def _recurrent(
     apart = len(weights) == layers * (1 + bidirectional) * (4 if has_biases else 2)
     if not apart or x.dim() != 3 or (dropout and train) or hidden.shape[-1] != weights[1].shape[-1]:
         return None
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:  # which it leaves
         x, hidden, *weights = (t.to(torch.float16) for t in (x, hidden, *weights))
         cell = None if cell is None else cell.to(torch.float16)
     x = x.transpose(0, 1) if batch_first else x
@@ -111,7 +111,7 @@ def attention(
         key, value = (x.repeat_interleave(shared, -3) for x in (key, value))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     kind, before = query.dtype, 1.0
-    if torch.is_autocast_enabled(query.device.type):
+    if torch.is_autocast_enabled(query.device.type) and query.dtype is not torch.float64:  # which it leaves
         kind = torch.get_autocast_dtype(query.device.type)
     if attn_mask is None and dropout_p == 0:
         given = [x.to(kind) for x in (query, key, value)]
