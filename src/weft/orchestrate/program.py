@@ -140,11 +140,7 @@ def _relax(costs: _Vector, rows: Rows, start: int) -> tuple[float, _Vector, _Vec
         return 0.0, nothing, nothing
     from scipy.optimize import linprog  # here, because a plan that is recalled needs no solver
 
-    # `presolve` here has left nothing to HiGHS's, which takes longer than the simplex (training steps: 2.6 of 3.9 s)
-    answer = linprog(
-        costs, A_ub=-rows.matrix(len(costs)), b_ub=-np.array(rows.bounds), bounds=(0, 1), method="highs",
-        options={"presolve": False},
-    )  # fmt: skip
+    answer = linprog(costs, A_ub=-rows.matrix(len(costs)), b_ub=-np.array(rows.bounds), bounds=(0, 1), method="highs")
     if answer.status != 0:
         return 0.0, nothing, nothing
     return float(answer.fun), np.maximum(answer.lower.marginals, 0.0), answer.x
@@ -252,12 +248,17 @@ CORE_GROWTH = 10.0
 
 
 def _plan_of_core(model: _Model) -> tuple[int, ...]:
-    """The heuristic plan over a core: where so few options are left, the local choices are seldom misled."""
+    """The cheaper of two heuristic plans: over a core, where local choices are seldom misled, and over all options.
+
+    Of a GPT-2's training step, at estimates, the core's took 10168 us, or 11080 where the relaxation had another of its
+    optima, that over all options 8443.
+    """
+    whole = heuristic_plan(model.instance, model.kept)
     lift = model.step
     while True:
         chosen = [k for k, r in zip(model.kept, model.reduced, strict=False) if r <= lift]
         try:
-            return heuristic_plan(model.instance, chosen)
+            return min(heuristic_plan(model.instance, chosen), whole, key=lambda plan: _total(model.instance, plan))
         except InvalidGraphError:
             if len(chosen) == len(model.kept):
                 raise
