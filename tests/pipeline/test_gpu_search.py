@@ -358,6 +358,7 @@ def test_other_kernels_of_the_dearest_problems_are_measured_while_a_plan_is_made
     search, solver, machine, first = second_plan(posed, SearchPolicy(batch=100, late=0.8, overlaps=True))
     asked = [search.next_batch() for _ in range(SPARES)]
     assert solver.waiting, "the plan is not made yet"
+    assert search.next_batch() == (), "some are on their way"
     orders = [o for batch in asked for o in batch or ()]
     assert len(orders) == SPARES == len({o.task.problem.key for o in orders})
     uses = Counter(o.task.problem.key for o in first.values() for _ in o.task.uses)

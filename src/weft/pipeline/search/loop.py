@@ -296,6 +296,8 @@ class Search:
                 if self._planning is not None and (spare := self._meanwhile(self._planning.future)):
                     return self._take(spare)
                 requests = self._ready()
+                if not requests and self._planning is not None and self._spared & self._flying.keys():
+                    return ()  # another is asked for once one of these is measured, or the plan is there
                 few = len(requests) < (1 if self._completing else self._policy.batch)
                 idle = self._policy.overlaps and len(self._flying) < SPARES  # who measures would wait for the plan
                 if few and self._planning is not None and not (requests and idle):
@@ -445,18 +447,14 @@ class Search:
         hurried = self._policy.overlaps and self._search_s < HURRIED * TRIAL_S * len(wanted)
         self._queue = [_Request(t, self._depth(t, hurried=hurried)) for t in first]
         uses = Counter(owners[i].problem.key for i in found.chosen)
-        share = {k: n * known.best_us.get(k, 0.0) for k, n in uses.items()}
-        measured = sorted((self.problems.tasks[k] for k in share), key=lambda t: -share[t.problem.key])
-        measured = [t for t in measured if t.problem.key not in wanted]
+        tasks = {k: self.problems.tasks[k] for k in uses}
+        share = {k: n * known.price(tasks[k]) for k, n in uses.items()}
+        dearest = [tasks[k] for k in sorted(share, key=lambda k: -share[k])]
+        measured = [t for t in dearest if t.problem.key not in wanted]
         self._queue += [_Request(t, Depth.FEW) for t in measured if self._depth_of(t) is Depth.ONE]
         slow = [t for t in measured if share[t.problem.key] >= WIDEN_SHARE * found.cost_us]
         self._queue += [_Request(t, Depth.ALL) for t in slow if self._depth_of(t) is Depth.FEW and self._has_more(t)]
-        tasks = [self.problems.tasks[k] for k in uses]
-        cost_us = {t.problem.key: uses[t.problem.key] * known.price(t) for t in tasks}
-        self._spare = sorted(
-            (t for t in tasks if cost_us[t.problem.key] >= SPARE_SHARE * found.cost_us),
-            key=lambda t: -cost_us[t.problem.key],
-        )
+        self._spare = [t for t in dearest if share[t.problem.key] >= SPARE_SHARE * found.cost_us]
         if not wanted:
             self._collect_rest()
         self._complete_plan(hurried=hurried, whole=not wanted)
