@@ -18,10 +18,11 @@ import torch
 from tests.training.interrupts import everything, interrupt
 from torch import nn
 
+from weft.generate.library.deterministic import deterministic
 from weft.options import Options
 from weft.runtime.in_place import Baking, InPlace, Placed, Placing
 from weft.training import Step, compile_step
-from weft.training.eager import EagerStep, _is_dense, deterministic
+from weft.training.eager import EagerStep, _is_dense
 
 UNTUNED = Options(budget_s=0)
 Make = Callable[[Any], torch.optim.Optimizer]

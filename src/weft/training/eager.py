@@ -7,12 +7,9 @@ of the traced graph, which by itself, operator by operator, is some times slower
 from __future__ import annotations
 
 import operator
-import os
 import threading
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast, final
@@ -21,12 +18,12 @@ import torch
 
 from weft.frontends.torch import Program
 from weft.frontends.torch.copies import deep_copy
+from weft.generate.library.deterministic import deterministic
 from weft.runtime.executable import without_autocast
 from weft.runtime.in_place import Baking, InPlace, copies
 from weft.training.trace import Both, Form, Tensors, Traced, called, stepped, unlaid
 
 _FUSED_TYPES = (torch.float32, torch.float64)
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 Rows = Sequence[Sequence[float]]
 """The settings on the host, a row for each group."""
 
@@ -252,29 +249,6 @@ class _InPlace:
     def dry(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         """The same results; nothing that is given is written."""
         return self.step.apart(tensors, self.numbers)
-
-
-@contextmanager
-def deterministic(*, warn_only: bool) -> Iterator[None]:
-    """Operators that have a deterministic form take it; others are errors, or what torch says of them is not heard."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    memory = torch.utils.deterministic
-    filled = memory.fill_uninitialized_memory  # type: ignore[attr-defined]
-    workspace = os.environ.get(_WORKSPACE)
-    # torch's own function of the name loads the compiler's settings, and changes them
-    change = torch._C._set_deterministic_algorithms
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            change(True, warn_only=warn_only)
-            memory.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-            os.environ.setdefault(_WORKSPACE, ":4096:8")  # else no product is deterministic to torch
-            yield
-        finally:
-            if workspace is None:
-                os.environ.pop(_WORKSPACE, None)
-            change(before[0], warn_only=before[1])
-            memory.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 
 
 def _all(calls: Iterable[Callable[[], object]]) -> None:

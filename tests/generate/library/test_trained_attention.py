@@ -9,7 +9,9 @@ import torch
 from torch.nn import functional
 
 from weft.errors import ArtifactError
-from weft.generate.library import trained_attention
+from weft.frontends.torch import importer
+from weft.generate.library import opaque_aten, trained_attention
+from weft.generate.library.deterministic import deterministic
 from weft.generate.library.opaque_aten import run_aten
 from weft.ir.attrs import OpaqueAttrs
 from weft.ir.declined import Declined
@@ -108,11 +110,15 @@ def flags() -> tuple[bool, bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), warns, fills
 
 
+def test_what_is_imported_is_what_payloads_may_name() -> None:
+    assert {f"{name.replace('::', '.')}.default" for name in opaque_aten.OWN} == importer._OWN
+
+
 def test_flags_are_as_they_were_whatever_is_raised() -> None:
     before, inside = flags(), []
 
     def fails() -> None:
-        with trained_attention._in_one_order():
+        with deterministic(warn_only=False):
             inside.append(flags())
             raise KeyError
 

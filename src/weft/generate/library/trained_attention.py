@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from weft.generate.library.deterministic import deterministic
 
 NAMES = frozenset({"attention", "attention_backward"})
 """Operators in the namespace `weft`."""
 LARGEST_HEAD = 128
 """Elements of a head up to which the kernels have a deterministic backward pass on every GPU from sm_80."""
 _FLAGS = threading.Lock()
+"""Whether sums have one order is a setting of the whole process."""
 
 
 def is_taken(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
@@ -37,21 +38,6 @@ def is_taken(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> boo
         and width % 8 == 0
         and width <= LARGEST_HEAD
     )
-
-
-@contextmanager
-def _in_one_order() -> Iterator[None]:
-    """Kernels whose sums have one order; memory of results is not filled before."""
-    with _FLAGS:
-        mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.use_deterministic_algorithms(True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(mode[0], warn_only=mode[1])
-            torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
 
 
 def _heads_first(*given: torch.Tensor) -> list[torch.Tensor]:
@@ -80,7 +66,7 @@ def attention(
     """
     q, k, v = _heads_first(query, key, value)
     if is_taken(q, k, v):
-        with _in_one_order():
+        with _FLAGS, deterministic(warn_only=False):
             found = torch.ops.aten._scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, False, scale=scale)
         return found[0].transpose(1, 2).contiguous(), found[1].contiguous()
     scores = _scores(q, k, causal, scale)
@@ -104,7 +90,7 @@ def attention_backward(
     g, q, k, v, o = _heads_first(gradient, query, key, value, out)
     if is_taken(q, k, v):
         unused = torch.empty(2, dtype=torch.uint64, device=q.device)  # of dropout, which there is none of
-        with _in_one_order():
+        with _FLAGS, deterministic(warn_only=False):
             found = torch.ops.aten._scaled_dot_product_flash_attention_backward.default(
                 g, q, k, v, o, sums, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused, scale=scale
             )
