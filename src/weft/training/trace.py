@@ -250,12 +250,11 @@ def without_gradient(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode, _tracing(both):
-        trained = {n: mode.from_tensor(x.detach()).requires_grad_() for n, x in tensors.trained.items()}
-        fixed = {n: mode.from_tensor(x.detach()) for n, x in tensors.fixed.items()}
+        own = _without_memory(tensors, mode)
         fake = [mode.from_tensor(x) for x in inputs]
-        loss = _checked_loss(_raising(lambda: called(both, {**trained, **fixed}, fake, form)))
-        found: Sequence[Any] = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-    return frozenset(n for n, g in zip(trained, found, strict=True) if g is None)
+        loss = _checked_loss(_raising(lambda: called(both, {**own.trained, **own.fixed}, fake, form)))
+        found: Sequence[Any] = torch.autograd.grad(loss, list(own.trained.values()), allow_unused=True)
+    return frozenset(n for n, g in zip(own.trained, found, strict=True) if g is None)
 
 
 def _raising(call: Callable[[], Any]) -> Any:
@@ -301,6 +300,7 @@ def trace(both: Both, tensors: Tensors, inputs: Sequence[torch.Tensor], form: Fo
 
 
 def _without_memory(tensors: Tensors, mode: FakeTensorMode) -> Tensors:
+    """Tensors of the same sizes, of which nothing is computed."""
     trained = {n: torch.nn.Parameter(mode.from_tensor(x.detach())) for n, x in tensors.trained.items()}
     return Tensors(trained, {n: mode.from_tensor(x.detach()) for n, x in tensors.fixed.items()})
 

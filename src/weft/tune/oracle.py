@@ -66,6 +66,9 @@ class _State:
     """Infinite weights are multiplied with the zeros of a convolution's padding."""
     undefined: bool = False
     """Set by a primitive that met an undefined case."""
+    call: tuple[str, tuple[int, ...]] = ("", ())
+    """Payload and operands of the last call of a framework's operator; its results are nodes one after another."""
+    results: Sequence[T] = ()
 
     def count(self, start: int, end: int) -> T:
         """Whole numbers from `start` to before `end`."""
@@ -885,7 +888,9 @@ def _is_own(n: Node) -> bool:
 
 def _called(s: _State, n: Node, x: list[T]) -> T:
     assert isinstance(n.attrs, a.OpaqueAttrs)
-    return run_aten(n.attrs.payload, x)[n.attrs.result].to(s.held(n.type.dtype))
+    if s.call != (call := (n.attrs.payload, n.inputs)):
+        s.call, s.results = call, run_aten(n.attrs.payload, x)
+    return s.results[n.attrs.result].to(s.held(n.type.dtype))
 
 
 def _sign(x: T) -> T:

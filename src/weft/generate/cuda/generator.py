@@ -81,7 +81,7 @@ class CudaGenerator:
 
     def emit(self, problem: Problem, schedule: Schedule) -> CudaSource | Declined:
         """The kernel's text, or why there is none."""
-        if _has_contraction(problem.graph) or dict(schedule.params).get("template") == "depthwise_wgrad":
+        if _has_contraction(problem.graph) or not isinstance(templates.template_of(schedule), Declined):
             return templates.emit(problem, schedule)
         declined = _refuse(problem)
         if declined is not None:

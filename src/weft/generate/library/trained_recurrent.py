@@ -113,16 +113,11 @@ def recurrent_backward(
 
 @recurrent.register_fake
 def _(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    hidden: torch.Tensor,
-    cell: torch.Tensor | None,
-    mode: int,
-    layers: int,
-    bidirectional: bool,
+    x: torch.Tensor, weights: Sequence[torch.Tensor], hidden: torch.Tensor, cell: torch.Tensor | None, *how: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    _mode, _layers, bidirectional = how
     shapes = tuple(tuple(w.shape) for w in weights)
-    kept, packed = _sizes(tuple(x.shape), shapes, tuple(hidden.shape), x.dtype, x.device, mode, layers, bidirectional)
+    kept, packed = _sizes(tuple(x.shape), shapes, tuple(hidden.shape), x.dtype, x.device, *how)
     y = x.new_empty((*x.shape[:-1], hidden.shape[-1] * (1 + bidirectional)))
     last_cell = x.new_empty((0,) if cell is None else cell.shape)
     return y, x.new_empty(hidden.shape), last_cell, x.new_empty(kept, dtype=torch.uint8), x.new_empty(packed)
