@@ -433,16 +433,25 @@ def training(device: str = GPU, module: str = "gpu_training") -> str:
             peers,
             bold + (f" ({best})" if best else ""),
             *([f"{c['memory_share']:.2f}" if "memory_share" in c else ""] if device == GPU else []),
+            *([_trained(c.get("trained"))] if device == GPU else []),
             {"True": "yes", "False": "**no**"}.get(str(c.get("right")), ""),
             str(own.get("plan", "")),
             str(own.get("kernels", "")),
             f"{own['tuning_s']:.0f}" if "tuning_s" in own else "",
             str(c.get("commit", "")),
         ])  # fmt: skip
-    memory = ["memory over torch.compile's"] if device == GPU else []
+    memory = ["memory over torch.compile's", "loss at last (eager's range)"] if device == GPU else []
     head = ["network/batch", "Weft ms", "peers ms", "× best peer", *memory, "losses right",
             "plan", "kernels", "seconds of search", "commit"]  # fmt: skip
     return markdown(head, rows + failed(lines, len(head))) + f"\n\n{_run_by(lines)}"
+
+
+def _trained(found: dict[str, Any] | None) -> str:
+    """Weft's mean loss after many steps, beside the least and most of eager's seeds; bold outside of them."""
+    if not found:
+        return ""
+    mean, (least, most) = f"{found['weft']:.4g}", found["eager"]
+    return f"{mean if found['inside'] else f'**{mean}**'} ({least:.4g} to {most:.4g})"
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -26,6 +26,9 @@ SHOWN = ("resnet50", "gpt2", "dlrm")
 """Of small forms, if no others are named."""
 CHECKED, WARM, ROUNDS, ROUND_S = 5, 3, 15, 0.2
 """Batches whose losses are compared, steps before anything is recorded, samples, and how long each is at least."""
+SEEDS, EPOCH, LAST = 5, 10, 30
+"""Where many steps are trained: from how many seeds, over how many batches again and again, and of how many last steps
+the loss counts."""
 STAGE_S = 0.1
 """Stages of a compilation that took less are not named."""
 SLOWEST = 40
@@ -72,6 +75,22 @@ class Placed:
         """Of the first batches."""
         self.back()
         return [float(step(*self.batch(k))) for k in range(CHECKED)]
+
+    def trained(self, step: Step, steps: int) -> list[float]:
+        """Mean loss of the last steps, for each of the seeds: of weights, of random numbers, and of batches' order."""
+        held = [self.batch(k) for k in range(EPOCH)]
+        found = []
+        for seed in range(SEEDS):
+            self.back()
+            torch.manual_seed(seed)
+            fresh = self.case.build(self.small).state_dict()
+            with torch.no_grad():
+                for name, x in self.model.state_dict().items():
+                    x.copy_(fresh[name])
+            order = torch.randint(EPOCH, (steps,), generator=torch.Generator().manual_seed(seed)).tolist()
+            losses = [step(*held[k]).detach().clone() for k in order]
+            found.append(float(torch.stack(losses[-LAST:]).double().mean()))
+        return found
 
     def loop(self, loss: Step, *, autocast: bool = True) -> Step:
         """A step as a loop does it; `loss`: of a batch."""
@@ -212,7 +231,16 @@ def case_row(name: str, runs: Mapping[str, Row], settings: Row, suite: str = SUI
         compilers = [x for who, x in memory.items() if who in ("inductor", "autotune")]
         if compilers and "weft" in memory:
             row["memory_share"] = round(memory["weft"] / min(compilers), 3)
+        if "trained" in runs["weft"] and "trained" in runs.get("eager", {}):
+            row["trained"] = long_run(runs["weft"]["trained"], runs["eager"]["trained"])
     return {**row, "runs": dict(runs)}
+
+
+def long_run(mine: Any, eager: Any) -> Row:
+    """Weft's loss after many steps, the mean over its seeds, and the range of eager's; whether it lies in there."""
+    mean, least, most = statistics.fmean(mine), min(eager), max(eager)
+    each = sum(least <= x <= most for x in mine)
+    return {"weft": mean, "eager": [least, most], "inside": least <= mean <= most, "seeds_inside": each}
 
 
 def is_right(runs: Mapping[str, Row]) -> bool | None:
@@ -246,4 +274,6 @@ def summary(rows: Sequence[Row]) -> Row:
         "right": sum(r.get("right") is True for r in rows), "wrong": sum(r.get("right") is False for r in rows),
         "speedup_mean": round(mean, 3), "speedup_least": min(found, default=0.0), "slower": sum(x < 1 for x in found),
         "memory_share_most": max(shares, default=0.0),
+        "trained": sum("trained" in r for r in rows),
+        "trained_outside": [r["case"] for r in rows if r.get("trained", {"inside": True})["inside"] is not True],
     }  # fmt: skip

@@ -25,7 +25,7 @@ def test_small_forms_run_on_the_processor(tmp_path: Path) -> None:
     head, row, last = _main(path, "--who", "eager")
     assert head["record"] == "environment"
     assert row["case"] == "dlrm/b2048" and set(row["runs"]) == {"eager"} and "weft_ms" not in row
-    _, row, last = _main(path)  # it goes on where it was
+    _, row, last = _main(path, "--again", "eager", "--steps", "8")  # it goes on where it was
     eager, mine = row["runs"]["eager"], row["runs"]["weft"]
     assert row["right"] is True and row["settings"]["small"] is True
     assert row["peers_ms"] == {"eager": eager["ms"]} and row["weft_ms"] == mine["ms"] > 0
@@ -33,6 +33,8 @@ def test_small_forms_run_on_the_processor(tmp_path: Path) -> None:
     assert len(mine["losses"]) == len(eager["losses_f32"]) == training_steps.CHECKED
     assert mine["plan"] in ("library", "eager") and mine["opaque"] is not None
     assert (last["cases"], last["compared"], last["right"], last["wrong"]) == (1, 1, 1, 0)
+    assert len(set(mine["trained"])) == len(eager["trained"]) == training_steps.SEEDS and last["trained"] == 1
+    assert mine["trained"] == pytest.approx(eager["trained"], rel=1e-3) and row["settings"]["steps"] == 8
 
 
 def test_a_contender_without_an_answer_is_a_result(tmp_path: Path) -> None:
@@ -79,6 +81,18 @@ def test_what_a_row_says() -> None:
     said = training_steps.summary([row, {**row, "speedup_best": 0.8, "right": False}, {"case": "b"}])
     assert (said["cases"], said["compared"], said["speedup_mean"], said["slower"], said["wrong"]) == (3, 2, 1.0, 1, 1)
     assert training_steps.summary([])["speedup_mean"] == 0.0
+
+
+def test_the_loss_after_many_steps() -> None:
+    long = training_steps.long_run([1.0, 1.2, 1.4], [1.1, 1.3])
+    assert long == {"weft": pytest.approx(1.2), "eager": [1.1, 1.3], "inside": True, "seeds_inside": 1}
+    for mean in (1.0, 1.31, float("nan")):
+        assert training_steps.long_run([mean], [1.1, 1.3])["inside"] is False
+    runs: dict[str, Any] = {"weft": {"ms": 1.0, "trained": [2.0]}, "eager": {"ms": 2.0, "trained": [1.0, 1.5]}}
+    row = training_steps.case_row("a", runs, {})
+    assert row["trained"]["inside"] is False
+    said = training_steps.summary([row, training_steps.case_row("b", {"weft": {"ms": 1.0}, "eager": {"ms": 2.0}}, {})])
+    assert (said["trained"], said["trained_outside"]) == (1, ["a"])
 
 
 def test_what_is_left() -> None:
