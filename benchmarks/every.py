@@ -205,6 +205,9 @@ SUITES = (
     suite("budget", f"benchmarks.budget --device cuda {_LEFT}", case_s=200.0),
     suite("autotune", "benchmarks.gpu_autotune --batch 1,16 --jobs 4 --keep {kept}/autotune.tgz"
           f" --resume {{kept}}/autotune.tgz {_LEFT}", case_s=180.0),
+    suite("autotune-classes", "benchmarks.gpu_autotune --classes --jobs 8 --keep {kept}/autotune-classes.tgz"
+          f" --resume {{kept}}/autotune-classes.tgz {_LEFT}", records="autotune", case_s=180.0,
+          needs=libraries("timm", "torchvision", "transformers")),
     suite("best-effort", f"benchmarks.gpu_best_effort --out - {_LEFT}"),
     suite("colocate-pairs", "benchmarks.gpu_pairs --cache {kept}/cubins --database {kept}/database"
           f" --out - {_LEFT}", case_s=150.0),

@@ -2,21 +2,26 @@
 
     python -m benchmarks.gpu_autotune [NAME ...] [--batch 1,16] [--dtype f16] [--seconds 560]
     CUDA_VISIBLE_DEVICES=0 taskset -c 0-15 python -m benchmarks.gpu_autotune --jobs 8 --part 0/2 --seconds 350
+    python -m benchmarks.gpu_autotune --classes [NAME ...] [--jobs 8] [--part 0/2] [--seconds 350]
 
-Eager's graph is timed in the same interleaved rounds, and is the yardstick: `benchmarks.gpu_networks` times it beside
-Weft. Cases already on record are passed over, and no case is begun after `--seconds`, so that the command can be given
-again until nothing is left.
+Eager's graph is timed in the same interleaved rounds, and is the yardstick: `benchmarks.gpu_networks` and
+`benchmarks.classes` time it beside Weft. Cases already on record are passed over, and no case is begun after
+`--seconds`, so that the command can be given again until nothing is left.
+
+`--classes` takes in place of the ten networks those of `benchmarks.classes`, all or those whose names begin so, in f16,
+each at its batch, posed and checked as there. One that is among the ten (segformer_b0/b16, vgg16/b16) is the same case,
+measured once. The compiler is given images with channels last, with `--layouts both` in either memory format.
 
 With `--jobs N`, N networks are compiled at a time on one GPU, in processes of their own, those that take longest first.
 Every timing on which Inductor bases a choice is made in the process's turn at the GPU (`side_by_side.Turn`). What runs
-there outside a turn: each network's reference in float64, its weights' way to the GPU, eager's graphs (three runs and a
-capture each), all before its compilation begins; then the inputs of kernels that are about to be timed and one run of
-each, which brings it to the GPU, and three runs and a capture of what was compiled. Inductor takes the least of up to
-100 samples, so that little of this shows. After `--seconds`, or when all is compiled, what still compiles is ended, and
-the networks are timed one at a time while the others idle, by the same protocol as without `--jobs`. Compilers' files
-are kept apart by network: nobody meets what another left. A case's record has the seconds that it waited for turns and
-held them in `turns_s`, and from start to graph in `prepared_s`; `peer_compile_s` is then on a machine that others use
-too.
+there outside a turn: each network's reference in float64 (a class's: on the processor), its weights' way to the GPU,
+eager's graphs (three runs and a capture each), all before its compilation begins; then the inputs of kernels that are
+about to be timed and one run of each, which brings it to the GPU, and three runs and a capture of what was compiled.
+Inductor takes the least of up to 100 samples, so that little of this shows. After `--seconds`, or when all is compiled,
+what still compiles is ended, and the networks are timed one at a time while the others idle, by the same protocol as
+without `--jobs`. Compilers' files are kept apart by network: nobody meets what another left. A case's record has the
+seconds that it waited for turns and held them in `turns_s`, and from start to graph in `prepared_s`; `peer_compile_s`
+is then on a machine that others use too.
 
 `--part K/N` takes every Nth of the missing cases, for N such runs on as many GPUs, started together. `--keep FILE`
 leaves Inductor's own records of what it has timed (a few MB); with `--resume FILE`, as often as there are such files, a
@@ -28,6 +33,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib.util
+import math
 import os
 import re
 import signal
@@ -44,11 +51,13 @@ from typing import Any
 
 import torch
 
+from benchmarks import classes
+from benchmarks.cases.class_models import GPU
 from benchmarks.gpu_networks import error_of, peer, posed
 from benchmarks.harness import record
 from benchmarks.harness.left import MORE, add_option
 from benchmarks.harness.side_by_side import PREPARING, Result, Task, Turn, niceness, run, work
-from benchmarks.models import NETWORKS
+from benchmarks.models import NETWORKS, vision_operators
 from weft.pipeline.finish import interleave
 from weft.platform.cuda import platform as gpu
 
@@ -56,27 +65,50 @@ LONGEST_FIRST = (
     "yolov4", "inception_v3", "resnet50", "efficientvit_b1", "yolox_nano",
     "segformer_b0", "vit_b16", "bert_base", "candy", "vgg16",
 )  # fmt: skip
+MEMBERS = {f"{member.case}/f16": member for member in GPU}
+"""Of the classes, by their cases; who has the name of one of the ten networks is that one."""
 MEASURE_S = 60.0
 ENTRIES = ("benchmark_gpu", "benchmark_gpu_with_cuda_graph")
 """The methods of Inductor's benchmarkers in which anything is timed on a GPU."""
 
 
-def prepared(name: str, batch: int, dtype: str, rounds: int) -> Callable[[], dict[str, Any]]:
+Posed = tuple[torch.nn.Module, Sequence[torch.Tensor], Callable[[Sequence[torch.Tensor]], float], float]
+"""A module and its inputs on the GPU, the error of a result, and above which a time does not count."""
+
+
+def pose(case: str) -> Posed:
+    """The network of a case's name: one of the ten, or a class's."""
+    name, batch, dtype = split(case)
+    if name in NETWORKS:
+        module, inputs, wide = posed(name, batch, dtype)
+        return module, inputs, lambda got: error_of(got, wide), math.inf
+    if importlib.util.find_spec("torchvision"):
+        vision_operators.provide()
+    module, given, exact = classes.posed(MEMBERS[case], "cuda")
+    return module, given, lambda got: classes.error_of(got, exact), classes.LIMITS["cuda"]
+
+
+def prepared(case: str, rounds: int, layouts: str) -> Callable[[], dict[str, Any]]:
     """Compile one network and record its graphs; what then times them, and gives the case's line."""
-    module, inputs, exact = posed(name, batch, dtype)
+    module, inputs, error, limit = pose(case)
     images = all(x.ndim == 4 for x in inputs)
     graphs, compile_s = {}, {}
-    for who, last in (("eager", False), *([("eager", True)] if images else []), ("autotune", images)):
-        label = f"{who}_last" if last else who
-        graphs[label], compile_s[label], _, _ = peer(who, module, inputs, channels_last=last)
+    for who in ("eager", "autotune"):
+        both = images and (who == "eager" or layouts == "both")
+        for last in (False, True) if both else (images,):
+            label = f"{who}_last" if last else who
+            graphs[label], compile_s[label], _, _ = peer(who, module, inputs, channels_last=last)
 
     def measure() -> dict[str, Any]:
-        errors = {k: error_of(graph.replay(), exact) for k, graph in graphs.items()}
-        runs = {k: graph.replay for k, graph in graphs.items()}
+        errors = {k: error(graph.replay()) for k, graph in graphs.items()}
+        wrong = {k: f"an error of {x:.1e}" for k, x in errors.items() if x > limit}
+        runs = {k: graph.replay for k, graph in graphs.items() if k not in wrong}
         samples = interleave(runs, rounds=rounds, seed=1, budget_s=60, sample=gpu.sample_us)
         ms = {k: round(statistics.median(v) / 1e3, 5) for k, v in samples.items()}
         return {
-            "record": "case", "suite": "autotune", "case": f"{name}/b{batch}/{dtype}", "peers_ms": ms, "errors": errors,
+            "record": "case", "suite": "autotune", "case": case,
+            **({"class": MEMBERS[case].group} if case in MEMBERS else {}), "peers_ms": ms, "errors": errors,
+            **({"failed_peers": wrong} if wrong else {}),
             "peer_compile_s": {k: round(v, 1) for k, v in compile_s.items()},
             "samples_ms": {k: [round(x / 1e3, 5) for x in v] for k, v in samples.items()},
         }  # fmt: skip
@@ -98,8 +130,8 @@ def one_by_one(cases: Sequence[str], given: argparse.Namespace) -> None:
             print(f"{case}: no time left", file=sys.stderr)
             continue
         try:
-            put({**prepared(*split(case), given.rounds)(), "jobs": 1})
-        except RuntimeError as error:
+            put({**prepared(case, given.rounds, given.layouts)(), "jobs": 1})
+        except Exception as error:  # the other cases are to be measured
             lost(case, f"{type(error).__name__}: {error}")
         torch.compiler.reset()
         gc.collect()
@@ -173,7 +205,7 @@ def worker(given: argparse.Namespace) -> None:
         niceness(PREPARING)
         with inductor_in_turn(turn) as count:
             print(f"{count} functions of torch {torch.__version__} take turns", file=sys.stderr)
-            measure = prepared(*split(given.worker), given.rounds)
+            measure = prepared(given.worker, given.rounds, given.layouts)
         used = {"waited": round(turn.waited_s, 1), "held": round(turn.held_s, 1)}
         return lambda: {**measure(), "turns_s": used}
 
@@ -211,6 +243,7 @@ def task(case: str, folder: Path, cores: int, threads: int, given: argparse.Name
     files = folder / folder_of(case)
     files.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "benchmarks.gpu_autotune", "--worker", case, "--rounds", str(given.rounds)]
+    command += ["--layouts", given.layouts]
     environment = {
         **{k: v for k, v in os.environ.items() if k != "TRITON_CACHE_DIR"},  # Triton's lie in Inductor's folder then
         "TORCHINDUCTOR_CACHE_DIR": str(files),
@@ -284,12 +317,49 @@ def part(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def cases_of(given: argparse.Namespace) -> list[str]:
+    """The cases that are asked for, in the order of their list.
+
+    Raises:
+        ValueError: a name is nobody's, or options of the ten networks were given to classes.
+    """
+    if given.classes:
+        if given.batch or given.dtype:
+            raise ValueError("--batch and --dtype are for the ten networks: the classes' list has them")
+        if unknown := [name for name in given.names if not any(case.startswith(name) for case in MEMBERS)]:
+            there = ", ".join(member.case for member in MEMBERS.values())
+            raise ValueError(f"no such network of a class: {', '.join(unknown)}; there are {there}")
+        return [case for case in MEMBERS if not given.names or case.startswith(tuple(given.names))]
+    if unknown := sorted(set(given.names) - set(NETWORKS)):
+        raise ValueError(f"no such network: {', '.join(unknown)}; there are {', '.join(NETWORKS)}")
+    return [
+        f"{name}/b{batch}/{dtype}"
+        for batch in (given.batch or "1,16").split(",")
+        for dtype in (given.dtype or "f16").split(",")
+        for name in given.names or NETWORKS
+    ]
+
+
+def longest_first(cases: Sequence[str]) -> list[str]:
+    """Those of networks that take longest first; behind them, as they come, those of which it is not known."""
+
+    def place(case: str) -> tuple[int, int]:
+        name, batch, _ = split(case)
+        return (LONGEST_FIRST.index(name), -batch) if name in LONGEST_FIRST else (len(LONGEST_FIRST), 0)
+
+    return sorted(cases, key=place)
+
+
 def main() -> None:
     """Run the networks named on the command line, or all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=list(NETWORKS))
-    parser.add_argument("--batch", default="1,16")
-    parser.add_argument("--dtype", default="f16")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="networks, or with --classes how cases begin; all without")
+    parser.add_argument("--classes", action="store_true", help="the networks of benchmarks.classes")
+    parser.add_argument("--batch", default="", help="of the ten networks, by commas (1,16)")
+    parser.add_argument("--dtype", default="", help="of the ten networks, by commas (f16)")
+    parser.add_argument(
+        "--layouts", choices=("both", "last"), default="last", help="memory formats given to the compiler"
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=560.0)
     parser.add_argument("--jobs", type=int, default=1, help="networks compiled at a time")
@@ -303,8 +373,10 @@ def main() -> None:
     for hidden, kind in (("--worker", str), ("--turn", Path), ("--line", int), ("--parent", int)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if unknown := set(given.names) - set(NETWORKS):
-        parser.error(f"no such network: {', '.join(sorted(unknown))}; there are {', '.join(NETWORKS)}")
+    try:
+        wanted = cases_of(given)
+    except ValueError as error:
+        parser.error(str(error))
     if given.jobs < 2 and (given.keep or given.resume):
         parser.error("--keep and --resume need --jobs of 2 or more")
     if not torch.cuda.is_available():
@@ -314,17 +386,13 @@ def main() -> None:
         worker(given)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
-    wanted = [
-        f"{name}/b{batch}/{dtype}"
-        for batch in given.batch.split(",")
-        for dtype in given.dtype.split(",")
-        for name in given.names
-    ]
     there = known()
     k, n = given.part
     if given.jobs > 1:
-        wanted.sort(key=lambda case: (LONGEST_FIRST.index(split(case)[0]), -split(case)[1]))
+        wanted = longest_first(wanted)
     missing = [case for case in wanted if case not in there][k::n]
+    if lacking := classes.missing([MEMBERS[case] for case in missing if case in MEMBERS]):
+        sys.exit(f"benchmarks.gpu_autotune: not installed: {', '.join(lacking)} (`pip install {' '.join(lacking)}`)")
     if missing:
         (side_by_side if given.jobs > 1 else one_by_one)(missing, given)
     if given.left:

@@ -11,13 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.cases import class_models
+from benchmarks.cases.class_models import GPU, First, Member
 from benchmarks.harness import record
 from benchmarks.harness.side_by_side import Turn
 from benchmarks.models import NETWORKS
 from torch._inductor import config
 from torch._inductor.runtime import benchmarking
 
-from benchmarks import gpu_autotune
+from benchmarks import classes, gpu_autotune
+from weft.api import flat
+from weft.platform.cpu import host_sample
+from weft.platform.cuda import platform
 
 
 def test_inductor_times_kernels_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +117,15 @@ def test_parts_are_every_missing_case_once(monkeypatch: pytest.MonkeyPatch, batc
 
 @pytest.mark.parametrize(
     ("line", "why"),
-    [("resnet51", "no such network: resnet51"), ("--keep x.tgz", "need --jobs"), ("--part 3", "want K/N")],
+    [
+        ("resnet51", "no such network: resnet51"),
+        ("--classes gpt3", "no such network of a class: gpt3; there are gpt2/b1, opt/b1,"),
+        ("--classes gpt2 resnet50", "no such network of a class: resnet50"),
+        ("--classes --batch 1", "--batch and --dtype are for the ten networks"),
+        ("--classes gpt2 --keep x.tgz", "need --jobs"),
+        ("--keep x.tgz", "need --jobs"),
+        ("--part 3", "want K/N"),
+    ],
 )
 def test_what_makes_no_sense_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: str, why: str
@@ -125,3 +138,119 @@ def test_what_makes_no_sense_is_refused(
 
 def test_every_network_has_its_place() -> None:
     assert sorted(gpu_autotune.LONGEST_FIRST) == sorted(NETWORKS)
+
+
+def tiny() -> Member:
+    def make() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+        return First(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.GELU())).eval(), (torch.randn(2, 3, 8, 8),)
+
+    return Member("small", "tiny", make, 2, library="")
+
+
+def asked_for(monkeypatch: pytest.MonkeyPatch, line: str) -> tuple[list[str], argparse.Namespace]:
+    """The cases that a command line gives to `side_by_side`, in their order, and the options."""
+    given: list[tuple[list[str], argparse.Namespace]] = []
+    monkeypatch.setattr(gpu_autotune, "side_by_side", lambda cases, options: given.append((list(cases), options)))
+    monkeypatch.setattr(gpu_autotune, "known", lambda: {"vgg16/b16/f16", "opt/b1/f16"})
+    monkeypatch.setattr(classes, "missing", lambda _: [])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["x", *line.split()])
+    gpu_autotune.main()
+    return given[0]
+
+
+def test_classes_are_taken_in_their_order_behind_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = asked_for(monkeypatch, "--classes --jobs 8")
+    others = [f"{m.case}/f16" for m in GPU if m.name not in NETWORKS and m.name != "opt"]
+    assert first == ["segformer_b0/b16/f16", *others]
+    halves = [asked_for(monkeypatch, f"--classes --jobs 8 --part {k}/2")[0] for k in "01"]
+    assert sorted(halves[0] + halves[1]) == sorted(first) and halves[0][0] == first[0]
+    some, _ = asked_for(monkeypatch, "--jobs 8 --classes regnet gpt")
+    assert some == ["gpt2/b1/f16", "gpt_neox/b1/f16", "regnety_016/b1/f16", "regnetx_032/b1/f16"]
+    order = gpu_autotune.longest_first(
+        ["mamba/b1/f16", "vgg16/b1/f16", "gpt2/b1/f16", "yolov4/b1/f16", "yolov4/b16/f16"]
+    )
+    assert order == ["yolov4/b16/f16", "yolov4/b1/f16", "vgg16/b1/f16", "mamba/b1/f16", "gpt2/b1/f16"]
+
+
+def test_who_is_in_both_lists_is_the_same_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name, batch and type are one case, posed from `benchmarks.models` by either list."""
+    loaded: list[tuple[str, int]] = []
+    network, inputs = torch.nn.Linear(3, 2), (torch.zeros(1, 3),)
+
+    def load(name: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+        loaded.append((name, batch))
+        return network, inputs
+
+    monkeypatch.setattr(class_models, "load", load)
+    both = [m for m in GPU if m.name in NETWORKS]
+    for member in both:
+        module, given = member.make()
+        assert isinstance(module, First) and module.module is network
+        assert not module.names and all(x is y for x, y in zip(given, inputs, strict=True))
+    assert loaded == [(m.name, m.batch) for m in both] == [("segformer_b0", 16), ("vgg16", 16)]
+    assert len(gpu_autotune.MEMBERS) == len(GPU)
+
+    seen: list[tuple[str, int, str]] = []
+
+    def posed(*case: Any) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], list[torch.Tensor]]:
+        seen.append(case)
+        return network, inputs, [torch.ones(2)]
+
+    monkeypatch.setattr(gpu_autotune, "posed", posed)
+    module, _, error, _ = gpu_autotune.pose("vgg16/b16/f16")
+    assert seen == [("vgg16", 16, "f16")] and module is network and error([torch.ones(2)]) == 0.0
+
+
+@pytest.mark.parametrize(("layouts", "compiled"), [("last", [True]), ("both", [False, True])])
+def test_a_network_of_a_class_is_posed_and_checked_as_there(
+    monkeypatch: pytest.MonkeyPatch, layouts: str, compiled: list[bool]
+) -> None:
+    class Graph:
+        def __init__(self, run: Callable[[], list[torch.Tensor]]) -> None:
+            self.replay = run
+
+    def peer(name: str, module: torch.nn.Module, inputs: Any, *, channels_last: bool) -> tuple[Graph, float, int, int]:
+        factor = 1.0 if (name, channels_last) != ("eager", True) else 1.5
+        asked.append((name, channels_last))
+        return Graph(lambda: [x * factor for x in flat(module(*inputs))]), 1.23, 0, 0
+
+    asked: list[tuple[str, bool]] = []
+    there = classes.posed
+    monkeypatch.setattr(classes, "posed", lambda member, _: there(member, "cpu"))
+    monkeypatch.setattr(gpu_autotune, "peer", peer)
+    monkeypatch.setattr(platform, "sample_us", host_sample)
+    monkeypatch.setitem(gpu_autotune.MEMBERS, "tiny/b2/f16", tiny())
+    with torch.no_grad():
+        line = gpu_autotune.prepared("tiny/b2/f16", 5, layouts)()
+    assert asked == [("eager", False), ("eager", True), *(("autotune", last) for last in compiled)]
+    labels = {"autotune_last" if last else "autotune" for last in compiled}
+    assert (line["case"], line["class"], line["suite"]) == ("tiny/b2/f16", "small", "autotune")
+    assert set(line["peers_ms"]) == set(line["samples_ms"]) == {"eager", *labels}
+    assert line["errors"]["eager"] < 1e-6
+    assert line["failed_peers"] == {"eager_last": "an error of 5.0e-01"}, "what is wrong has no time"
+    assert set(line["peer_compile_s"]) == {"eager", "eager_last", *labels}
+    json.dumps(line)
+
+
+def test_a_worker_makes_the_case_that_it_was_started_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, given = asked_for(monkeypatch, "--classes gpt2 --jobs 8 --layouts both --rounds 7")
+    task = gpu_autotune.task("gpt2/b1/f16", tmp_path, 16, 2, given)
+    assert list(task.command[1:3]) == ["-m", "benchmarks.gpu_autotune"]
+    made: list[tuple[str, int, str]] = []
+    monkeypatch.setattr(gpu_autotune, "worker", lambda x: made.append((x.worker, x.rounds, x.layouts)))
+    monkeypatch.setattr("sys.argv", ["x", *task.command[3:], "--line", "3", "--parent", "1"])
+    gpu_autotune.main()
+    assert made == [("gpt2/b1/f16", 7, "both")]
+    assert gpu_autotune.folder_of("gpt2/b1/f16") == "gpt2-b1-f16"
+
+
+def test_a_library_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_autotune, "known", set)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setitem(gpu_autotune.MEMBERS, "tiny/b2/f16", Member("small", "tiny", tiny().make, 2, "no_such_package"))
+    monkeypatch.setattr("sys.argv", ["x", "--classes", "tiny"])
+    with pytest.raises(SystemExit, match=r"not installed: no_such_package \(`pip install no_such_package`\)"):
+        gpu_autotune.main()
