@@ -81,12 +81,12 @@ def gpu_networks(suite: str = "networks") -> str:
         return "_not measured yet: `make gpu-bench`_"
     rows: list[list[str]] = []
     ratios: dict[int, list[float]] = {}
-    slow = {str(x["case"]): _fastest(x) for x in good(records("nvidia-h200", "autotune"))}
+    slow = _autotuned()
     for c in cases:
         mine = float(str(c["weft_ms"]))
         kinds = _fastest(c)
-        if (other := slow.get(str(c["case"]))) and "autotune" in other:
-            kinds["autotune"] = other["autotune"] * min(kinds["eager"] / other["eager"], 1.0)
+        if ms := _beside(kinds, slow.get(str(c["case"]))):
+            kinds["autotune"] = ms
         ratio = min(kinds.values()) / mine
         ratios.setdefault(_batch(c), []).append(ratio)
         shown = [f"{kinds[k]:.3f}" if k in kinds else "not measured" for k in ("eager", "inductor", "autotune")]
@@ -108,9 +108,22 @@ def gpu_networks(suite: str = "networks") -> str:
     rows += failed(lines, len(head))
     env = lines[0]
     note = f"{env['device']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, commit {env['commit']}"
-    scaled = "; max-autotune was timed beside eager in runs of its own, scaled by eager's times where those became less"
-    more = scaled if slow else ""
-    return markdown(head, rows) + f"\n\n{note}; `{env['command']}`{more}"
+    return markdown(head, rows) + f"\n\n{note}; `{env['command']}`{SCALED if slow else ''}"
+
+
+SCALED = "; max-autotune was timed beside eager in runs of its own, scaled by eager's times where those became less"
+
+
+def _autotuned() -> dict[str, dict[str, float]]:
+    """Of the runs with max-autotune, by case: milliseconds of eager and of it."""
+    return {str(x["case"]): _fastest(x) for x in good(records("nvidia-h200", "autotune"))}
+
+
+def _beside(kinds: Mapping[str, float], other: Mapping[str, float] | None) -> float | None:
+    """Max-autotune's milliseconds in a run of its own, as they are beside these; None: it was not measured."""
+    if other is None or not {"autotune", "eager"} <= other.keys() or "eager" not in kinds:
+        return None
+    return other["autotune"] * min(kinds["eager"] / other["eager"], 1.0)
 
 
 def gpu_networks_again() -> str:
@@ -606,26 +619,45 @@ def classes(folder: str) -> str:
     if not cases:
         device = "" if folder == "cpu" else " --device cuda"
         return f"_not measured yet: `python -m benchmarks.classes{device}`_"
-    rows = []
+    slow, lost = (_autotuned(), _autotune_failed()) if folder != "cpu" else ({}, {})
+    rows: list[list[str]] = []
+    ratios: dict[str, float] = {}
+    scaled = False
     for c in cases:
-        peers = dict(c["peers_ms"])
-        kept = f"{c['speedup_best']:.2f}" if c["speedup_best"] >= 1 else f"**{c['speedup_best']:.2f}**"
-        refused = ", ".join(f"{name}: {why}" for name, why in dict(c["failed_peers"]).items()).replace("|", "/")
-        refused = re.sub(r"\x1b\[\d*m", "", refused)  # what is made for a terminal
+        name, peers, best, ratio = str(c["case"]), dict(c["peers_ms"]), str(c["best_peer"]), float(c["speedup_best"])
+        refused = {**lost.get(f"{name}/f16", {}), **c["failed_peers"]}
+        kinds = _fastest(c)
+        if "autotune" not in kinds and (ms := _beside(kinds, slow.get(f"{name}/f16"))):
+            kinds["autotune"], scaled = ms, True
+            if ratio and ms < peers[best]:
+                peers["autotune"], best, ratio = ms, "autotune", ms / c["weft_ms"]
+        ratios[name] = ratio
+        why = ", ".join(f"{who}: {why}" for who, why in refused.items()).replace("|", "/")
+        why = re.sub(r"\x1b\[\d*m", "", why)  # what is made for a terminal
+        shown = [f"{kinds['autotune']:.3f}" if "autotune" in kinds else ""] if folder != "cpu" else []
         rows.append(
-            [str(c["class"]), f"`{c['case']}`", "yes" if c["tuned"] else "no", f"{c['weft_ms']:.3f}",
-             f"{peers[c['best_peer']]:.3f} ({c['best_peer']})" if c["best_peer"] else "", kept, str(c["kernels"]),
-             str(c["plan"]), f"{c['tuning_s']:.0f} s", str(c.get("commit", "")), refused]
+            [str(c["class"]), f"`{name}`", "yes" if c["tuned"] else "no", f"{c['weft_ms']:.3f}", *shown,
+             f"{peers[best]:.3f} ({best})" if best else "", f"{ratio:.2f}" if ratio >= 1 else f"**{ratio:.2f}**",
+             str(c["kernels"]), str(c["plan"]), f"{c['tuning_s']:.0f} s", str(c.get("commit", "")), why]
         )  # fmt: skip
-    for name, of in (("all", cases), ("not looked at", [c for c in cases if not c["tuned"]])):
-        ratios = [float(c["speedup_best"]) for c in of if c["speedup_best"]]
-        rows.append(
-            [f"geometric mean, {name}", *[""] * 4, f"**{geometric_mean(ratios):.2f}**" if ratios else ""] + [""] * 5
-        )
-    head = ["class", "case", "looked at", "Weft ms", "best peer", "× best peer", "kernels", "plan", "tuning", "commit",
-            "peers that failed"]  # fmt: skip
+    more = ["max-autotune in a graph"] if folder != "cpu" else []
+    head = ["class", "case", "looked at", "Weft ms", *more, "best peer", "× best peer", "kernels", "plan", "tuning",
+            "commit", "peers that failed"]  # fmt: skip
+    for who, of in (("all", cases), ("not looked at", [c for c in cases if not c["tuned"]])):
+        measured = [ratios[c["case"]] for c in of if ratios[c["case"]]]
+        mean = f"**{geometric_mean(measured):.2f}**" if measured else ""
+        rows.append([f"geometric mean, {who}", *[""] * (4 + len(more)), mean, *[""] * 5])
     rows += failed(lines, len(head))
-    return markdown(head, rows, (0, 1)) + "\n\n" + ran(lines[0])
+    return markdown(head, rows, (0, 1)) + "\n\n" + ran(lines[0]) + (SCALED if scaled else "")
+
+
+def _autotune_failed() -> dict[str, dict[str, str]]:
+    """Why max-autotune, or eager beside it, could not be measured, by case and peer."""
+    lines = [x for x in records("nvidia-h200", "autotune") if x.get("record") == "case"]
+    return {
+        str(x["case"]): {"autotune": str(x["failed"])} if "failed" in x else dict(x.get("failed_peers", {}))
+        for x in lines
+    }
 
 
 def classes_search(folder: str) -> str:

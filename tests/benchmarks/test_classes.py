@@ -116,6 +116,36 @@ def test_the_summary_and_the_table_tell_apart_what_was_looked_at(monkeypatch: py
     assert "geometric mean, not looked at" in shown
 
 
+def test_max_autotune_of_other_runs_stands_beside_a_class_by_eagers_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = {"record": "environment", "device": "some", "threads": 2, "torch": "2", "command": "x", "commit": "abc"}
+    rows = [_row(name, "x", 4.0, tuned=name < "d") for name in "abcde"]
+    rows[4]["peers_ms"] = {"eager": 4.0, "autotune_last": 5.0}  # measured beside Weft
+    slow = [
+        {"record": "case", "case": "a/f16", "peers_ms": {"eager": 9.0, "eager_last": 8.0, "autotune_last": 4.0}},
+        {"record": "case", "case": "b/f16", "peers_ms": {"eager": 2.0, "autotune": 5.0}},
+        {"record": "case", "case": "c/f16", "failed": "OutOfMemoryError: no", "commit": "abc"},
+        {"record": "case", "case": "d/f16", "peers_ms": {"eager": 2.0}, "failed_peers": {"autotune": "an error of 1"}},
+        {"record": "case", "case": "e/f16", "peers_ms": {"eager": 4.0, "autotune": 1.0}},
+    ]  # fmt: skip
+    kept = {"classes": [head, *rows], "autotune": [head, *slow]}
+    monkeypatch.setattr(tables, "records", lambda folder, suite: kept[suite])
+    shown = tables.classes("nvidia-h200")
+    assert "| class | case | looked at | Weft ms | max-autotune in a graph | best peer | × best peer |" in shown
+    assert "| `a` | yes | 1.000 | 2.000 | 2.000 (autotune) | 2.00 |" in shown, "eager took twice as long there"
+    assert "| `b` | yes | 1.000 | 5.000 | 4.000 (eager) | 4.00 |" in shown, "it was never faster than it was"
+    assert "| `c` | yes | 1.000 |  | 4.000 (eager) | 4.00 |" in shown and "autotune: OutOfMemoryError: no" in shown
+    assert "| `d` | no | 1.000 |  | 4.000 (eager) | 4.00 |" in shown and "autotune: an error of 1, inductor" in shown
+    assert "| `e` | no | 1.000 | 5.000 | 4.000 (eager) | 4.00 |" in shown
+    assert "| geometric mean, all |  |  |  |  |  | **3.48** |" in shown  # of 2, 4, 4, 4 and 4
+    assert "| geometric mean, not looked at |  |  |  |  |  | **4.00** |" in shown
+    assert shown.endswith("scaled by eager's times where those became less")
+    assert len({line.count("|") for line in shown.splitlines() if line.startswith("|")}) == 1
+    kept["autotune"] = []
+    alone = tables.classes("nvidia-h200")
+    assert "| `a` | yes | 1.000 |  | 4.000 (eager) | 4.00 |" in alone and "scaled" not in alone
+    assert "max-autotune" not in tables.classes("cpu")
+
+
 def test_nothing_measured_says_how() -> None:
     assert "python -m benchmarks.classes --device cuda" in tables.classes("no such device")
     assert "--search 5,10,15,30,60" in tables.classes_search("cpu-without-records")
