@@ -275,5 +275,5 @@ def summary(rows: Sequence[Row]) -> Row:
         "speedup_mean": round(mean, 3), "speedup_least": min(found, default=0.0), "slower": sum(x < 1 for x in found),
         "memory_share_most": max(shares, default=0.0),
         "trained": sum("trained" in r for r in rows),
-        "trained_outside": [r["case"] for r in rows if r.get("trained", {"inside": True})["inside"] is not True],
+        "trained_outside": [r["case"] for r in rows if isinstance(x := r.get("trained"), dict) and not x["inside"]],
     }  # fmt: skip
