@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from tests.orchestrate.graphs import residual_net
+from tests.typed import noting
 
 from weft.device.any import DeviceFacts
 from weft.device.facts import CpuFacts
@@ -20,10 +21,12 @@ from weft.kernels.source import CallStep, KernelSource, LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.select import select, select_by_windows
 from weft.pipeline.problems import Problems, collect
+from weft.pipeline.search import loop
 from weft.pipeline.search.kernels import FIRST, Depth, Kernels, Order, write
 from weft.pipeline.search.loop import Inline, Learning, Search, Window
-from weft.pipeline.search.prices import Known
+from weft.pipeline.search.prices import Known, priced_offers
 from weft.platform.policy import SearchPolicy
 
 TABLE = ((1 << 16, 300.0), (1 << 29, 40.0))
@@ -132,6 +135,28 @@ def test_last_plans_are_made_of_what_is_known_and_of_library_calls(posed: tuple[
     assert prices[0] == max(prices), "the dearest goes first"
     group = next(t for t in problems.tasks.values() if not t.essential)
     assert math.isinf(Learning(weight=math.inf).price(group)) and math.isfinite(Learning().price(group))
+
+
+def test_plans_by_windows_ask_for_what_those_of_the_whole_do(
+    posed: tuple[Alternatives, Problems], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(posed, Machine(posed[1]))
+    made: list[float] = []
+    monkeypatch.setattr(loop, "LARGE", 1)
+    monkeypatch.setattr(loop, "select", None)
+    monkeypatch.setattr(
+        loop, "select_by_windows", noting(lambda *_, begin, **__: made.append(begin), select_by_windows)
+    )
+    known = run(posed, Machine(posed[1]))
+    assert known.complete and made
+    alternatives, problems = posed
+
+    def best_us(found: Learning) -> float:
+        found.weight = math.inf
+        offers, _ = priced_offers(problems, found)
+        return select(alternatives.graph, offers, alternatives=alternatives, plans=1)[0].cost_us
+
+    assert best_us(known) == pytest.approx(best_us(whole), rel=5e-3)
 
 
 def test_without_time_nothing_is_asked(posed: tuple[Alternatives, Problems]) -> None:

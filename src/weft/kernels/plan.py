@@ -39,7 +39,8 @@ class SolverReport:
     gap: float
     seconds: float
     status: str
-    """`optimal`, `limit` (incumbent returned), `parts` (solved part by part for want of time) or `heuristic`."""
+    """`optimal`, `limit` (incumbent returned), `parts` (solved part by part for want of time), `windows` (nothing is
+    known of how good it is) or `heuristic`."""
     candidates: int
     constraints: int
     cuts: int

@@ -57,7 +57,7 @@ def parts_of(
         inside = {k for k, (bottom, top) in zip(kept, spans, strict=True) if low < bottom and top <= rank}
         inside.update(k for k in kept if instance.options[k].conversion and instance.options[k].reads <= before)
         inside.update(steps)
-        found.append(_part(instance, inside, steps, before, alive))
+        found.append(part_of(instance, inside, steps, before, alive))
         start, low, before = position, rank, alive
     return found
 
@@ -86,9 +86,10 @@ def _cuts(instance: Instance, plan: Sequence[int]) -> Iterator[tuple[int, int, f
             yield step + 1, top, frozenset(alive)
 
 
-def _part(
+def part_of(
     instance: Instance, inside: set[int], steps: Sequence[int], before: frozenset[int], alive: frozenset[int]
 ) -> Part:
+    """Options and the plan's steps among them as an instance of their own: what is given, what is to be written."""
     options = instance.options
     values = before.union(*(options[k].reads | options[k].writes for k in inside))
     number = {v: i for i, v in enumerate(sorted(values, key=lambda v: (instance.rank_of(v), v)))}

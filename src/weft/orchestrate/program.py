@@ -32,6 +32,7 @@ from weft.orchestrate.heuristic import heuristic_plan, improved
 from weft.orchestrate.instance import Instance, Option, execute, out_of_reach, trim, waiting_of
 from weft.orchestrate.memory import fits, limit_memory, peak_bytes
 from weft.orchestrate.partition import Part, parts_of
+from weft.orchestrate.windows import improved_by_windows
 
 _Vector = npt.NDArray[np.float64]
 Forbidden = tuple[Sequence[int], int]
@@ -239,6 +240,47 @@ def _solve_parts(instance: Instance, parts: Sequence[Part], gap: float, seconds:
             solved[part.signature] = best
         chosen += [part.options[k] for k in best]
     return trim(instance, chosen)
+
+
+WINDOW_S, WINDOW_GAP = 0.5, 1e-3
+"""What the solver may take for one window, and leave open there."""
+
+
+def plan_by_windows(
+    instance: Instance, *, seconds: float, start: Sequence[int] = (), begin: float = 0.0
+) -> tuple[Solution, float]:
+    """A plan without the relaxation of the whole, and where to begin the next time; nothing says how good it is.
+
+    `start` is a plan to do better than, or what is left of one. For programs of so many options that the relaxation
+    alone takes seconds: of ViT-B/16's training step (19,000 options) the plan of `best_solutions` cost 19,156 us after
+    15 s, the same as the heuristic one, and this one 18,081 after 4 s, 17,934 after 15.
+
+    Raises:
+        InvalidGraphError: no choice of options produces the results [W901].
+    """
+    started = time.perf_counter()
+    kept = presolve(instance)
+    plan, missing = execute(instance, start)
+    if missing:
+        plan = execute(instance, (*heuristic_plan(instance, kept), *start))[0]
+    plan = improved(instance, kept, trim(instance, plan))
+
+    def solved(part: Part, left: float) -> tuple[int, ...]:
+        return _solve(_Model.of(part.instance), part.plan, (), WINDOW_GAP, min(left, WINDOW_S)).chosen
+
+    left = seconds - (time.perf_counter() - started)
+    plan, came_to = improved_by_windows(instance, kept, plan, solved, seconds=left, begin=begin)
+    report = SolverReport(
+        objective_us=_total(instance, plan),
+        bound_us=0.0,
+        gap=1.0,
+        seconds=time.perf_counter() - started,
+        status="windows",
+        candidates=len(kept),
+        constraints=0,
+        cuts=0,
+    )
+    return Solution(execute(instance, plan)[0], report), came_to
 
 
 CORE = 0.01

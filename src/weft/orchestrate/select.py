@@ -16,7 +16,7 @@ from weft.orchestrate.heuristic import heuristic_plan
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.instance import Instance, Option, Way, execute, out_of_reach
 from weft.orchestrate.memory import fits
-from weft.orchestrate.program import Solution, best_solutions, presolve
+from weft.orchestrate.program import Solution, best_solutions, plan_by_windows, presolve
 from weft.orchestrate.stored import Stored, stored_root
 
 StoredValue = tuple[NodeId, Format]
@@ -62,6 +62,27 @@ def select(
     instance = replace(instance, memory_limit=memory_limit)
     try:
         return best_solutions(instance, plans, gap=gap, seconds=seconds, core=core, start=start)
+    except InvalidGraphError as error:
+        raise _named(error, graph, instance) from None
+
+
+def select_by_windows(
+    graph: Graph,
+    priced: Sequence[Priced],
+    *,
+    alternatives: Alternatives | None = None,
+    seconds: float = 1.5,
+    start: Sequence[int] = (),
+    begin: float = 0.0,
+) -> tuple[Solution, float]:
+    """One choice, for programs that are too large to be solved as a whole: see `program.plan_by_windows`.
+
+    Raises:
+        InvalidGraphError: some result has no kernel that produces it [W901].
+    """
+    instance = build_instance(graph, priced, alternatives=alternatives)
+    try:
+        return plan_by_windows(instance, seconds=seconds, start=start, begin=begin)
     except InvalidGraphError as error:
         raise _named(error, graph, instance) from None
 

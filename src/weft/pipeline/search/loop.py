@@ -32,7 +32,7 @@ from weft.kernels.source import Kernel, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.program import Solution
-from weft.orchestrate.select import Priced, select
+from weft.orchestrate.select import Priced, select, select_by_windows
 from weft.pipeline.choose import UNMEASURED_FACTOR
 from weft.pipeline.problems import Problems, Task
 from weft.pipeline.search.kernels import Depth, Kernels, Order
@@ -49,6 +49,8 @@ GAP, SOLVER_S = 0.015, 1.5
 """What the solver may leave open, and seconds that it may take: plans are made of guesses here."""
 SHORT_S, SHORT_GAP = 30.0, 0.04
 """A search of fewer seconds is short, and what the solver may leave open there."""
+LARGE = 12_000
+"""Uses of kernels from which plans are made window by window: the relaxation of the whole takes seconds there."""
 PRICES = (0.95, 0.85, 0.75)
 """Factors on predictions: the next is taken when the plan by the one before is measured throughout."""
 TRIAL_S, HURRIED = 0.1, 4.0
@@ -187,7 +189,8 @@ class _Request:
 class _Planning:
     """A plan that is being made, of these offers."""
 
-    future: Future[Solution]
+    future: Future[tuple[Solution, float]]
+    """The plan, and at which share of its steps the next one is to begin with its windows."""
     offers: Sequence[Priced]
     owners: Sequence[Task]
 
@@ -248,6 +251,8 @@ class Search:
         """Whether one kernel of each problem of a plan is measured, in a hurry."""
         self._last: list[_Spot] = []
         """The last plan."""
+        self._came_to = 0.0
+        """At which share of it the next is to begin."""
         self._stale = True
         """Whether something was learned since the last plan was begun."""
         self._planning: _Planning | None = None
@@ -411,28 +416,38 @@ class Search:
         self._stale = self._refused = False
         again = {spot(p): i for i, p in enumerate(offers)} if self._last else {}
         start = [again[p] for p in self._last if p in again]
-        start = start if len(start) == len(self._last) else []
         self._planning = _Planning(self._solver.submit(self._solve, offers, start), offers, owners)
 
-    def _solve(self, offers: Sequence[Priced], start: Sequence[int]) -> Solution:
-        return select(
+    def _solve(self, offers: Sequence[Priced], start: Sequence[int]) -> tuple[Solution, float]:
+        seconds = min(SOLVER_S, self._window.left_s())
+        if len(offers) >= LARGE and not self._options.memory_limit_bytes:
+            return select_by_windows(
+                self._graph,
+                offers,
+                alternatives=self._alternatives,
+                seconds=seconds,
+                start=start,
+                begin=self._came_to,
+            )
+        found = select(
             self._graph,
             offers,
             alternatives=self._alternatives,
             gap=GAP if self._options.budget_s >= SHORT_S else SHORT_GAP,
-            seconds=min(SOLVER_S, self._window.left_s()),
+            seconds=seconds,
             plans=1,
             memory_limit=self._options.memory_limit_bytes,
             core=True,
-            start=start,
-        )[0]
+            start=start if len(start) == len(self._last) else (),
+        )
+        return found[0], 0.0
 
     def _plan(self) -> None:
         """The plan that was begun, and what to ask for it: unmeasured problems, then long ones that may get faster."""
         assert self._planning is not None
         future, offers, owners = self._planning.future, self._planning.offers, self._planning.owners
         try:
-            found = future.result(None if math.isinf(left := self._window.left_s()) else left)
+            found, self._came_to = future.result(None if math.isinf(left := self._window.left_s()) else left)
         except TimeoutError:
             return  # and then the time is up
         self._planning = None
