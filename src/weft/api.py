@@ -90,7 +90,9 @@ from weft.tune.kept import preloaded_worker
 
 if TYPE_CHECKING:
     from weft.frontends.onnx import Limits
+    from weft.frontends.torch import Functional
     from weft.pipeline.layers import Layer
+    from weft.torch_backend.parts import ProgramInParts
 
 Read = TypeVar("Read")
 Model = torch.nn.Module | torch.export.ExportedProgram | str | os.PathLike[str] | bytes
@@ -1089,6 +1091,17 @@ def _mapping(state: object) -> Mapping[str, torch.Tensor | Array]:
     return state
 
 
+class _Cut(NamedTuple):
+    """A model that no plan holds whole, in parts."""
+
+    parts: Sequence[Compilation]
+    """Those that were compiled, in the order in which they run first."""
+    answer: Callable[..., Sequence[torch.Tensor]]
+    """The whole model: its tensors in, its tensors out."""
+    whole: Callable[..., Any] | None = None
+    """As `Made.whole`."""
+
+
 _TRACING = threading.RLock()
 """Held while a module is traced, which puts other tensors into it, and by whoever copies one."""
 
@@ -1129,7 +1142,7 @@ class _TorchModel:
 
     def imported(self, examples: Sequence[torch.Tensor]) -> Imported:
         """As primitives, for the shapes of these inputs."""
-        return self._taken_in(self._exported(examples))
+        return self._taken_in(self._exported(examples), [])
 
     def _exported(
         self, examples: Sequence[torch.Tensor], check: Callable[[], None] | None = None
@@ -1169,8 +1182,9 @@ class _TorchModel:
             text = f"Weft: forward changes the module's attribute {shown}: plans keep what it was, and do not change it"
             warnings.warn(text, stacklevel=2)
 
-    def _taken_in(self, program: torch.export.ExportedProgram) -> Imported:
-        from weft.frontends.torch import import_exported
+    def _taken_in(self, program: torch.export.ExportedProgram, read: list[Functional]) -> Imported:
+        """As primitives; `read` gets what they are read from."""
+        from weft.frontends.torch import functional_program, import_functional_program
         from weft.frontends.torch.refusal import advised
         from weft.frontends.torch.traces import traced
 
@@ -1178,7 +1192,8 @@ class _TorchModel:
         # taking operators apart traces, too, and the framework's stack of modes belongs to the process
         with put_off(), without_autocast(self._kind), _TRACING:
             try:
-                imported = traced(import_exported, program, device=device)
+                read.append(traced(functional_program, program))
+                imported = traced(import_functional_program, read[0], device=device).imported
             except UnsupportedError as error:
                 if type(error) is not UnsupportedError:
                     raise
@@ -1204,10 +1219,11 @@ class _TorchModel:
             return self._in_parts(examples, run, error)
         if self._options.budget_s <= 0:  # it cannot be taken off anything
             clock = clock.later(time.monotonic() - began)
+        read: list[Functional] = []
         try:
-            imported = run.stages.run("import", self._taken_in, program)
+            imported = run.stages.run("import", self._taken_in, program, read)
         except UnsupportedError as error:
-            return self._in_parts(examples, run, error)
+            return self._in_parts(examples, run, error, read)
         return self._planned(imported, examples, run, clock)
 
     def _planned(self, imported: Imported, examples: Sequence[torch.Tensor], run: Run, clock: Deadline) -> Made:
@@ -1225,8 +1241,10 @@ class _TorchModel:
         """What answers where the budget ended before anything was known of the model but what it takes."""
         return self._planned(_inputs_alone(examples), examples, run, Deadline(-math.inf, self._options.budget_s))
 
-    def _in_parts(self, examples: Sequence[torch.Tensor], run: Run, error: UserError) -> Made:
-        """The model cut at what no plan holds, for the reason that `error` gives.
+    def _in_parts(
+        self, examples: Sequence[torch.Tensor], run: Run, error: UserError, program: Sequence[Functional] = ()
+    ) -> Made:
+        """The model cut at what no plan holds, for the reason that `error` gives; `program`: as it was read, if it was.
 
         Raises:
             UserError: `error`, where that is not asked for, nothing is left to be compiled, or it cannot be run so.
@@ -1235,16 +1253,73 @@ class _TorchModel:
         bounded = options.bounds_plans or options.check_indices
         if not options.in_parts or bounded or self._program is not None or self._module.training:
             raise error
-        from weft.torch_backend.parts import LEAST_S, InParts
+        from weft.torch_backend.parts import LEAST_S
 
         clock = run.clock.leaving(TIMED_SHARE * options.budget_s)  # parts answer only where there was time to time them
+        inputs = [x.detach().to(options.device, copy=True) for x in examples]  # who writes into them, writes into ours
+        try:
+            cut = self._program_cut(program, inputs, run, clock) or self._module_cut(inputs, run, clock)
+        except Exception as failed:  # whatever torch raises
+            if options.budget_s > 0 and clock.left_s < LEAST_S:
+                return self._framework_alone(examples, run)
+            raise error from failed
+        if cut is None:
+            raise error
+        if not cut.parts:
+            if options.budget_s > 0 and clock.left_s < LEAST_S:
+                return self._framework_alone(examples, run)
+            raise error
+        told = str(error).splitlines()[0]
+        count = sum(p.eager is None for p in cut.parts)
+        text = f"Weft compiles {self._label} in parts ({count} plans), and torch runs what no plan holds: {told}"
+        warnings.warn(f"{text}; there is no one plan to be saved, see `Compiled.parts`", stacklevel=2)
+        integers = {k: as_array(x) for k, x in enumerate(inputs) if not x.is_floating_point()}
+        imported = replace(_inputs_alone(examples), integers=integers)
+        own = self.eager
+        found = joined(
+            imported, options, cut.parts, cut.answer, own, inputs,
+            model=self._label, note=text, stages=run.stages, clock=run.clock,
+        )  # fmt: skip
+        beaten = found.eager is own
+        if beaten:
+            own.settle()
+            return Made(found, imported, self._layout, self._results())
+        return Made(found, imported, self._layout, None if cut.whole else self._results(), whole=cut.whole)
 
-        def is_late() -> bool:
-            return options.budget_s > 0 and clock.left_s < LEAST_S
+    def _program_cut(
+        self, program: Sequence[Functional], inputs: Sequence[torch.Tensor], run: Run, clock: Deadline
+    ) -> _Cut | None:
+        """The exported program in parts; None: there is none, it does more than give tensors, or nothing is won so."""
+        parts = run.stages.run("cut", self._program_in_parts, program[0], inputs) if program else None
+        if parts is None:
+            return None
+
+        def answer(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+            with without_autocast(self._kind):
+                return parts(*tensors)
+
+        run.stages.run("parts", parts.compile, lambda: clock.left_s)
+        return _Cut(parts.compilations, answer)
+
+    def _program_in_parts(self, program: Functional, inputs: Sequence[torch.Tensor]) -> ProgramInParts | None:
+        from weft.frontends.torch import as_function
+        from weft.frontends.torch.traces import traced
+        from weft.torch_backend.parts import ProgramInParts
+
+        with put_off(), without_autocast(self._kind), _TRACING:
+            try:
+                function = traced(as_function, program)
+            except NotTracedError:  # what writes is not written as functions
+                return None
+            parts = None if function is None else ProgramInParts(*function, self._options)
+            return parts if parts is not None and parts.cut(inputs) else None
+
+    def _module_cut(self, inputs: Sequence[torch.Tensor], run: Run, clock: Deadline) -> _Cut | None:
+        """The module in parts, by dynamo; None: it changes itself, and would depend on how often it was called."""
+        from weft.torch_backend.parts import InParts
 
         module = self._module if self._automatic is None else _Autocast(self._module, self._kind, self._automatic)
-        parts = InParts(module, options)
-        inputs = [x.detach().to(options.device, copy=True) for x in examples]  # who writes into them, writes into ours
+        parts = InParts(module, self._options)
         layout, before = self._layout, state_of(self._module)
 
         def whole(*tensors: torch.Tensor) -> Any:
@@ -1252,37 +1327,14 @@ class _TorchModel:
                 args, kwargs = (tensors, {}) if layout is None else cast("Any", layout.made(tensors))
                 return parts.module(*args, **kwargs)
 
-        def cut() -> None:
+        def call() -> None:
             with _TRACING:
                 whole(*inputs)
 
-        try:
-            compiled = run.stages.run("parts", parts.compile, cut, lambda: clock.left_s)
-        except Exception as failed:  # whatever torch raises
-            if is_late():
-                return self._framework_alone(examples, run)
-            raise error from failed
-        if state_of(self._module) != before:  # it would depend on how often it was called
-            raise error
-        if not parts.compilations:
-            if is_late():
-                return self._framework_alone(examples, run)
-            raise error
-        told = str(error).splitlines()[0]
-        text = f"Weft compiles {self._label} in parts ({compiled} plans), and torch runs what no plan holds: {told}"
-        warnings.warn(f"{text}; there is no one plan to be saved, see `Compiled.parts`", stacklevel=2)
-        integers = {k: as_array(x) for k, x in enumerate(inputs) if not x.is_floating_point()}
-        imported = replace(_inputs_alone(examples), integers=integers)
-        own = self.eager
-        found = joined(
-            imported, options, parts.compilations, lambda *xs: flat(whole(*xs)), own, inputs,
-            model=self._label, note=text, stages=run.stages, clock=run.clock,
-        )  # fmt: skip
-        beaten = found.eager is own
-        if beaten:
-            own.settle()
-            return Made(found, imported, layout, self._results())
-        return Made(found, imported, layout, whole=whole)
+        run.stages.run("parts", parts.compile, call, lambda: clock.left_s)
+        if state_of(self._module) != before:
+            return None
+        return _Cut(parts.compilations, lambda *xs: flat(whole(*xs)), whole)
 
     def _results(self) -> Results:
         """Where outputs stand in what the model gives."""

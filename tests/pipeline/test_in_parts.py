@@ -121,6 +121,89 @@ def test_a_model_that_no_plan_holds_is_compiled_in_parts(name: str, tmp_path: Pa
     assert exe.record.chosen == "parts"
 
 
+def dynamo_counted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The modules that are cut by a trace of dynamo."""
+    seen: list[object] = []
+    own = parts.InParts.__init__
+
+    def made(self: parts.InParts, module: nn.Module, options: weft.Options) -> None:
+        seen.append(module)
+        own(self, module, options)
+
+    monkeypatch.setattr(parts.InParts, "__init__", made)
+    return seen
+
+
+@pytest.mark.parametrize(("name", "traced_again"), [("custom", False), ("complex", False), ("data", True)])
+def test_what_was_exported_is_cut_without_another_trace(
+    name: str, traced_again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = dynamo_counted(monkeypatch)
+    exe, model, x = compiled(name, tmp_path)
+    assert bool(seen) is traced_again
+    assert ("cut" in {s.name for s in exe.record.stages}) is not traced_again
+    with torch.no_grad():
+        same(exe(x), model(x))
+
+
+def test_a_program_that_writes_is_traced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = median_filter(torch.relu(self.line(x)))
+            x.mul_(2)
+            return y * x
+
+    seen = dynamo_counted(monkeypatch)
+    torch.manual_seed(0)
+    model = Writes().eval()
+    with pytest.warns(UserWarning, match="in parts"):
+        exe = weft.compile(model, given(4, 16), options=weft.Options(budget_s=0.0, cache_dir=tmp_path))
+    assert len(seen) == 1
+    mine, theirs = given(4, 16, seed=1), given(4, 16, seed=1)
+    with torch.no_grad():
+        same(exe(mine), model(theirs))
+    assert torch.equal(mine, theirs), "as the model does"
+
+
+def test_results_of_a_cut_program_are_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes into a result changes neither a weight nor an argument; what is no tensor comes back as it is."""
+
+    class Hands(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.scale = nn.Linear(16, 16), nn.Parameter(torch.ones(16))
+            self.register_buffer("unread", torch.ones(3))
+
+        def forward(self, x: torch.Tensor, count: int = 2, *, bias: torch.Tensor) -> dict[str, object]:
+            y = median_filter(torch.relu(self.line(x)) + bias)
+            z = median_filter(y.clamp_(max=3) * count)
+            return {"y": y, "z": (z, count), "x": x.view(-1), "scale": self.scale, "none": None}
+
+    seen = dynamo_counted(monkeypatch)
+    torch.manual_seed(0)
+    model, x, bias = Hands().eval(), given(4, 16), given(16, seed=1)
+    options = weft.Options(budget_s=0.0, cache_dir=tmp_path)
+    with pytest.warns(UserWarning, match="in parts"):
+        exe = weft.compile(model, (x,), example_kwargs={"bias": bias}, options=options)
+    assert not seen
+    for _ in range(2):
+        with torch.no_grad():
+            want = model(x, bias=bias)
+        got = exe(x, bias=bias)
+        assert list(got) == list(want) and got["z"][1] == 2 and got["none"] is None
+        for key in ("y", "x", "scale"):
+            same(got[key], want[key].detach())
+        same(got["z"][0], want["z"][0])
+        got["x"].zero_()
+        with torch.no_grad():
+            got["scale"].zero_()
+        assert torch.equal(x, given(4, 16))
+
+
 def test_other_shapes_and_other_weights(tmp_path: Path) -> None:
     exe, model, _ = compiled("custom", tmp_path)
     with torch.no_grad(), warnings.catch_warnings():

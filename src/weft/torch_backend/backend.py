@@ -78,20 +78,7 @@ class Backend:
                 if parts is None:
                     return self._region(graph, name, inputs, options, weights, values).boxed()
 
-                def compiled(part: Part) -> Region:
-                    own = [n.meta.get("val") for n in part.graph.graph.nodes if n.op == "placeholder"]
-                    given = enumerate(part.arguments)
-                    places = {k: position for k, position in given if position >= 0}
-                    return self._region(
-                        part.graph,
-                        f"{name}, {part.name.removeprefix('submod_')}",
-                        own,
-                        replace(options, budget_s=options.budget_s * part.share),
-                        {k: weights[p] for k, p in places.items() if p in weights},
-                        {k: values[p] for k, p in places.items() if p in values},
-                    )
-
-                return boxed(parts.with_compiled(compiled))
+                return self.in_parts(parts, name, options, weights, values)
 
             return compile_region
 
@@ -105,6 +92,31 @@ class Backend:
         with whole_resizes():
             found: Callable[..., Any] = compile_graph(gm, list(example_inputs))
         return found
+
+    def in_parts(
+        self,
+        parts: Parts,
+        name: str,
+        options: Options,
+        weights: Mapping[int, torch.Tensor],
+        integers: Mapping[int, torch.Tensor],
+    ) -> Compiled:
+        """A graph of which each part is a region with its share of the budget; tensors by the graph's arguments."""
+
+        def compiled(part: Part) -> Region:
+            own = [n.meta.get("val") for n in part.graph.graph.nodes if n.op == "placeholder"]
+            given = enumerate(part.arguments)
+            places = {k: position for k, position in given if position >= 0}
+            return self._region(
+                part.graph,
+                f"{name}, {part.name.removeprefix('submod_')}",
+                own,
+                replace(options, budget_s=options.budget_s * part.share),
+                {k: weights[p] for k, p in places.items() if p in weights},
+                {k: integers[p] for k, p in places.items() if p in integers},
+            )
+
+        return boxed(parts.with_compiled(compiled))
 
     def _region(
         self,

@@ -706,6 +706,38 @@ def import_fx(gm: fx.GraphModule, example_inputs: Sequence[object], *, device: s
     return program.imported
 
 
+@dataclass(frozen=True)
+class Functional:
+    """An exported program in which no call writes, or only such as are read as functional ones."""
+
+    program: torch.export.ExportedProgram
+    inplace: Mapping[fx.Node, InPlace]
+    """How those are read; empty: there are none."""
+
+
+def functional_program(program: torch.export.ExportedProgram) -> Functional:
+    """The program as it is imported: torch takes its operators apart where it must.
+
+    Raises:
+        NotTracedError: it cannot [W207].
+    """
+    inplace = functional_forms(program.graph)
+    if inplace is not None and not _needs_decomposition(program, inplace):
+        return Functional(program, inplace)
+    return Functional(_decomposed(program), {})
+
+
+def _decomposed(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    with warnings.catch_warnings():
+        # torch warns about itself while it copies the program
+        warnings.simplefilter("ignore")
+        try:
+            found: torch.export.ExportedProgram = program.run_decompositions(decompositions())
+            return found
+        except Exception as error:  # whatever torch raises while it traces the program again
+            raise untraced(error) from error
+
+
 def import_exported_program(program: torch.export.ExportedProgram, *, device: str = "cpu") -> Program:
     """An exported program with its calling convention: flat user inputs in, flat user outputs out.
 
@@ -713,16 +745,16 @@ def import_exported_program(program: torch.export.ExportedProgram, *, device: st
         UnsupportedError: a value that is no dense tensor of static shape, an effect, a random number [W201].
         NotTracedError: torch cannot take its operators apart [W207].
     """
-    inplace = functional_forms(program.graph)
-    if inplace is None or _needs_decomposition(program, inplace):
-        inplace = None
-        with warnings.catch_warnings():
-            # torch warns about itself while it copies the program
-            warnings.simplefilter("ignore")
-            try:
-                program = program.run_decompositions(decompositions())
-            except Exception as error:  # whatever torch raises while it traces the program again
-                raise untraced(error) from error
+    return import_functional_program(functional_program(program), device=device)
+
+
+def import_functional_program(found: Functional, *, device: str = "cpu") -> Program:
+    """`import_exported_program` of what `functional_program` gives.
+
+    Raises:
+        UnsupportedError: a value that is no dense tensor of static shape, an effect, a random number [W201].
+    """
+    program, inplace = found.program, found.inplace
     gm = program.graph_module
     importer = _Importer(device, lambda name: _attribute_of(gm, name), inplace)
     nodes = {n.name: n for n in gm.graph.nodes}
@@ -744,7 +776,7 @@ def import_exported_program(program: torch.export.ExportedProgram, *, device: st
                 positions.append(position)
             else:
                 importer.env[node] = _static(value if value is not None else getattr(spec.arg, "value", None))
-        elif spec.kind in (kinds.PARAMETER, kinds.BUFFER, kinds.CONSTANT_TENSOR):
+        elif spec.kind in _HELD:
             target = spec.target or ""
             if node is None or not node.users:
                 continue
@@ -769,6 +801,7 @@ def import_exported_program(program: torch.export.ExportedProgram, *, device: st
     return Program(importer.finish(outputs, (), notes), tuple(positions), tuple(results))
 
 
+_HELD = frozenset(torch.export.graph_signature.InputKind[x] for x in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"))
 _WRITES = {
     "BUFFER_MUTATION": "the program writes its buffer (BUFFER_MUTATION)",
     "PARAMETER_MUTATION": "the program writes its parameter (PARAMETER_MUTATION)",
@@ -782,6 +815,36 @@ def _odd_input(kind: str, node: fx.Node | None, name: str) -> UnsupportedError:
     if kind == "TOKEN" and user is not None:
         return UnsupportedError(where=_place(user), op=str(user.args[1]), reason="it has an effect beside its result")
     return UnsupportedError(op=f"input {name!r}", reason=f"an input of kind {kind}")
+
+
+def as_function(found: Functional) -> tuple[fx.GraphModule, Sequence[torch.Tensor]] | None:
+    """The program as a functional graph, and the tensors of its own that it takes before its inputs.
+
+    Checks that hold for these types are left out. None: it writes, or takes or gives more than tensors.
+    """
+    program = _decomposed(found.program) if found.inplace else found.program
+    kinds, out = torch.export.graph_signature.InputKind, torch.export.graph_signature.OutputKind
+    nodes = {n.name: n for n in program.graph.nodes}
+    own: list[torch.Tensor] = []
+    for position, spec in enumerate(program.graph_signature.input_specs):
+        node, target = nodes.get(spec.arg.name), spec.target or ""
+        if spec.kind is kinds.USER_INPUT and node is not None and isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        tensor = program.state_dict.get(target, program.constants.get(target))
+        if spec.kind not in _HELD or not isinstance(tensor, torch.Tensor) or position > len(own):
+            return None
+        own.append(tensor)
+    for output in program.graph_signature.output_specs:
+        node = nodes.get(getattr(output.arg, "name", ""))
+        if output.kind is not out.USER_OUTPUT or node is None or not isinstance(node.meta.get("val"), torch.Tensor):
+            return None
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(program.graph, copied))
+    for node in reversed(list(graph.nodes)):
+        if not node.users and str(node.target) in WITHOUT_EFFECT | STATIC:
+            graph.erase_node(node)
+    return fx.GraphModule(program.graph_module, graph), own
 
 
 def _held(program: torch.export.ExportedProgram, nodes: Mapping[str, fx.Node]) -> dict[str, object]:
