@@ -388,3 +388,65 @@ def test_the_compiler_itself_notices(tmp_path: Path) -> None:
             change(model)
         torch.testing.assert_close(step(x), model(x), rtol=1e-4, atol=1e-5)
     assert seen.only.fallback == ""
+
+
+class _Equal(nn.Module):
+    """Layers that dynamo compiles once: each call brings the weights of another one."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.step(layer, x)
+        return x
+
+    @staticmethod
+    def step(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return torch.tanh(layer(x)) * 2
+
+
+def _layers(count: int, sets: int) -> tuple[_Equal, Any, list[Region]]:
+    regions: list[Region] = []
+    backend = Backend(Options(), snapshot_engine, regions.append, sets)
+    model = _Equal(count).eval()
+    for p in model.parameters():
+        p.requires_grad_(False)
+    return model, torch.compile(model, backend=backend), regions
+
+
+def test_sets_of_weights_stand_beside_each_other() -> None:
+    model, compiled, regions = _layers(4, 8)
+    with torch.no_grad():
+        for seed in range(4):
+            x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-6)
+    assert sum(r.compilations for r in regions) == 4, "each once"
+    assert all(r.fallback == "" for r in regions)
+    assert all(len(some(r.program).imported.graph.inputs) == 1 for r in regions), "weights are constants"
+
+
+def test_a_changed_weight_of_one_set_is_noticed() -> None:
+    model, compiled, regions = _layers(3, 8)
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        compiled(x)
+        before = sum(r.compilations for r in regions)
+        model.layers[1].weight.mul_(-1)  # type: ignore[operator, union-attr]
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-6)
+    assert sum(r.compilations for r in regions) == before + 1
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_more_sets_than_are_kept_make_weights_arguments(sets: int) -> None:
+    model, compiled, regions = _layers(6, sets)
+    with torch.no_grad():
+        for seed in range(3):
+            x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-6)
+    assert all(r.fallback == "" for r in regions)
+    assert {len(some(r.program).imported.graph.inputs) for r in regions} == {3}
+    assert sum(r.compilations for r in regions) <= sets + MAX_RENEWALS + 2

@@ -39,6 +39,8 @@ class Backend:
     engine: Engine = compiling_engine
     on_region: Callable[[Region], None] | None = None
     """Told of every region, for tests and statistics."""
+    weight_sets: int = 1
+    """How many sets of weights a region is compiled with beside each other, see `Region`."""
 
     def __call__(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
@@ -127,7 +129,7 @@ class Backend:
         weights: Mapping[int, torch.Tensor],
         integers: Mapping[int, torch.Tensor],
     ) -> Region:
-        region = Region(graph, name, weights, integers)
+        region = Region(graph, name, weights, integers, self.weight_sets)
         region.compile(inputs, options, self.engine)
         if self.on_region is not None:
             self.on_region(region)

@@ -45,7 +45,9 @@ class Region:
     """Called with a list of arguments, which it empties (the boxed convention of aot_autograd).
 
     Compiled with the values of `weights`, by position; a call that brings others compiles again, and a tensor that
-    keeps changing becomes an argument. Plans are judged on the values of `integers`, by position, where they are known.
+    keeps changing becomes an argument. Of other tensors in their places, as equal layers have that share a graph, up to
+    `sets` are compiled beside each other. Plans are judged on the values of `integers`, by position, where they are
+    known.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Region:
         name: str,
         weights: Mapping[int, torch.Tensor] = _NO_WEIGHTS,
         integers: Mapping[int, torch.Tensor] = _NO_WEIGHTS,
+        sets: int = 1,
     ) -> None:
         self.name = name
         self.fallback = ""
@@ -65,6 +68,9 @@ class Region:
             self._integers = {k: x.detach().cpu().numpy().copy() for k, x in integers.items()}
         self._changes: Counter[int] = Counter()
         self._linked: Linked | None = None
+        self._sets = sets
+        self._known: dict[tuple[int, ...], Linked] = {}
+        """By the weights that each holds; empty where one is all that is kept."""
         self._build: Callable[[], Linked] | None = None
         self._lock = threading.RLock()
 
@@ -97,6 +103,8 @@ class Region:
         try:
             self.compilations += 1
             self._linked = self._build()
+            if self._sets > 1:
+                self._known[self._key(self._linked.weights.tensors)] = self._linked
         except UnsupportedError as error:
             self._fall_back(error, "is run by eager")
         except WeftError as error:
@@ -135,20 +143,28 @@ class Region:
 
     def _current(self, given: Sequence[Any]) -> Linked | None:
         """What was compiled with the weights of this call, compiled again if need be; None: eager."""
-        linked = self._linked
+        linked = self._of(given)
         if linked is None or not linked.weights.changed(given):
             return linked
         with self._lock:
-            while self._linked is not None and (changed := self._linked.weights.changed(given)):
-                self._changes.update(changed)
-                for position in changed:
-                    if self._changes[position] > MAX_RENEWALS or not can_watch(given[position]):
-                        del self._constants[position]
-                    else:
-                        self._constants[position] = given[position]
+            while (linked := self._of(given)) is not None and (changed := linked.weights.changed(given)):
+                if self._key(given) in self._known or max(len(self._known), 1) >= self._sets:
+                    self._changes.update(changed)
+                odd = {k for k in changed if self._changes[k] > MAX_RENEWALS or not can_watch(given[k])}
+                if odd:
+                    self._known.clear()
+                self._constants = {k: given[k] for k in self._constants if k not in odd}
                 log.debug("weft: %s: %d weights changed and are compiled in again", self.name, len(changed))
                 self._link()
-            return self._linked
+            return linked
+
+    def _of(self, given: Sequence[Any]) -> Linked | None:
+        """What may have been compiled with the weights of this call."""
+        linked = self._linked
+        return linked if linked is None else self._known.get(self._key(given), linked)
+
+    def _key(self, given: Sequence[Any] | Mapping[int, Any]) -> tuple[int, ...]:
+        return tuple(id(given[k]) for k in self._constants) if self._sets > 1 else ()
 
     def boxed(self) -> Compiled:
         """The region as a function that dynamo may wrap without losing the mark of the boxed convention."""
