@@ -800,6 +800,18 @@ def test_without_time_for_the_first_run_or_after_it_the_framework_answers_at_onc
     assert (job.stages.seconds("first run") > 0) == runs
 
 
+def test_a_framework_that_ran_before_is_run_first_in_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model in parts all is loaded when the first part is compiled, and a part may have one second."""
+    job, bench = starting(tmp_path, monkeypatch, spent_s=9.0, takes_s=0.1)
+    ran = replace(job, framework=replace(job.framework, has_run=True))
+    assert first_run(ran, bench, []).clock.end == pytest.approx(10.0 - CAPTURE_RATIO * 0.1)
+    assert job.stages.seconds("first run") > 0
+    job, bench = starting(tmp_path, monkeypatch, spent_s=9.0, takes_s=1.5)
+    ran = replace(job, framework=replace(job.framework, has_run=True))
+    with pytest.raises(LeftToFramework):  # it took all that was left
+        first_run(ran, bench, [])
+
+
 def test_without_a_worker_or_a_device_of_its_own_nothing_is_run_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

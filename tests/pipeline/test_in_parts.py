@@ -6,7 +6,11 @@ import gc
 import threading
 import warnings
 import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,9 +18,16 @@ import torch
 from torch import nn
 
 import weft
-from weft.errors import ArtifactError, NotTracedError, UnsupportedError, WeftError
+from weft.errors import ArtifactError, NotTracedError, RefitError, UnsupportedError, WeftError
+from weft.frontends.imported import Imported
+from weft.frontends.torch import as_function, functional_program
+from weft.pipeline import compile as compiling
+from weft.pipeline import framework
 from weft.pipeline.deadline import Deadline
-from weft.torch_backend import parts
+from weft.pipeline.framework import TOO_LATE, LeftToFramework
+from weft.pipeline.job import Compilation, Job
+from weft.platform.cpu import Cpu
+from weft.torch_backend import Run, parts
 
 LIB = "weft_in_parts_tests"
 
@@ -486,3 +497,237 @@ def test_without_a_budget_no_time_is_needed(tmp_path: Path) -> None:
         assert found.compile(lambda: found.module(x), lambda: 0.0) > 0
         assert found.compilations
         same(found.module(x), model(x))
+
+
+class Layer(nn.Module):
+    """Python looks at its values, so that dynamo leaves the model's loop to Python, and each layer is a graph."""
+
+    def __init__(self, scale: float = 1.5) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(48, 64), nn.Linear(64, 48), nn.LayerNorm(48)
+        self.scale = nn.Parameter(torch.tensor(scale))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x + self.scale * self.down(torch.relu(self.up(x))))
+        if torch.isinf(y).any():
+            y = y.clamp(-1e4, 1e4)
+        return y
+
+
+class Layers(nn.Module):
+    def __init__(self, *scales: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(scale) for scale in scales)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[weft.Options]:
+    """The options of each part that is compiled."""
+    seen: list[weft.Options] = []
+    own = compiling.compile_imported
+
+    def compiled(imported: Imported, options: weft.Options, **named: Any) -> Compilation:
+        seen.append(options)
+        return own(imported, options, **named)
+
+    monkeypatch.setattr(parts, "compile_imported", compiled)
+    return seen
+
+
+def cut_layers(tmp_path: Path, *scales: float, budget_s: float = 0.0) -> tuple[parts.InParts, nn.Module]:
+    """Layers in parts, as they stand before they are timed."""
+    torch.manual_seed(0)
+    model = Layers(*scales).eval()
+    for layer in model.layers:
+        assert isinstance(layer, Layer)
+        nn.init.normal_(layer.norm.weight)
+        nn.init.normal_(layer.norm.bias)
+    found = parts.InParts(model, weft.Options(budget_s=budget_s, cache_dir=tmp_path))
+    with torch.no_grad():
+        found.compile(lambda: found.module(given(3, 48)), lambda: 5.0)
+    return found, model
+
+
+def runs_as_compiled(found: parts.InParts, model: nn.Module) -> None:
+    """It gives what the model gives, every part by what it was compiled to."""
+    compilations = sum(r.compilations for r in found.regions)
+    with torch.no_grad():
+        for seed in range(4):
+            same(found.module(given(3, 48, seed=seed)), model(given(3, 48, seed=seed)))
+    assert all(r.fallback == "" for r in found.regions)
+    assert sum(r.compilations for r in found.regions) == compilations, "no weight was taken for a changed one"
+
+
+def test_equal_parts_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = searched(monkeypatch)
+    found, model = cut_layers(tmp_path, 1.5, 1.5, 1.5, 1.5)
+    assert len(seen) == 1 and len(found.compilations) == 4
+    plans = [c.plan for c in found.compilations]
+    assert all(p is not None for p in plans) and len({id(p) for p in plans}) == 4
+    assert [parts.AS_ANOTHER in c.record.notes for c in found.compilations] == [False, True, True, True]
+    runs_as_compiled(found, model)
+    calls: list[int] = []
+
+    def counted(k: int, run: Run, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        calls.append(k)
+        return run(tensors)
+
+    for k, late in enumerate(found._late):
+        late.run = partial(counted, k, late.run)
+    with torch.no_grad():
+        found.module(given(3, 48))
+    assert calls == [0, 1, 2, 3], "each layer by its own plan"
+
+
+def test_parts_whose_weights_decide_are_compiled_for_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scale of one vanishes, and with it an operator of the plan."""
+    seen = searched(monkeypatch)
+    found, model = cut_layers(tmp_path, 1.5, 1.0, 1.5)
+    assert len(seen) == 2 and len(found.compilations) == 3
+    assert [parts.AS_ANOTHER in c.record.notes for c in found.compilations] == [False, False, True]
+    runs_as_compiled(found, model)
+
+
+def test_a_plan_that_is_wrong_with_other_weights_is_not_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = searched(monkeypatch)
+
+    def refused(*_: object) -> object:
+        raise RefitError(problem="the plan is not right with these weights", remedy="")
+
+    monkeypatch.setattr(parts, "refitted", refused)
+    found, model = cut_layers(tmp_path, 1.5, 1.5)
+    assert len(seen) == 2
+    runs_as_compiled(found, model)
+
+
+def test_equal_parts_that_eager_runs_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framework, "check_budget", too_late)
+    monkeypatch.setattr(compiling, "check_budget", too_late)
+    seen, recorded = searched(monkeypatch), recording(monkeypatch)
+    with pytest.warns(UserWarning, match=TOO_LATE):
+        found, model = cut_layers(tmp_path, 1.5, 1.5, 1.5, budget_s=30.0)
+    assert len(seen) == 1 and [c.plan for c in found.compilations] == [None] * 3
+    runs_as_compiled(found, model)
+    assert recorded == [4, 4, 4], "each is recorded by itself and answers every call"
+
+
+def too_late(job: Job, needed_s: float = 0.0) -> None:
+    del needed_s
+    raise LeftToFramework(job, [TOO_LATE], inputs=None)
+
+
+def recording(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A device that records the framework's own execution; how often each recorded one is called."""
+    calls: list[int] = []
+
+    def later(_: Cpu, model: Callable[..., Any], types: object, options: object) -> Callable[..., Any]:
+        del types, options
+        calls.append(0)
+        position = len(calls) - 1
+
+        def run(*tensors: torch.Tensor) -> Any:
+            calls[position] += 1
+            return model(*tensors)
+
+        return run
+
+    monkeypatch.setattr(Cpu, "capture_later", later)
+    return calls
+
+
+@pytest.mark.parametrize("name", ["custom", "data"])
+def test_a_part_without_time_is_recorded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the framework's own execution, and needs no judge: on a GPU a CUDA graph, without what launches cost."""
+    recorded = recording(monkeypatch)
+    model, x = made(name)
+    found = cut(name, model, x, tmp_path, left_s=parts.LEAST_S / 2)
+    assert found.compilations == [] and len(recorded) >= 2
+    run = found if isinstance(found, parts.ProgramInParts) else found.module
+    with torch.no_grad():
+        for seed in range(3):
+            x = given(*x.shape, seed=seed)
+            got, want = run(x), model(x)
+            same(got[0] if isinstance(got, list) else got, want)
+    assert set(recorded) == {3}
+    assert all(r.fallback == "" for r in found.regions)
+
+
+def cut(
+    name: str, model: nn.Module, x: torch.Tensor, tmp_path: Path, *, left_s: float
+) -> parts.ProgramInParts | parts.InParts:
+    """A model in parts, after which so many seconds are left of a budget."""
+    options = weft.Options(budget_s=30.0, cache_dir=tmp_path)
+    with torch.no_grad():
+        if name == "data":
+            found = parts.InParts(model, options)
+            found.compile(lambda: found.module(x), lambda: left_s)
+            return found
+        function = as_function(functional_program(torch.export.export(model, (x,))))
+        assert function is not None
+        program = parts.ProgramInParts(*function, options)
+        assert program.cut((x,))
+        program.compile(lambda: left_s, has_run=False)
+        return program
+
+
+def test_what_won_beside_the_plans_of_a_part_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was recorded to be timed; the model that it was recorded of is slower."""
+    recorded = recording(monkeypatch)
+    settled: list[int] = []
+
+    def won(imported: Imported, options: weft.Options, *, eager: Callable[..., Any], **_: Any) -> Compilation:
+        del options
+        settled.append(0)
+        own = Cpu.capture_later(cast("Cpu", None), eager, (), weft.Options())
+        return replace(empty, graph=imported.graph, eager=own)
+
+    exe, model, x = compiled("custom", tmp_path)
+    empty = exe.parts[0]
+    monkeypatch.setattr(parts, "compile_imported", won)
+    found = cut("custom", model, x, tmp_path, left_s=20.0)
+    assert isinstance(found, parts.ProgramInParts) and len(settled) == 2
+    with torch.no_grad():
+        same(found(x)[0], model(x))
+    assert recorded == [1, 1]
+
+
+def test_large_parts_come_first_where_time_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part has a quarter of a second at least: less is no time, and nothing would be compiled."""
+    left = [0.6]
+    sizes: list[tuple[int, float]] = []
+
+    def compiled(imported: Imported, options: weft.Options, **_: Any) -> Compilation:
+        sizes.append((imported.operators, options.budget_s))
+        left[0] -= options.budget_s
+        raise UnsupportedError(op="all", reason="it is not looked at")
+
+    monkeypatch.setattr(parts, "compile_imported", compiled)
+
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for k, line in enumerate(self.lines):
+                x = line(x)
+                for _ in range(k):
+                    x = torch.tanh(x) * 2
+                x = median_filter(x)
+            return x
+
+    function = as_function(functional_program(torch.export.export(Many().eval(), (given(4, 8),))))
+    assert function is not None
+    program = parts.ProgramInParts(*function, weft.Options(budget_s=30.0, cache_dir=tmp_path))
+    assert program.cut((given(4, 8),))
+    program.compile(lambda: left[0], has_run=False)
+    assert [budget for _, budget in sizes] == pytest.approx([parts.LEAST_S] * 2)
+    assert sizes[0][0] > sizes[1][0], "and what is small has none"

@@ -47,6 +47,7 @@ def compile_imported(
     settle: Callable[[], None] | None = None,
     start: Start | None = None,
     framework: str = "eager",
+    has_run: bool = False,
     model: str = "model",
     say: Say = silent,
     stages: Stages | None = None,
@@ -62,7 +63,7 @@ def compile_imported(
     has won: from then on it must not depend on what others hold.
 
     `start` makes `eager` where that takes time, and is asked only where no plan is remembered, or where it had won.
-    `framework` names it in the record.
+    `framework` names it in the record; `has_run`: it ran before, in this process.
 
     Raises:
         OptionError: no plan keeps to a limit on memory or to a budget of an SM [W001].
@@ -70,7 +71,8 @@ def compile_imported(
     stages, clock = stages or Stages(options, say), clock or Deadline.of(options.budget_s)
     stages.run("preflight", preflight.check, imported.graph, options, platform_of(options.device).room_bytes(options))
     setting = stages.run("survey", survey, options)
-    job = Job.of(imported, example_inputs, Framework(framework, eager, settle, start), model, setting, stages, clock)
+    own = Framework(framework, eager, settle, start, has_run)
+    job = Job.of(imported, example_inputs, own, model, setting, stages, clock)
     try:
         check_budget(job, clean_up_s(job.graph, stages.seconds("import")))
         with collector.put_off():
@@ -102,7 +104,7 @@ def compile_imported(
         record = stages.run("record", summary.record, job, searched, decision)
         finish.tell_difference(record)
         answer.remembered(job, key, record, searched, decision)
-        own = answer.settled(job, decision, inputs)
-        return Compilation(job.graph, decision.executable, stages.close(record), own)
+        won = answer.settled(job, decision, inputs)
+        return Compilation(job.graph, decision.executable, stages.close(record), won)
     except LeftToFramework as left:
         return by_framework(left.job, left.lost, left.searched, inputs=left.inputs)

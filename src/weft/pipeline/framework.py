@@ -88,7 +88,7 @@ def first_run(job: Job, bench: Bench | None, inputs: Tensors) -> Job:
     """
     eager = job.framework.run
     if bench is not None and job.setting.platform.asynchronous and eager is not None:
-        check_budget(job, FIRST_RUN_S)
+        check_budget(job, 0.0 if job.framework.has_run else FIRST_RUN_S)
         job.stages.run("first run", run_once, eager, inputs, job.setting)
         check_budget(job)
     return replace(job, clock=job.clock.leaving(min(_capture_s(job), MOST_CAPTURE * job.setting.options.budget_s)))

@@ -80,6 +80,8 @@ class Framework:
     """Called when it has won: from then on it must not depend on what others hold."""
     start: Start | None
     """Makes `run` where that takes time."""
+    has_run: bool = False
+    """Whether it ran before, in this process: what a first run loads is there."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def reference_engine(imported: Imported, options: Options, eager: Run) -> Run:
 
 
 def compiling_engine(imported: Imported, options: Options, eager: Run) -> Run:
-    """The whole compiler; gives `eager` back where it beats every plan.
+    """The whole compiler; `eager` answers where it beats every plan.
 
     Raises:
         WeftError: whatever the compiler says.
@@ -61,12 +61,10 @@ def compiling_engine(imported: Imported, options: Options, eager: Run) -> Run:
     # the compiler is loaded when the first graph is compiled: registering a backend must stay cheap
     from weft.pipeline.compile import compile_imported
 
-    return run_of(compile_imported(imported, options, eager=lambda *tensors: eager(tensors)), eager)
+    return run_of(compile_imported(imported, options, eager=lambda *tensors: eager(tensors)))
 
 
-def run_of(compilation: Compilation, eager: Run) -> Run:
-    """What a compilation came to: its plan, or `eager` where that beats every plan."""
-    if compilation.eager is not None:
-        return eager
+def run_of(compilation: Compilation) -> Run:
+    """What a compilation came to: its plan, or the framework's own execution as it was timed beside the plans."""
     run = compilation.run
     return lambda tensors: run(*tensors)

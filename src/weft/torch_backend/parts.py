@@ -2,7 +2,7 @@
 
 A module that was exported is cut at the calls of its program that no plan holds (`split.py`), without another trace.
 Else dynamo cuts it, where Python decides by the values of tensors or an operator gives as many as these ask for, and
-each of its graphs is cut so; the module runs once for that, and what that run did not come to, eager runs when it is met.
+each of its graphs is cut so; the module runs once for that, and what that run did not come to, eager runs later.
 Then every part is compiled with its share of the time that is left.
 """
 
@@ -21,9 +21,14 @@ from torch import fx
 
 from weft.errors import WeftError
 from weft.frontends.imported import Imported
+from weft.kernels.record import CompileRecord
 from weft.options import Options
 from weft.pipeline.compile import compile_imported
+from weft.pipeline.framework import captured_later
 from weft.pipeline.job import Compilation
+from weft.pipeline.reference import example_inputs
+from weft.pipeline.refit import difference, refitted
+from weft.pipeline.setting import survey
 from weft.torch_backend.backend import Backend, parts_of
 from weft.torch_backend.engine import Run, run_of
 from weft.torch_backend.region import Region
@@ -42,6 +47,9 @@ break in a loop would leave all of it to Python."""
 LEAST_S = 0.25
 """Of a budget, for one part; less is no time to compile anything, and the part stays with eager."""
 
+MOST_SETS = 64
+"""Of weights with which one graph is compiled: layers that are equal but for these."""
+
 
 @dataclass
 class _Late:
@@ -55,6 +63,10 @@ class _Late:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         return self.run(tensors)
+
+    def model(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The framework's own execution of it."""
+        return self.eager(tensors)
 
     @property
     def size(self) -> int:
@@ -76,13 +88,15 @@ class _Cut:
         self._lock = threading.RLock()
         self._closed = False
         """Whether parts are met no more."""
+        self._has_run = False
+        """Whether the framework ran what was met."""
         self._begin()
 
     def _begin(self) -> None:
         """Nothing is cut yet."""
         self._late: list[_Late] = []
         self.regions: list[Region] = []
-        self._backend = Backend(self._options, self._engine, self.regions.append)
+        self._backend = Backend(self._options, self._engine, self.regions.append, MOST_SETS)
 
     @property
     def compilations(self) -> list[Compilation]:
@@ -90,14 +104,23 @@ class _Cut:
         return [x.compilation for x in self._late if x.compilation is not None]
 
     def _compiled(self, left_s: Callable[[], float]) -> int:
-        """Compile the parts in the seconds that are left; how many are in plans."""
+        """Compile the parts in the seconds that are left, large ones first, equal ones once; how many are in plans."""
         with self._lock:
+            tunes = self._options.budget_s > 0
             sizes = sum(x.size for x in self._late)
-            for late in list(self._late):
-                share = late.size / sizes
-                sizes -= late.size
-                budget_s = max(0.0, left_s() * share) if self._options.budget_s > 0 else 0.0
-                self._finish(late, budget_s)
+
+            def budget_s(size: int) -> float:
+                left = left_s()
+                return max(0.0, min(left, max(LEAST_S, left * size / sizes))) if tunes else 0.0
+
+            for group in sorted(_equal(self._late), key=lambda group: -sum(x.size for x in group)):
+                first, *others = group
+                size = sum(x.size for x in group)
+                self._finish(first, budget_s(size))
+                for late in others:
+                    if not self._finish_as(late, first, left_s() if tunes else math.inf):
+                        self._finish(late, budget_s(late.size))
+                sizes -= size
         return sum(c.eager is None for c in self.compilations)
 
     def _engine(self, imported: Imported, options: Options, eager: Run) -> Run:
@@ -108,14 +131,71 @@ class _Cut:
         return late
 
     def _finish(self, late: _Late, budget_s: float) -> None:
-        if budget_s < LEAST_S and self._options.budget_s > 0:
-            return
-        options = replace(late.options, budget_s=budget_s)
+        """Compile a part."""
         try:
-            found = compile_imported(late.imported, options, eager=lambda *tensors: late.eager(tensors))
+            if budget_s >= LEAST_S or self._options.budget_s <= 0:
+                options = replace(late.options, budget_s=budget_s)
+                found = compile_imported(late.imported, options, eager=late.model, has_run=self._has_run)
+                late.compilation, late.run = found, run_of(found)
+                return
         except WeftError:
-            return  # the framework runs it
-        late.compilation, late.run = found, run_of(found, late.eager)
+            pass
+        recorded = _recorded(late)
+        late.run = lambda tensors: recorded(*tensors)
+
+    def _finish_as(self, late: _Late, first: _Late, left_s: float) -> bool:
+        """A part as an equal one that was compiled: by its plan with other weights, if that is right, or by eager.
+
+        Whether it is so. Where there is less time than that takes, eager runs it.
+        """
+        done, graph = first.compilation, late.imported.graph
+        if done is None:
+            return False
+        plan, own = None, None
+        if done.eager is None and left_s >= sum(x.seconds for x in done.record.stages if x.name in _REFITS):
+            inputs = example_inputs(graph, late.options.seed, late.imported.integers)
+            try:
+                plan = refitted(done.executable, late.imported, late.options, inputs, late.model)
+            except WeftError:  # other values, other kernels
+                return False
+            graph = plan.graph
+        else:
+            own = _recorded(late)
+        late.compilation = replace(done, graph=graph, plan=plan, eager=own, record=_as(done.record))
+        late.run = run_of(late.compilation)
+        return True
+
+
+_REFITS = frozenset({"clean up", "alternatives", "reference", "link"})
+"""Stages whose work is done again to take over a plan with other weights."""
+AS_ANOTHER = "equal to a part before: nothing is measured"
+
+
+def _as(record: CompileRecord) -> CompileRecord:
+    """Of a part that is like another one: what that took is counted once."""
+    return replace(
+        record, stages=(), seconds=0.0, problems=0, measured=0, reused=0, unmeasured=0, wanted=0,
+        notes=(*record.notes, AS_ANOTHER),
+    )  # fmt: skip
+
+
+def _recorded(late: _Late) -> Callable[..., Sequence[torch.Tensor]]:
+    """The framework's own execution, on a GPU in a CUDA graph that its first call records."""
+    setting = survey(replace(late.options, budget_s=0.0))
+    return captured_later(late.model, late.imported.graph, setting) or late.model
+
+
+def _equal(parts: Sequence[_Late]) -> list[list[_Late]]:
+    """The parts in their order, with each those that differ from it by the values of weights alone."""
+    found: list[list[_Late]] = []
+    for late in parts:
+        for group in found:
+            if difference(group[0].imported.graph, late.imported.graph) is None:
+                group.append(late)
+                break
+        else:
+            found.append([late])
+    return found
 
 
 @final
@@ -148,9 +228,14 @@ class ProgramInParts(_Cut):
             self._closed = True
             return bool(self._late)
 
-    def compile(self, left_s: Callable[[], float]) -> int:
-        """Compile the parts in the seconds that are left; how many are in plans: eager may be faster for some."""
-        return self._compiled(left_s)
+    def compile(self, left_s: Callable[[], float], *, has_run: bool) -> int:
+        """Compile the parts in the seconds that are left; how many are in plans: eager may be faster for some.
+
+        `has_run`: it was called before.
+        """
+        with self._lock:
+            self._has_run = has_run
+            return self._compiled(left_s)
 
 
 _PROGRAM = "the exported program"
@@ -203,7 +288,7 @@ class InParts(_Cut):
             if self._options.budget_s > 0:
                 self._left_s = left_s
             self._cut_by(call)
-            self._closed = True
+            self._closed = self._has_run = True
             return self._compiled(left_s)
 
     def _cut_by(self, call: Callable[[], object]) -> None:

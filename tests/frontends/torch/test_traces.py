@@ -73,7 +73,7 @@ def test_what_others_traced_keeps_its_text() -> None:
 def test_nobody_traces_while_operators_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads at once found the framework's stack of modes as the other had left it: `slot already occupied`."""
     held = []
-    taken_in = torch_frontend.import_exported
+    taken_in = torch_frontend.functional_program
 
     def watched(*given: Any, **named: Any) -> Any:
         other = threading.Thread(target=lambda: held.append(not api._TRACING.acquire(blocking=False)))
@@ -81,7 +81,7 @@ def test_nobody_traces_while_operators_are_taken_apart(monkeypatch: pytest.Monke
         other.join()
         return taken_in(*given, **named)
 
-    monkeypatch.setattr(torch_frontend, "import_exported", watched)
+    monkeypatch.setattr(torch_frontend, "functional_program", watched)
     weft.compile(nn.Linear(3, 3).eval(), (torch.ones(1, 3),), options=Options(budget_s=0))
     assert held == [True]
 
