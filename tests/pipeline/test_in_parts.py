@@ -731,3 +731,26 @@ def test_large_parts_come_first_where_time_is_short(tmp_path: Path, monkeypatch:
     program.compile(lambda: left[0], has_run=False)
     assert [budget for _, budget in sizes] == pytest.approx([parts.LEAST_S] * 2)
     assert sizes[0][0] > sizes[1][0], "and what is small has none"
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_what_a_first_run_loads_is_loaded_once(loads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that takes seconds: the whole is run for it, and no part keeps time for that."""
+    runs: list[object] = []
+    ran: list[object] = []
+
+    def run_once(eager: Callable[..., Any], inputs: Sequence[torch.Tensor], setting: object) -> None:
+        del setting
+        runs.append(eager(*inputs))
+
+    def compiled(*_: object, has_run: bool, **__: object) -> Compilation:
+        ran.append(has_run)
+        raise UnsupportedError(op="all", reason="it is not looked at")
+
+    monkeypatch.setattr(Cpu, "asynchronous", loads)
+    monkeypatch.setattr("weft.api.run_once", run_once)
+    monkeypatch.setattr(parts, "compile_imported", compiled)
+    model, x = made("custom")
+    with pytest.raises(UnsupportedError, match="median_filter"):
+        weft.compile(model, x, options=weft.Options(budget_s=30.0, cache_dir=tmp_path))
+    assert len(runs) == loads and ran == [loads, loads]
