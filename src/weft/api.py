@@ -76,6 +76,7 @@ from weft.pipeline.deadline import Deadline, OutOfTime
 from weft.pipeline.finish import as_array
 from weft.pipeline.framework import FIRST_RUN_S, captured, run_once
 from weft.pipeline.job import Compilation
+from weft.pipeline.parts import NAME as PARTS
 from weft.pipeline.parts import TIMED_SHARE, joined
 from weft.pipeline.setting import survey
 from weft.pipeline.stages import Say, Stages, silent
@@ -506,7 +507,7 @@ def _refitted(old: Made, source: Source, options: Options, *, recompile: bool) -
 
     before, imported = old.compilation, old.imported
     inputs = example_inputs(before.graph, options.seed, imported.integers)
-    if before.parts or old.whole is not None:
+    if before.parts or before.record.chosen == PARTS or old.whole is not None:
         return source.build(inputs)
     for guard in imported.guards:
         held = inputs[guard.input_index]
@@ -1098,6 +1099,8 @@ class _Cut(NamedTuple):
     """Those that were compiled, in the order in which they run first."""
     answer: Callable[..., Sequence[torch.Tensor]]
     """The whole model: its tensors in, its tensors out."""
+    recorded: int
+    """How many others the framework runs as its device records them, without what each launch costs."""
     whole: Callable[..., Any] | None = None
     """As `Made.whole`."""
 
@@ -1266,9 +1269,11 @@ class _TorchModel:
         if cut is None:
             raise error
         if not cut.parts:
-            if options.budget_s > 0 and clock.left_s < LEAST_S:
+            late = options.budget_s > 0 and clock.left_s < LEAST_S
+            if not late:
+                raise error
+            if not cut.recorded:
                 return self._framework_alone(examples, run)
-            raise error
         told = str(error).splitlines()[0]
         count = sum(p.eager is None for p in cut.parts)
         text = f"Weft compiles {self._label} in parts ({count} plans), and torch runs what no plan holds: {told}"
@@ -1303,7 +1308,7 @@ class _TorchModel:
         if runs:
             run.stages.run("first run", run_once, answer, inputs, setting)
         run.stages.run("parts", parts.compile, lambda: clock.left_s, has_run=runs)
-        return _Cut(parts.compilations, answer)
+        return _Cut(parts.compilations, answer, parts.recorded)
 
     def _program_in_parts(self, program: Functional, inputs: Sequence[torch.Tensor]) -> ProgramInParts | None:
         from weft.frontends.torch import as_function
@@ -1338,7 +1343,7 @@ class _TorchModel:
         run.stages.run("parts", parts.compile, call, lambda: clock.left_s)
         if state_of(self._module) != before:
             return None
-        return _Cut(parts.compilations, lambda *xs: flat(whole(*xs)), whole)
+        return _Cut(parts.compilations, lambda *xs: flat(whole(*xs)), parts.recorded, whole)
 
     def _results(self) -> Results:
         """Where outputs stand in what the model gives."""

@@ -660,6 +660,35 @@ def test_a_part_without_time_is_recorded(name: str, tmp_path: Path, monkeypatch:
     assert all(r.fallback == "" for r in found.regions)
 
 
+@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("name", ["custom", "data"])
+def test_parts_that_are_recorded_answer_if_they_are_faster(
+    name: str, faster: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose trace took all the time is launched kernel by kernel otherwise."""
+    recorded = recording(monkeypatch)
+    model, x = made(name)
+    monkeypatch.setattr("weft.pipeline.parts.wins", lambda *_: faster)
+    monkeypatch.setattr("weft.torch_backend.parts.LEAST_S", 1e6)
+    monkeypatch.setattr(parts, "compile_imported", None)
+    with pytest.warns(UserWarning, match=r"in parts \(0 plans\)"):
+        exe = weft.compile(model, x, options=weft.Options(budget_s=30.0, cache_dir=tmp_path))
+    assert exe.record.chosen == ("parts" if faster else "eager") and exe.parts == ()
+    assert not any(p.verified for p in exe.record.plans)
+    before = list(recorded)
+    with torch.no_grad():
+        same(exe(x), model(x))
+    assert [b - a for a, b in zip(before, recorded, strict=True)] == [int(faster)] * len(recorded)
+    assert len(recorded) >= 2
+    if faster:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.5)
+            with pytest.warns(UserWarning, match="in parts"):
+                exe.refit(model.state_dict())
+            same(exe(x), model(x))
+
+
 def cut(
     name: str, model: nn.Module, x: torch.Tensor, tmp_path: Path, *, left_s: float
 ) -> parts.ProgramInParts | parts.InParts:

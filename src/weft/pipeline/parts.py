@@ -66,7 +66,7 @@ def joined(
     measured = min(len(mine), len(theirs)) >= LEAST_ROUNDS
     beaten = job.tunes and not (measured and wins(mine, theirs))
     faster = eager if beaten else None
-    verified = all(p.plan is not None for p in parts)
+    verified = bool(parts) and all(p.plan is not None for p in parts)
     plans = (
         PlanRecord(NAME, len(parts), 0.0, (), _median(mine), verified=verified, worst_error=math.inf, note="in parts"),
         PlanRecord("eager", 0, 0.0, (), _median(theirs), verified=False, worst_error=math.inf, note="the model itself"),

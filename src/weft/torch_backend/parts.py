@@ -96,6 +96,8 @@ class _Cut:
         """Nothing is cut yet."""
         self._late: list[_Late] = []
         self.regions: list[Region] = []
+        self.recorded = 0
+        """Parts that were not compiled, and are recorded by the device when they are called."""
         self._backend = Backend(self._options, self._engine, self.regions.append, MOST_SETS)
 
     @property
@@ -140,8 +142,9 @@ class _Cut:
                 return
         except WeftError:
             pass
-        recorded = _recorded(late)
-        late.run = lambda tensors: recorded(*tensors)
+        own = _recorded(late)
+        late.run = lambda tensors: own(*tensors)
+        self.recorded += own != late.model
 
     def _finish_as(self, late: _Late, first: _Late, left_s: float) -> bool:
         """A part as an equal one that was compiled: by its plan with other weights, if that is right, or by eager.
