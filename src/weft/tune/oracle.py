@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
 from weft.generate.library.execute import TORCH_DTYPE
-from weft.generate.library.opaque_aten import has_float64, run_aten
+from weft.generate.library.opaque_aten import has_float64, input_dtypes, run_aten
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, Node
@@ -398,7 +398,7 @@ def _noisy(state: _State, node: Node, operands: Sequence[T], value: T, float8: b
 _STEPS = frozenset(
     {Prim.FLOOR, Prim.CEIL, Prim.TRUNC, Prim.ROUND, Prim.SIGN, Prim.ARGMAX, Prim.ARGMIN, Prim.MOD, Prim.FMOD}
 )
-_ROUNDING = frozenset(ULPS) | _ROUNDED_ONCE | _SUMS
+_ROUNDING = frozenset(ULPS) | _ROUNDED_ONCE | _SUMS | {Prim.OPAQUE}
 
 
 def decisions(graph: Graph) -> tuple[tuple[bool, float], ...]:
@@ -882,6 +882,12 @@ def _refuse(s: _State, n: Node, x: list[T]) -> T:
     raise TypeError(f"{n.prim.value} is not evaluated")
 
 
+def calls_own(graph: Graph) -> bool:
+    """Whether a graph has opaque primitives, all of which are results of operators that are written out in float64."""
+    opaque = [n for n in graph.nodes if n.prim is Prim.OPAQUE]
+    return bool(opaque) and all(map(_is_own, opaque))
+
+
 def _is_own(n: Node) -> bool:
     return isinstance(n.attrs, a.OpaqueAttrs) and n.attrs.framework == "aten" and has_float64(n.attrs.payload)
 
@@ -889,6 +895,8 @@ def _is_own(n: Node) -> bool:
 def _called(s: _State, n: Node, x: list[T]) -> T:
     assert isinstance(n.attrs, a.OpaqueAttrs)
     if s.call != (call := (n.attrs.payload, n.inputs)):
+        if s.mode is not Mode.PRECISE:  # what it rounds within depends on the types that it is given
+            x = [y.to(TORCH_DTYPE[DType(t)]) for y, t in zip(x, input_dtypes(n.attrs.payload), strict=True)]
         s.call, s.results = call, run_aten(n.attrs.payload, x)
     return s.results[n.attrs.result].to(s.held(n.type.dtype))
 

@@ -13,7 +13,8 @@ predecessor that writes the inputs late (`tune.cuda_subject.LateWriter`), and in
 
 Problems with opaque primitives have no reference: their calls are checked for guards, unmodified inputs and
 written outputs only, because the framework's own operator is what defines them. Where a GPU may run a call in place of
-ONNX Runtime, that is what both are held to (`tune.opaque`).
+ONNX Runtime, that is what both are held to (`tune.opaque`). Operators of this project's that are written out in float64
+are held to that, on finite inputs.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from weft.kernels.measurement import Verdict
 from weft.kernels.source import Kernel, KernelSource, LibraryCall
 from weft.tune import bulk, opaque
 from weft.tune.inputs import Domain, InputSet, draw, draw_rows
-from weft.tune.oracle import Evaluation, Mode, decisions, evaluate, narrowed, rms
+from weft.tune.oracle import Evaluation, Mode, calls_own, decisions, evaluate, narrowed, rms
 from weft.tune.shifts import shifts
 from weft.tune.tolerance import (
     COARSE,
@@ -491,7 +492,8 @@ def reference_of(
             given = drawn(kind, domain)
             cases.append(opaque_case(graph, kind, given, seed) if told else Case(kind, tuple(given), ()))
         return Reference(tuple(cases), "" if all(c.expected for c in cases) else precise.reason, device)
-    before = (InputSet.INTEGERS,) if finite else (InputSet.INTEGERS, InputSet.ADVERSARIAL)
+    finite_alone = finite or calls_own(graph)
+    before = (InputSet.INTEGERS,) if finite_alone else (InputSet.INTEGERS, InputSet.ADVERSARIAL)
     values = {kind: drawn(kind, domain) for kind in before}
     if (rows := draw_rows(graph, domain, seed=seed, device=device)) is not None:
         values[InputSet.ROWS] = placed(rows)
@@ -527,7 +529,9 @@ def _choose_domain(
     best: tuple[float, Domain, list[torch.Tensor], Evaluation | Declined] | None = None
     for domain in Domain:
         inputs = drawn(InputSet.NORMAL, domain)
-        precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=False, device=device, check=check)
+        precise = evaluate(
+            graph, inputs, Mode.PRECISE, seed=seed, exactness=False, device=device, calls=True, check=check
+        )
         if isinstance(precise, Declined):
             return domain, inputs, precise
         floats = [x for x in precise.outputs if x.is_floating_point() and x.numel()]
@@ -557,7 +561,9 @@ def _case(
     finite: bool = False,
 ) -> Case:
     exactness = kind is InputSet.INTEGERS
-    precise = evaluate(graph, inputs, Mode.PRECISE, seed=seed, exactness=exactness, device=device, check=check)
+    precise = evaluate(
+        graph, inputs, Mode.PRECISE, seed=seed, exactness=exactness, device=device, calls=True, check=check
+    )
     if isinstance(precise, Declined):
         raise TypeError(precise.reason)
     return _expect(graph, kind, inputs, precise, seed, device, check, finite=finite)
@@ -585,7 +591,9 @@ def _expect(
     scaled = frozenset(x.difference for x in shifts(graph)) if kind is InputSet.ROWS else frozenset[int]()
     # a right kernel may multiply infinite weights with padding, or not: `agreeing` leaves such elements out
     padded = kind is not InputSet.ADVERSARIAL
-    rounding = partial(evaluate, graph, inputs, mode, device=device, scaled=scaled, padded=padded, check=check)
+    rounding = partial(
+        evaluate, graph, inputs, mode, device=device, scaled=scaled, padded=padded, calls=True, check=check
+    )
     if not all_equal:
         runs = _runs(graph, mode)
         off = 0.0

@@ -15,6 +15,7 @@ from weft.device.cuda.budget import over_budget
 from weft.device.cuda.cubin import Usage
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
+from weft.generate.cuda.attention.gradient.template import ATTENTION_GRADIENT_PROBLEM
 from weft.generate.cuda.conv.depthwise_wgrad.template import DEPTHWISE_WEIGHT_GRADIENT
 from weft.generate.cuda.intrinsics.prelude import machine_header, runtime_header
 from weft.generate.cuda.loops import pools, scan
@@ -65,7 +66,7 @@ class CudaGenerator:
         return fitting or Declined(f"none of the first {len(few)} kernels finds room in sm_budget")
 
     def _offered(self, problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
-        if _has_contraction(problem.graph) or _is_weight_gradient(problem):
+        if _has_contraction(problem.graph) or _is_gradient(problem):
             return templates.schedules(problem, facts)
         declined = _refuse(problem)
         if declined is not None:
@@ -177,9 +178,10 @@ def _has_contraction(graph: Graph) -> bool:
     return any(CATEGORY[graph.nodes[n].prim] is Category.LINEAR for n in live_nodes(graph))
 
 
-def _is_weight_gradient(problem: Problem) -> bool:
-    """Whether a template takes it though there is no contraction in it: of a depthwise convolution."""
-    return DEPTHWISE_WEIGHT_GRADIENT.match(problem, tf32=False) is not None
+def _is_gradient(problem: Problem) -> bool:
+    """Whether a template takes it though there is no contraction in it: of a depthwise convolution, of attention."""
+    patterns = (DEPTHWISE_WEIGHT_GRADIENT, ATTENTION_GRADIENT_PROBLEM)
+    return any(p.match(problem, tf32=False) is not None for p in patterns)
 
 
 def _refuse(problem: Problem) -> Declined | None:

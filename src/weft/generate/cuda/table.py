@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.generate.cuda.attention import template as attention
+from weft.generate.cuda.attention.gradient import template as attention_gradient
 from weft.generate.cuda.conv.depthwise import template as depthwise
 from weft.generate.cuda.conv.depthwise_wgrad import template as depthwise_wgrad
 from weft.generate.cuda.conv.groups import template as groups
@@ -32,6 +33,7 @@ PATTERNS: tuple[Pattern[Any], ...] = (
     mlp.CHAIN,
     attention.LINEAR_ATTENTION_PROBLEM,
     attention.ATTENTION_PROBLEM,
+    attention_gradient.ATTENTION_GRADIENT_PROBLEM,
     squeeze_excite.SQUEEZE_EXCITE_PROBLEM,
     separable.SEPARABLE_CONVOLUTIONS,
     stacked.STACKED_CONVOLUTIONS,
@@ -56,6 +58,7 @@ TEMPLATES: tuple[Template[Any], ...] = (
     attention.LINEAR_ATTENTION,
     attention.ATTENTION,
     attention.ATTENTION_TMA,
+    attention_gradient.ATTENTION_GRADIENT,
     mlp.MLP_PAIR,
     mlp.MLP,
     mlp.MLP_WIDE,

@@ -99,9 +99,14 @@ def attention_backward(
     weights = (_scores(q, k, causal, scale) - sums.unsqueeze(-1)).exp()
     wide = [x.float() if x.dtype.itemsize == 2 else x for x in (g, q, k, v, o)]
     g, q, k, v, o = wide
-    inner = torch.matmul(g, v.transpose(-2, -1)) - (g * o).sum(-1, keepdim=True)
-    inner = weights * inner * scale
-    found = torch.matmul(inner, k), torch.matmul(inner.transpose(-2, -1), q), torch.matmul(weights.transpose(-2, -1), g)
+    inner = weights * (torch.matmul(g, v.transpose(-2, -1)) - (g * o).sum(-1, keepdim=True))
+    if query.dtype.itemsize == 2:  # operands of products, as on tensor cores
+        weights, inner = weights.to(query.dtype).float(), inner.to(query.dtype).float()
+    found = (
+        torch.matmul(inner, k) * scale,
+        torch.matmul(inner.transpose(-2, -1), q) * scale,
+        torch.matmul(weights.transpose(-2, -1), g),
+    )
     a, b, c = (
         x.to(like.dtype).transpose(1, 2).contiguous() for x, like in zip(found, (query, key, value), strict=True)
     )

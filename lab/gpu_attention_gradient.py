@@ -1,0 +1,113 @@
+"""The gradients of attention beside the framework's FlashAttention-2, in its deterministic form, on an NVIDIA GPU.
+
+    python -m lab.gpu_attention_gradient [--only TEXT]
+
+Every schedule that is offered is compared with float64 first; one that is wrong is said, not timed, and makes the run
+fail. Times are medians of replayed CUDA graphs. A line of JSON per size: what each schedule took and was modelled to
+take, and the framework's call with the copies that a plan makes of its results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+
+import torch
+from benchmarks.harness.gpu_time import median_us
+
+from weft.device.cuda.facts import gpu_facts
+from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
+from weft.generate.bind import Addresses, BoundCuda
+from weft.generate.cuda import CudaGenerator
+from weft.generate.cuda.predict import predicted_us
+from weft.generate.library import trained_attention
+from weft.ir import attrs as a
+from weft.ir.declined import Declined
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+from weft.kernels.source import CudaSource
+
+SIZES = {
+    "vit_b16/b64": (64, 197, 12, 64, False),
+    "bert_base/16x128": (16, 128, 12, 64, False),
+    "deit_small/b64": (64, 198, 6, 64, False),
+    "gpt, 256 positions": (16, 256, 12, 64, True),
+    "gpt, 128 positions": (32, 128, 12, 64, True),
+    "384 positions": (16, 384, 12, 64, False),
+    "wide heads": (32, 128, 8, 128, False),
+}
+"""Rows, positions, heads, elements of a head, causal."""
+
+
+def posed(rows: int, positions: int, heads: int, width: int, *, causal: bool) -> Problem:
+    """In bf16, as a training step has it."""
+    b, of = GraphBuilder(), TensorType(DType.BF16, (rows, positions, heads, width))
+    inputs = [b.input(of) for _ in range(5)] + [b.input(TensorType(DType.F32, (rows, heads, positions)))]
+    args = [*({"tensor": i} for i in range(6)), causal, width**-0.5]
+    call = {"args": args, "inputs": ["bf16"] * 5 + ["f32"], "kwargs": {}, "op": "weft::attention_backward"}
+    payload = json.dumps({**call, "overload": ""}, sort_keys=True)
+    op = "weft.attention_backward.default"
+    nodes = [b.add(Prim.OPAQUE, *inputs, attrs=a.OpaqueAttrs("aten", op, payload, k, (of, of, of))) for k in range(3)]
+    graph = b.build(nodes)
+    return Problem(graph, str(graph), (Format.ROW,) * 6, (Format.ROW,) * 3)
+
+
+def main() -> int:
+    """Run; 0 when every kernel was right."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="sizes whose name contains this")
+    given = parser.parse_args()
+    nvrtc = find_nvrtc()
+    if isinstance(nvrtc, Declined) or not torch.cuda.is_available():
+        print("lab.gpu_attention_gradient: no NVRTC, or torch sees no NVIDIA GPU", file=sys.stderr)
+        return 2
+    facts, generator, right = gpu_facts(None, calibrate=False), CudaGenerator(), True
+    for case, (*sizes, causal) in SIZES.items():
+        if given.only not in case:
+            continue
+        problem = posed(*sizes, causal=causal)
+        torch.manual_seed(0)
+        shape = tuple(sizes)
+        q, k, v, gradient = (torch.randn(shape, device="cuda").bfloat16() for _ in range(4))
+        scale = sizes[-1] ** -0.5
+        result, sums = trained_attention.attention(q, k, v, causal, scale)
+        tensors = [gradient, q, k, v, result, sums]
+        exact = trained_attention.attention_backward(*(x.double() for x in tensors), causal, scale)
+        found = generator.schedules(problem, facts)
+        us, wrong, modelled = {}, [], {}
+        for s in [] if isinstance(found, Declined) else found:
+            source = generator.emit(problem, s)
+            assert isinstance(source, CudaSource), source
+            (cubin,) = nvrtc.compile_many([CompileJob(source.text, facts.arch, source.flags)])
+            assert isinstance(cubin, CompiledCubin), cubin
+            outs = [torch.full(shape, math.nan, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+            addresses = Addresses([x.data_ptr() for x in tensors], [x.data_ptr() for x in outs], [], 0, 0)
+            bound = BoundCuda(source, cubin.path).prepare(addresses)
+            took = median_us(lambda b=bound: b(torch.cuda.current_stream().cuda_stream), launches=20, rounds=7)  # type: ignore[misc]
+            errors = [float((x.double() - y).norm() / y.norm()) for x, y in zip(outs, exact, strict=True)]
+            modelled[str(s)] = round(predicted_us(problem, s, facts) or 0.0, 1)
+            if max(errors) <= 2.0**-8:
+                us[str(s)] = round(took, 2)
+            else:
+                wrong.append(f"{s}: errors {errors}")
+        right &= not wrong
+        into = [torch.empty_like(q) for _ in range(3)]
+
+        def theirs(tensors: list[torch.Tensor] = tensors, causal: bool = causal, scale: float = scale) -> None:
+            for x, y in zip(into, trained_attention.attention_backward(*tensors, causal, scale), strict=True):  # noqa: B023
+                x.copy_(y)
+
+        flash = median_us(theirs, launches=20, rounds=7)
+        best = min(us.values(), default=math.nan)
+        line = {"best_us": best, "flash_us": round(flash, 2), "over_flash": round(flash / best, 3), "us": us}
+        print(json.dumps({"record": "case", "case": case, **line, "modelled": modelled, "wrong": wrong}), flush=True)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,293 @@
+"""Gradients of attention on tensor cores, all of a head in the shared memory of a CTA.
+
+Q, K, V and the gradient of the result arrive by asynchronous copies, once. Warps take tiles of 16 keys, then of 16 rows
+of Q, in turns. For a tile of keys a warp goes over all rows: the exponentials Pᵀ, times the gradient they add to
+dV, and dSᵀ = Pᵀ ∘ (V dOᵀ - δ), times Q that adds to dK; for a tile of rows over all keys, for dQ. What is exchanged
+between warps are the sums δ = rowsum(dO ∘ O) alone. Seven products instead of five: so none of them waits for another
+warp, there are no atomics, and every sum has one order. P and dS are rounded to the operands' type for the products.
+
+Sources: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning" (2023), equations of
+the backward pass; note on matrix products, section 5 (fragments).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from weft.costmodel.profile import costs_of
+from weft.costmodel.roofline import memory_us
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.attention.gradient.match import AttentionGradient
+from weft.generate.cuda.attention.kernel import EXP2
+from weft.generate.cuda.intrinsics.prelude import prelude
+from weft.generate.cuda.role.assemble import solo
+from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
+from weft.generate.expr.ctype import literal
+from weft.generate.parameters import Parameters
+from weft.ir.declined import Declined
+from weft.ir.types import DType
+from weft.kernels.source import CudaSource, Pointer, Schedule
+
+TILE = 16
+WARP = 32
+LOG2_E = 1.4426950408889634
+MOST_WARPS = {64: 12, 128: 8}
+"""Of a multiprocessor, by the elements of a head: each of its four parts has registers for a quarter of them."""
+LEAST_WARPS = 3
+_MOST_CTAS = 4
+_PORT = 128.0
+"""Bytes of shared memory in a clock."""
+_PRODUCT = 6.5
+"""Clocks of a quarter of a multiprocessor for a product of 16 x 8 x 16."""
+_EXPONENTIALS = 16.0
+"""Of a multiprocessor in a clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientConfig(Parameters):
+    """Parameters of the template; counts."""
+
+    warps: int
+    """Of a CTA."""
+    ctas: int
+    """Of a multiprocessor: registers are shared out among so many."""
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the cuda generator."""
+        return self.named("cuda", template="attention_gradient")
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA."""
+        return WARP * self.warps
+
+
+def tiles(m: AttentionGradient) -> tuple[int, int]:
+    """Tiles of rows, and of keys."""
+    return -(-m.positions // TILE), -(-m.keys // TILE)
+
+
+def shared_bytes(m: AttentionGradient) -> int:
+    """Rows of Q and its gradient, K and V, and two numbers of each row."""
+    rows, keys = tiles(m)
+    return 2 * (rows + keys) * TILE * m.width * m.dtype.itemsize + 2 * rows * TILE * 4
+
+
+def shapes(m: AttentionGradient, facts: GpuFacts) -> list[tuple[float, GradientConfig]]:
+    """(modelled cycles, shape), the most promising first."""
+    return sorted(((cycles(m, s, facts), s) for s in _candidates(m, facts)), key=lambda x: (x[0], x[1].warps))
+
+
+def _candidates(m: AttentionGradient, facts: GpuFacts) -> Iterable[GradientConfig]:
+    (rows, keys), shared = tiles(m), shared_bytes(m)
+    for ctas in range(1, _MOST_CTAS + 1):
+        if shared > facts.shared_per_block or ctas * (shared + facts.shared_reserved) > facts.shared_per_sm:
+            continue
+        most = MOST_WARPS[m.width] // ctas
+        if most >= min(LEAST_WARPS, rows + keys):
+            turns = -(-(rows + keys) // most)
+            yield GradientConfig(-(-(rows + keys) // turns), ctas)
+
+
+def cycles(m: AttentionGradient, s: GradientConfig, facts: GpuFacts) -> float:
+    """Modelled cycles in a chain: products, what they read of shared memory, exponentials; or memory."""
+    rows, keys = tiles(m)
+    pairs = rows * keys * (0.5 if m.causal else 1.0)
+    steps = m.width // TILE
+    products = pairs * 14 * steps * _PRODUCT / 4
+    read = pairs * 7 * steps * 512 / _PORT
+    turns = -(-(rows + keys) // s.warps)
+    idle = turns * s.warps / (rows + keys)
+    one = max(products, read) * idle + 2 * pairs * TILE * TILE / _EXPONENTIALS
+    heads = m.rows * m.heads
+    computing = -(-heads // (facts.sms * s.ctas)) * s.ctas * one
+    tensors = (4 * m.positions + 4 * m.keys) * heads * m.width * m.dtype.itemsize
+    moving = memory_us(facts, tensors, 0) * facts.clock_ghz * 1e3
+    shown = 1.0 / s.ctas  # what a CTA waits for its operands, others hide
+    return max(computing, moving) + shown * min(computing, moving) + costs_of(facts).depthwise.block
+
+
+def emit(m: AttentionGradient, schedule: Schedule, entry: str) -> CudaSource | Declined:
+    """The kernel of one schedule made by `GradientConfig.schedule`."""
+    return solo(roles(m, schedule), entry)
+
+
+def roles(m: AttentionGradient, schedule: Schedule) -> RoleSource | Declined:
+    """The role of one schedule made by `GradientConfig.schedule`."""
+    s = GradientConfig.of(schedule)
+    names = [f"in{i}" for i in m.operands]
+    role = DeviceRole(
+        threads=s.threads,
+        body="\n".join([*_loaded(m, s, names), *_tasks(m, s)]),
+        parameters=(
+            *(Parameter(f"in{i}", Pointer("in", i)) for i in sorted(set(m.operands))),
+            *(Parameter(f"out{k}", Pointer("out", k), WRITTEN) for k in range(len(m.results))),
+        ),
+        grid=(m.rows * m.heads, 1, 1),
+        min_ctas_per_sm=s.ctas,
+        shared_bytes=shared_bytes(m),
+    )
+    return RoleSource(schedule, (prelude(), EXP2, _functions()), (role,), capability=80)
+
+
+@cache
+def _functions() -> str:
+    return (Path(__file__).parent / "weft_cuda_attention_gradient.h").read_text(encoding="utf-8")
+
+
+def _loaded(m: AttentionGradient, s: GradientConfig, names: list[str]) -> list[str]:
+    """All operands into shared memory, and two numbers of each row: its logarithm, to the base 2, and δ."""
+    rows, keys = (n * TILE for n in tiles(m))
+    gradient, query, key, value, result, sums = names
+    chunks, bytes_of = m.width // 8, m.width * m.dtype.itemsize
+    flag = str(m.dtype is DType.BF16).lower()
+    turns = -(-rows * chunks // s.threads)
+
+    def place(name: str, exist: int) -> str:
+        return f"(const u32*){name} + (in ? first{exist} + (long long)row * pitch + 4 * c : 0)"
+
+    def copied(name: str, at: str, count: int, exist: int) -> list[str]:
+        return [
+            f"for (int i = t; i < {count * chunks}; i += {s.threads}) {{",
+            f"const int row = i / {chunks}, c = i % {chunks};",
+            f"const bool in = row < {exist};",
+            f"w_copy16(w_rows<{m.width}>::at({at}, row, c), {place(name, exist)}, in ? 16u : 0u);",
+            "}",
+        ]
+
+    log = f"((const float*){sums})[(z * {m.heads} + head) * {m.positions} + i] * {literal(LOG2_E, DType.F32)}"
+    held = f"*(const uint4*)(sm + (w_rows<{m.width}>::at(g_at, row, c) - q_at))"
+
+    starts = dict.fromkeys((m.positions, m.keys))
+    return [
+        "const int t = role.thread(), lane = t % 32, warp = t / 32;",
+        f"const int z = role.block_x() / {m.heads}, head = role.block_x() % {m.heads};",
+        f"const int pitch = {m.heads * m.width // 2};  // pairs of elements from row to row",
+        *(
+            f"const long long first{n} = (long long)z * {n} * pitch + head * {m.width // 2};"  # pairs
+            for n in starts
+        ),
+        "const u32 q_at = w_shared(sm);",
+        f"const u32 g_at = q_at + {rows * bytes_of}u, k_at = g_at + {rows * bytes_of}u;",
+        f"const u32 v_at = k_at + {keys * bytes_of}u;",
+        f"float* const logs = (float*)(sm + {2 * (rows + keys) * bytes_of});",
+        f"float* const deltas = logs + {rows};",
+        "role.pdl_wait(); role.pdl_trigger();",
+        *copied(query, "q_at", rows, m.positions),
+        *copied(gradient, "g_at", rows, m.positions),
+        *copied(key, "k_at", keys, m.keys),
+        *copied(value, "v_at", keys, m.keys),
+        "w_commit();",
+        f"uint4 results[{turns}];",
+        f"#pragma unroll\nfor (int u = 0; u < {turns}; ++u) {{",
+        f"const int i = t + u * {s.threads}, row = i / {chunks}, c = i % {chunks};",
+        f"const bool in = row < {m.positions};",
+        f"w_read_if(results[u], {place(result, m.positions)}, in);",
+        "}",
+        f"for (int i = t; i < {rows}; i += {s.threads})",
+        f"logs[i] = i < {m.positions} ? {log} : {literal(math.inf, DType.F32)};",
+        "w_arrived<0>();",
+        f"#pragma unroll\nfor (int u = 0; u < {turns}; ++u) {{",
+        f"const int i = t + u * {s.threads}, row = i / {chunks}, c = i % {chunks};",
+        "float delta = 0.0f;",
+        f"if (i < {rows * chunks}) delta = w_dot8<{flag}>(results[u], {held});",
+        *(f"delta += w_shfl(delta, {1 << k});" for k in range(chunks.bit_length() - 1)),
+        f"if (c == 0 && i < {rows * chunks}) deltas[row] = delta;",
+        "}",
+        "role.sync();",
+    ]
+
+
+def _tasks(m: AttentionGradient, s: GradientConfig) -> list[str]:
+    """Tiles of keys, then tiles of rows, by the warps in turns."""
+    rows, keys = tiles(m)
+    return [
+        f"#pragma unroll 1\nfor (int task = warp; task < {rows + keys}; task += {s.warps}) {{",
+        f"if (task < {keys}) {{",
+        *_of_keys(m, rows),
+        "} else {",
+        *_of_rows(m, keys),
+        "}\n}",
+    ]
+
+
+def _arguments(m: AttentionGradient) -> tuple[str, str, str]:
+    """Template arguments, the factor of scores in exponents to the base 2, and that of gradients."""
+    flag = str(m.dtype is DType.BF16).lower()
+    return f"{m.width}, {flag}", literal(m.scale * LOG2_E, DType.F32), literal(m.scale, DType.F32)
+
+
+def _of_keys(m: AttentionGradient, rows: int) -> list[str]:
+    if not {1, 2} & set(m.results):
+        return []
+    of, exponent, scale = _arguments(m)
+    seen = ["if (row0 + (lane >> 2) + 8 * h > at) x = 0.0f;"] if m.causal else []
+    return [
+        f"const int row0 = task * {TILE};",
+        f"u32 k[{m.width // 16}][4], v[{m.width // 16}][4];",
+        f"w_left<{m.width}>(k, k_at, row0, lane); w_left<{m.width}>(v, v_at, row0, lane);",
+        f"float dk[{m.width // 8}][4] = {{}}, dv[{m.width // 8}][4] = {{}};",
+        f"#pragma unroll 1\nfor (int i = {'task' if m.causal else '0'}; i < {rows}; ++i) {{",
+        "float s[2][4] = {}, p[2][4] = {};",
+        f"w_scores<{of}>(s, k, q_at, i * {TILE}, lane); w_scores<{of}>(p, v, g_at, i * {TILE}, lane);",
+        "#pragma unroll\nfor (int n = 0; n < 2; ++n)\n#pragma unroll\nfor (int e = 0; e < 2; ++e) {",
+        f"const int at = i * {TILE} + 8 * n + 2 * (lane & 3) + e;",
+        "const float log = logs[at], delta = deltas[at];",
+        "#pragma unroll\nfor (int h = 0; h < 2; ++h) {",
+        f"float x = w_exp2(fmaf(s[n][2 * h + e], {exponent}, -log));",
+        *seen,
+        "s[n][2 * h + e] = x; p[n][2 * h + e] = x * (p[n][2 * h + e] - delta);",
+        "}\n}",
+        "u32 a[4];",
+        f"w_as_left<{of.split(', ')[1]}>(a, s); w_weighted<{of}>(dv, a, g_at, i * {TILE}, lane);",
+        f"w_as_left<{of.split(', ')[1]}>(a, p); w_weighted<{of}>(dk, a, q_at, i * {TILE}, lane);",
+        "}",
+        *_put(m, 1, "dk", m.keys, scale),
+        *_put(m, 2, "dv", m.keys, "1.0f"),
+    ]
+
+
+def _of_rows(m: AttentionGradient, keys: int) -> list[str]:
+    if 0 not in m.results:
+        return []
+    of, exponent, scale = _arguments(m)
+    seen = [f"at < {m.keys}"] if m.keys % TILE else []
+    seen += ["at <= row0 + (lane >> 2) + 8 * h"] if m.causal else []
+    last = f"{keys}" if not m.causal else f"task - {keys} + 1"
+    return [
+        f"const int row0 = (task - {keys}) * {TILE};",
+        f"u32 q[{m.width // 16}][4], g[{m.width // 16}][4];",
+        f"w_left<{m.width}>(q, q_at, row0, lane); w_left<{m.width}>(g, g_at, row0, lane);",
+        f"float dq[{m.width // 8}][4] = {{}};",
+        "float log[2], delta[2];",
+        "#pragma unroll\nfor (int h = 0; h < 2; ++h) {",
+        "log[h] = logs[row0 + (lane >> 2) + 8 * h]; delta[h] = deltas[row0 + (lane >> 2) + 8 * h];",
+        "}",
+        f"#pragma unroll 1\nfor (int j = 0; j < {last}; ++j) {{",
+        "float s[2][4] = {}, p[2][4] = {};",
+        f"w_scores<{of}>(s, q, k_at, j * {TILE}, lane); w_scores<{of}>(p, g, v_at, j * {TILE}, lane);",
+        "#pragma unroll\nfor (int n = 0; n < 2; ++n)\n#pragma unroll\nfor (int e = 0; e < 2; ++e) {",
+        f"const int at = j * {TILE} + 8 * n + 2 * (lane & 3) + e;" if seen else "",
+        "#pragma unroll\nfor (int h = 0; h < 2; ++h) {",
+        f"const float x = w_exp2(fmaf(s[n][2 * h + e], {exponent}, -log[h])) * (p[n][2 * h + e] - delta[h]);",
+        f"p[n][2 * h + e] = {' && '.join(seen)} ? x : 0.0f;" if seen else "p[n][2 * h + e] = x;",
+        "}\n}",
+        "u32 a[4];",
+        f"w_as_left<{of.split(', ')[1]}>(a, p); w_weighted<{of}>(dq, a, k_at, j * {TILE}, lane);",
+        "}",
+        *_put(m, 0, "dq", m.positions, scale),
+    ]
+
+
+def _put(m: AttentionGradient, which: int, name: str, count: int, by: str) -> list[str]:
+    """One gradient's tile into every output that is it."""
+    of = _arguments(m)[0]
+    return [
+        f"w_put_rows<{of}>((u32*)out{k} + first{count}, {name}, row0, {count}, pitch, {by}, lane);"
+        for k, result in enumerate(m.results)
+        if result == which
+    ]

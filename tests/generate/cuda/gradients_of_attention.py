@@ -1,0 +1,102 @@
+"""Problems that are the gradients of attention, and what they come to in float64."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.ir import attrs as a
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.reference import round_to
+from weft.ir.types import DType, TensorType
+from weft.kernels.candidate import Problem
+from weft.kernels.formats import Format
+
+Array = npt.NDArray[Any]
+BF16, F16, F32 = DType.BF16, DType.F16, DType.F32
+
+
+def gradient_problem(
+    rows: int,
+    positions: int,
+    heads: int,
+    width: int,
+    *,
+    keys: int = 0,
+    dtype: DType = BF16,
+    causal: bool = False,
+    scale: float = 0.125,
+    results: tuple[int, ...] = (0, 1, 2),
+    one: bool = False,
+) -> Problem:
+    """`one`: Q, K and V are the same tensor."""
+    b = GraphBuilder()
+    of_q = TensorType(dtype, (rows, positions, heads, width))
+    of_k = TensorType(dtype, (rows, keys or positions, heads, width))
+    gradient, q = b.input(of_q), b.input(of_q)
+    k, v = (q, q) if one else (b.input(of_k), b.input(of_k))
+    result, sums = b.input(of_q), b.input(TensorType(F32, (rows, heads, positions)))
+    payload = json.dumps({
+        "args": [*({"tensor": i} for i in range(6)), causal, scale],
+        "inputs": [dtype.value] * 5 + ["f32"], "kwargs": {}, "op": "weft::attention_backward", "overload": "",
+    }, sort_keys=True)  # fmt: skip
+    types = (of_q, of_k, of_k)
+    nodes = [
+        b.add(
+            Prim.OPAQUE, gradient, q, k, v, result, sums,
+            attrs=a.OpaqueAttrs("aten", "weft.attention_backward.default", payload, k_, types),
+        )
+        for k_ in results
+    ]  # fmt: skip
+    graph = b.build(nodes)
+    return Problem(graph, str(graph.nodes), (Format.ROW,) * len(graph.inputs), (Format.ROW,) * len(nodes))
+
+
+def drawn(problem: Problem, seed: int = 0) -> list[Array]:
+    """Operands as a forward pass leaves them: the result and the logarithms are those of Q, K and V."""
+    graph = problem.graph
+    call = json.loads(_attrs(problem).payload)
+    rng = np.random.default_rng(seed)
+    given = {i: rng.standard_normal(graph.type_of(i).shape).astype(np.float32) for i in graph.inputs}
+    order = graph.nodes[graph.outputs[0]].inputs
+    values = [np.asarray(round_to(given[n], graph.type_of(n).dtype), np.float64) for n in order]
+    causal, scale = call["args"][6:]
+    scores = _scores(values[1], values[2], causal, scale)
+    most = scores.max(-1, keepdims=True)
+    sums = np.log(np.exp(scores - most).sum(-1)) + most[..., 0]
+    result = np.einsum("bhqk,bkhd->bqhd", np.exp(scores - sums[..., None]), values[3])
+    given[order[4]], given[order[5]] = result.astype(np.float32), sums.astype(np.float32)
+    return [np.asarray(round_to(given[i], graph.type_of(i).dtype), np.float32) for i in graph.inputs]
+
+
+def exact(problem: Problem, inputs: list[Array]) -> list[Array]:
+    """The problem's outputs in float64."""
+    graph = problem.graph
+    at = {n: np.asarray(x, np.float64) for n, x in zip(graph.inputs, inputs, strict=True)}
+    g, q, k, v, result, sums = (at[n] for n in graph.nodes[graph.outputs[0]].inputs)
+    causal, scale = json.loads(_attrs(problem).payload)["args"][6:]
+    weights = np.exp(_scores(q, k, causal, scale) - sums[..., None])
+    delta = (g * result).sum(-1).transpose(0, 2, 1)[..., None]
+    inner = weights * (np.einsum("bqhd,bkhd->bhqk", g, v) - delta) * scale
+    found = (
+        np.einsum("bhqk,bkhd->bqhd", inner, k),
+        np.einsum("bhqk,bqhd->bkhd", inner, q),
+        np.einsum("bhqk,bqhd->bkhd", weights, g),
+    )
+    attrs = (graph.nodes[o].attrs for o in graph.outputs)
+    return [found[x.result] for x in attrs if isinstance(x, a.OpaqueAttrs)]
+
+
+def _scores(q: Array, k: Array, causal: bool, scale: float) -> Array:
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * scale
+    return np.where(np.tril(np.ones(scores.shape[-2:], bool)), scores, -np.inf) if causal else scores
+
+
+def _attrs(problem: Problem) -> a.OpaqueAttrs:
+    found = problem.graph.nodes[problem.graph.outputs[0]].attrs
+    assert isinstance(found, a.OpaqueAttrs)
+    return found
