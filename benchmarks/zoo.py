@@ -5,11 +5,12 @@
 
 A row says what came of an architecture at batch 1: `right`, `split` (right, in parts: torch runs what no plan holds),
 `refused` (an error of Weft, by its code), `wrong` or `crashed` (another exception, a signal, or no answer in time).
-Results are judged as `weft.compile` judges a plan, against the model in float64 where it runs so, else against its own
-execution. Weft and eager are timed in interleaved rounds of one process, by the margin rule that decides between plans:
-`slower` is who loses by more than 2 % in the median and surely by more than nothing; where medians differ by that and
-it is not sure, up to 66 `rounds` are added. `load` is the machine's load average when a row was done: on a busy one an
-export takes longer than the budget, and the framework's own execution answers.
+Results are judged as `weft.compile` judges a plan, against the model in float64 where it runs so, else in float32 where
+that is not its type, else against its own execution. Weft and eager are timed in interleaved rounds of one process, by
+the margin rule that decides between plans: `slower` is who loses by more than 2 % in the median and surely by more than
+nothing; where medians differ by that and it is not sure, up to 66 `rounds` are added. `load` is the machine's load
+average when a row was done: on a busy one an export takes longer than the budget, and the framework's own execution
+answers.
 
 On a processor all are float32; on a GPU (`--device cuda`) the 60 that are marked, in float16. `timm`, `torchvision`,
 `transformers` and `diffusers` are needed for all. With a budget of 0 nothing is timed. With `--out -` rows go into the
@@ -144,14 +145,18 @@ def _judged(
     """Whether what the compiled model gives is right, by the criterion of plans."""
     plain = tensors_of(module(*args, **kwargs))
     mine = tensors_of(compiled(*args, **kwargs))
-    wide = as_type(plain[0].device.type if plain else "cpu", torch.float64)
-    against = "float64"
-    try:
-        exact = tensors_of(copy.deepcopy(module).double()(*moved(args, wide), **moved(dict(kwargs), wide)))
-    except Exception:  # whatever a model raises that knows one type alone
-        exact, against = plain, "eager"
-    if [x.shape for x in exact] != [x.shape for x in plain]:
-        exact, against = plain, "eager"  # float64 decides otherwise, as the boxes of a detector do
+    exact, against = plain, "eager"
+    for name, wider in (("float64", torch.float64), ("float32", torch.float32)):
+        if wider is dtype:
+            continue
+        wide = as_type(plain[0].device.type if plain else "cpu", wider)
+        try:
+            found = tensors_of(copy.deepcopy(module).to(wider)(*moved(args, wide), **moved(dict(kwargs), wide)))
+        except Exception:  # whatever a model raises that knows some types alone
+            continue
+        if [x.shape for x in found] == [x.shape for x in plain]:  # else it decides otherwise, as a detector's boxes do
+            exact, against = found, name
+            break
     if [x.shape for x in mine] != [x.shape for x in plain]:
         why = f"gives {[tuple(x.shape) for x in mine]} and not {[tuple(x.shape) for x in plain]}"
         return {"outcome": "wrong", "why": why[:_TOLD], "against": against}

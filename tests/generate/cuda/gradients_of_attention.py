@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.ir import attrs as a
-from weft.ir.graph import GraphBuilder
+from weft.ir.graph import Graph, GraphBuilder, Node, NodeId
 from weft.ir.prims import Prim
 from weft.ir.reference import round_to
 from weft.ir.types import DType, TensorType
@@ -32,14 +32,20 @@ def gradient_problem(
     scale: float = 0.125,
     results: tuple[int, ...] = (0, 1, 2),
     one: bool = False,
+    flat: bool = False,
 ) -> Problem:
-    """`one`: Q, K and V are the same tensor."""
+    """`one`: Q, K and V are the same tensor. `flat`: heads and their elements are one dimension around the call."""
     b = GraphBuilder()
     of_q = TensorType(dtype, (rows, positions, heads, width))
     of_k = TensorType(dtype, (rows, keys or positions, heads, width))
-    gradient, q = b.input(of_q), b.input(of_q)
-    k, v = (q, q) if one else (b.input(of_k), b.input(of_k))
-    result, sums = b.input(of_q), b.input(TensorType(F32, (rows, heads, positions)))
+
+    def operand(of: TensorType) -> NodeId:
+        apart = TensorType(dtype, (*of.shape[:2], heads * width))
+        return b.reshape(b.input(apart), of.shape) if flat else b.input(of)
+
+    gradient, q = operand(of_q), operand(of_q)
+    k, v = (q, q) if one else (operand(of_k), operand(of_k))
+    result, sums = operand(of_q), b.input(TensorType(F32, (rows, heads, positions)))
     payload = json.dumps({
         "args": [*({"tensor": i} for i in range(6)), causal, scale],
         "inputs": [dtype.value] * 5 + ["f32"], "kwargs": {}, "op": "weft::attention_backward", "overload": "",
@@ -52,6 +58,7 @@ def gradient_problem(
         )
         for k_ in results
     ]  # fmt: skip
+    nodes = [b.reshape(n, (*b.type_of(n).shape[:2], heads * width)) for n in nodes] if flat else nodes
     graph = b.build(nodes)
     return Problem(graph, str(graph.nodes), (Format.ROW,) * len(graph.inputs), (Format.ROW,) * len(nodes))
 
@@ -62,14 +69,20 @@ def drawn(problem: Problem, seed: int = 0) -> list[Array]:
     call = json.loads(_attrs(problem).payload)
     rng = np.random.default_rng(seed)
     given = {i: rng.standard_normal(graph.type_of(i).shape).astype(np.float32) for i in graph.inputs}
-    order = graph.nodes[graph.outputs[0]].inputs
-    values = [np.asarray(round_to(given[n], graph.type_of(n).dtype), np.float64) for n in order]
+    nodes = _call(graph).inputs
+    order = [_seen(graph, n) for n in nodes]
+    shapes = [graph.type_of(n).shape for n in nodes]
+    values = [
+        np.asarray(round_to(given[n], graph.type_of(n).dtype), np.float64).reshape(shape)
+        for n, shape in zip(order, shapes, strict=True)
+    ]
     causal, scale = call["args"][6:]
     scores = _scores(values[1], values[2], causal, scale)
     most = scores.max(-1, keepdims=True)
     sums = np.log(np.exp(scores - most).sum(-1)) + most[..., 0]
     result = np.einsum("bhqk,bkhd->bqhd", np.exp(scores - sums[..., None]), values[3])
-    given[order[4]], given[order[5]] = result.astype(np.float32), sums.astype(np.float32)
+    given[order[4]] = result.astype(np.float32).reshape(graph.type_of(order[4]).shape)
+    given[order[5]] = sums.astype(np.float32)
     return [np.asarray(round_to(given[i], graph.type_of(i).dtype), np.float32) for i in graph.inputs]
 
 
@@ -77,7 +90,7 @@ def exact(problem: Problem, inputs: list[Array]) -> list[Array]:
     """The problem's outputs in float64."""
     graph = problem.graph
     at = {n: np.asarray(x, np.float64) for n, x in zip(graph.inputs, inputs, strict=True)}
-    g, q, k, v, result, sums = (at[n] for n in graph.nodes[graph.outputs[0]].inputs)
+    g, q, k, v, result, sums = (at[_seen(graph, n)].reshape(graph.type_of(n).shape) for n in _call(graph).inputs)
     causal, scale = json.loads(_attrs(problem).payload)["args"][6:]
     weights = np.exp(_scores(q, k, causal, scale) - sums[..., None])
     delta = (g * result).sum(-1).transpose(0, 2, 1)[..., None]
@@ -87,8 +100,8 @@ def exact(problem: Problem, inputs: list[Array]) -> list[Array]:
         np.einsum("bhqk,bqhd->bkhd", inner, q),
         np.einsum("bhqk,bqhd->bkhd", weights, g),
     )
-    attrs = (graph.nodes[o].attrs for o in graph.outputs)
-    return [found[x.result] for x in attrs if isinstance(x, a.OpaqueAttrs)]
+    ends = [(o, graph.nodes[_seen(graph, o)].attrs) for o in graph.outputs]
+    return [found[x.result].reshape(graph.type_of(o).shape) for o, x in ends if isinstance(x, a.OpaqueAttrs)]
 
 
 def _scores(q: Array, k: Array, causal: bool, scale: float) -> Array:
@@ -97,6 +110,16 @@ def _scores(q: Array, k: Array, causal: bool, scale: float) -> Array:
 
 
 def _attrs(problem: Problem) -> a.OpaqueAttrs:
-    found = problem.graph.nodes[problem.graph.outputs[0]].attrs
+    found = _call(problem.graph).attrs
     assert isinstance(found, a.OpaqueAttrs)
     return found
+
+
+def _call(graph: Graph) -> Node:
+    return graph.nodes[_seen(graph, graph.outputs[0])]
+
+
+def _seen(graph: Graph, node: NodeId) -> NodeId:
+    while graph.nodes[node].prim is Prim.RESHAPE:
+        node = graph.nodes[node].inputs[0]
+    return node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.generate.cuda.attention.test_gradient import CASES, SIZES
+from tests.generate.cuda.attention.test_attention_gradient import CASES, SIZES
 from tests.generate.cuda.gradients_of_attention import BF16, F16, drawn, exact, gradient_problem
 from tests.gpu.machine import Gpu, Known
 

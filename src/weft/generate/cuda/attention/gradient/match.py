@@ -8,6 +8,7 @@ from typing import Any
 
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
+from weft.ir.graph import Graph, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
@@ -58,13 +59,14 @@ def attention_gradient(problem: Problem) -> AttentionGradient | Declined:
     if told is None:
         return Declined("not the gradients of attention")
     order, causal, scale = told
-    if any(graph.nodes[o].prim is not Prim.OPAQUE for o in graph.outputs) or len(calls) != len(graph.outputs):
+    ends = [_seen(graph, o) for o in graph.outputs]
+    if any(graph.nodes[o].prim is not Prim.OPAQUE for o in ends) or len(calls) != len(ends):
         return Declined("the gradients of attention with something else")
-    if len(graph.nodes) != len(graph.inputs) + len(calls):
+    nodes = [calls[0].inputs[k] for k in order]
+    if any(graph.nodes[_seen(graph, n)].prim is not Prim.INPUT for n in nodes):
         return Declined("the gradients of attention of operands that are computed")
     if {*problem.input_formats, *problem.output_formats} != {Format.ROW}:
         return Declined("the gradients of attention in another order")
-    nodes = [calls[0].inputs[k] for k in order]
     gradient, query, key, value, result, sums = (graph.type_of(n) for n in nodes)
     if query.rank != 4 or query.dtype not in (DType.F16, DType.BF16) or sums.dtype is not DType.F32:
         return Declined(f"the gradients of attention of {query}")
@@ -76,7 +78,7 @@ def attention_gradient(problem: Problem) -> AttentionGradient | Declined:
     if not alike or (causal and key.shape[1] != positions) or max(query.size, key.size) >= _LIMIT:
         return Declined(f"the gradients of attention of {query} and {key}")
     inputs = list(graph.inputs)
-    results = [graph.nodes[o].attrs for o in graph.outputs]
+    results = [graph.nodes[o].attrs for o in ends]
     return AttentionGradient(
         dtype=query.dtype,
         rows=rows,
@@ -86,9 +88,16 @@ def attention_gradient(problem: Problem) -> AttentionGradient | Declined:
         width=width,
         causal=causal,
         scale=scale,
-        operands=tuple(inputs.index(n) for n in nodes),
+        operands=tuple(inputs.index(_seen(graph, n)) for n in nodes),
         results=tuple(x.result for x in results if isinstance(x, a.OpaqueAttrs)),
     )
+
+
+def _seen(graph: Graph, node: NodeId) -> NodeId:
+    """What a value is another shape of."""
+    while graph.nodes[node].prim is Prim.RESHAPE:
+        node = graph.nodes[node].inputs[0]
+    return node
 
 
 def _call(payload: str) -> tuple[list[int], bool, float] | None:

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[Problem, GradientConfig]] = {
     "more keys": (gradient_problem(1, 20, 2, 64, keys=50, scale=0.2), GradientConfig(6, 2)),
     "fewer keys": (gradient_problem(2, 50, 1, 64, keys=9), GradientConfig(5, 2)),
     "wide heads": (gradient_problem(1, 33, 1, 128, results=(2, 0)), GradientConfig(6, 1)),
+    "flat": (gradient_problem(1, 17, 3, 64, flat=True), GradientConfig(4, 2)),
     "one tensor": (gradient_problem(1, 32, 2, 64, one=True, results=(1,)), GradientConfig(3, 4)),
     "of Q alone": (gradient_problem(1, 19, 2, 64, causal=True, results=(0,)), GradientConfig(4, 2)),
 }
