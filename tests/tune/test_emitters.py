@@ -152,6 +152,7 @@ def test_numbers_of_nodes_survive_the_way() -> None:
     for entry in posed().tasks.values():
         again = problem_from_json(problem_to_json(entry.problem))
         assert graph_digest(again.graph) == graph_digest(entry.problem.graph)
+        assert again.origin_operand_nodes == entry.problem.origin_operand_nodes
 
 
 def test_the_facts_of_the_device_are_told(problems: list[Problem]) -> None:

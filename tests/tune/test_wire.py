@@ -48,6 +48,24 @@ def test_special_constants_and_formats_cross() -> None:
     assert next(iter(back.graph.constants.values())).tobytes() == data.tobytes()
 
 
+def test_the_operator_that_a_problem_is_crosses() -> None:
+    """The templates of some operators know them by it: emitters were never asked for their kernels without."""
+    params = (("kernel", (3, 3)), ("most", math.inf), ("none", ()), ("scale", 0.5), ("slow", True), ("type", "f16"))
+    posed = replace(
+        problem(random_graph(3)),
+        origin_rule="some_rule", origin_params=params, origin_operands=(0, -1), origin_operand_nodes=(2, -1),
+    )  # fmt: skip
+    back = problem_from_json(json.loads(json.dumps(problem_to_json(posed), allow_nan=False)))
+    for told in ("origin_rule", "origin_params", "origin_operands", "origin_operand_nodes", "alignment", "finite"):
+        assert getattr(back, told) == getattr(posed, told)
+    assert [type(x) for _, x in back.origin_params] == [type(x) for _, x in params]
+    for bad in (None, {"params": [["x", None]]}, {"params": 3}, {"operands": ["x"]}):
+        sent = json.loads(json.dumps(problem_to_json(posed)))
+        sent["origin"] = {**sent["origin"], **bad} if bad else None
+        with pytest.raises(ArtifactError, match="malformed"):
+            problem_from_json(sent)
+
+
 @pytest.mark.parametrize("damage", range(8))
 def test_malformed_problems_are_refused(damage: int) -> None:
     good = json.loads(json.dumps(problem_to_json(problem(random_graph(3)))))

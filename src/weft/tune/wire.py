@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from weft.errors import ArtifactError, InvalidGraphError
 from weft.ir import attrs as a
-from weft.ir.graph import Graph, GraphBuilder
+from weft.ir.graph import Graph, GraphBuilder, OriginParam
 from weft.ir.prims import Prim
 from weft.ir.types import Array, DType, TensorType
 from weft.kernels.candidate import Problem
@@ -136,7 +136,7 @@ def arrays_from_json(problem: Problem, data: Json) -> dict[int, Array]:
 
 
 def problem_to_json(problem: Problem) -> Json:
-    """Graph, key and formats."""
+    """Graph, key, formats and the operator whose primitives it is."""
     return {
         "graph": graph_to_json(problem.graph),
         "key": problem.key,
@@ -144,11 +144,33 @@ def problem_to_json(problem: Problem) -> Json:
         "output_formats": [f.value for f in problem.output_formats],
         "alignment": problem.alignment,
         "finite": problem.finite,
+        "origin": {
+            "rule": problem.origin_rule,
+            "params": [[name, _param_to_json(x)] for name, x in problem.origin_params],
+            "operands": list(problem.origin_operands),
+            "operand_nodes": list(problem.origin_operand_nodes),
+        },
     }
 
 
+def _param_to_json(x: OriginParam) -> Json:
+    if isinstance(x, tuple):
+        return list(x)
+    return {"float": repr(x)} if isinstance(x, float) else x  # infinities are no JSON
+
+
+def _param_from_json(x: Json) -> OriginParam:
+    if isinstance(x, list):
+        return tuple(int(cast("int", n)) for n in x)
+    if isinstance(x, dict):
+        return float(str(x["float"]))
+    if not isinstance(x, int | str):
+        raise TypeError(f"a parameter that is {x!r}")
+    return x
+
+
 def problem_from_json(data: Json) -> Problem:
-    """Inverse of `problem_to_json` up to origins.
+    """Inverse of `problem_to_json`.
 
     Raises:
         ArtifactError: not such a value [W401].
@@ -161,6 +183,18 @@ def problem_from_json(data: Json) -> Problem:
         if len(ins) != len(graph.inputs) or len(outs) != len(graph.outputs):
             raise ValueError("one format per input and output")
         alignment = int(cast("int", record["alignment"]))
-        return Problem(graph, str(record["key"]), ins, outs, alignment=alignment, finite=bool(record["finite"]))
+        origin = cast("Mapping[str, Any]", record["origin"])
+        return Problem(
+            graph,
+            str(record["key"]),
+            ins,
+            outs,
+            str(origin["rule"]),
+            tuple((str(name), _param_from_json(x)) for name, x in origin["params"]),
+            tuple(map(int, origin["operands"])),
+            tuple(map(int, origin["operand_nodes"])),
+            alignment=alignment,
+            finite=bool(record["finite"]),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(problem=f"malformed problem: {error}", remedy="send one of this version") from None
