@@ -153,6 +153,10 @@ def problem_to_json(problem: Problem) -> Json:
     }
 
 
+_NO_ORIGIN: Mapping[str, Any] = {"rule": "", "params": [], "operands": [], "operand_nodes": []}
+"""Of problems that were recorded before it was told."""
+
+
 def _param_to_json(x: OriginParam) -> Json:
     if isinstance(x, tuple):
         return list(x)
@@ -170,7 +174,7 @@ def _param_from_json(x: Json) -> OriginParam:
 
 
 def problem_from_json(data: Json) -> Problem:
-    """Inverse of `problem_to_json`.
+    """Inverse of `problem_to_json`; without an origin where none is told.
 
     Raises:
         ArtifactError: not such a value [W401].
@@ -183,7 +187,7 @@ def problem_from_json(data: Json) -> Problem:
         if len(ins) != len(graph.inputs) or len(outs) != len(graph.outputs):
             raise ValueError("one format per input and output")
         alignment = int(cast("int", record["alignment"]))
-        origin = cast("Mapping[str, Any]", record["origin"])
+        origin = cast("Mapping[str, Any]", record.get("origin", _NO_ORIGIN))
         return Problem(
             graph,
             str(record["key"]),
