@@ -6,6 +6,7 @@ from weft.ir.graph import Graph
 from weft.orchestrate.alternatives import norms
 from weft.orchestrate.alternatives.attention import column_of_ones, divide_after_product, sum_as_product
 from weft.orchestrate.alternatives.channels import mix_channels_elsewhere
+from weft.orchestrate.alternatives.few_channels import multiply_patches, pad_few_channels
 from weft.orchestrate.alternatives.gates import part_gated_products
 from weft.orchestrate.alternatives.integers import multiply_bytes
 from weft.orchestrate.alternatives.padded import pad_channels
@@ -19,8 +20,8 @@ __all__ = ["Alternatives", "find_alternatives"]
 def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = False) -> Alternatives:
     """Every alternative that applies. With `strict` none: all of them re-associate sums or round constants anew.
 
-    `on_gpu`: also gradients of convolutions by forward ones, products of bytes, tensors with channels padded to whole
-    vectors, and norms of pieces of rows, which only a GPU's kernels gain by.
+    `on_gpu`: also gradients of convolutions by forward ones, convolutions of few channels in other forms, products of
+    bytes, tensors with channels padded to whole vectors, and norms of pieces of rows: a GPU's kernels gain by them.
     The graph returned holds the original nodes under their ids, then the extra ones; originals never read extras.
     """
     if strict:
@@ -30,6 +31,8 @@ def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = Fals
         rule(maker)
     if on_gpu:
         convolve_gradients(maker)
+        multiply_patches(maker)
+        pad_few_channels(maker)
         multiply_bytes(maker)
         pad_channels(maker)
         if norms.OFFERED:

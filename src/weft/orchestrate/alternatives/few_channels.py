@@ -1,0 +1,80 @@
+"""Convolutions of an image's few channels with weights that change, as what libraries are fast at.
+
+The first layer of a network that is trained: a library's convolution of three channels takes many times what its bytes
+would, and kernels that read them as they are want constant weights.
+
+Windows that lie side by side, as those of a vision transformer: y[n, o, i, j] = sum over c, p, q of
+x[n, c, s i + p, t j + q] w[o, c, p, q] is a product of patches in rows and a weight's taps in columns. Others: with
+zeros behind the channels of both operands these are whole vectors.
+"""
+
+from __future__ import annotations
+
+import math
+
+from weft.ir import attrs as a
+from weft.ir.graph import NodeId
+from weft.ir.prims import Prim
+from weft.ir.work import node_flops
+from weft.orchestrate.alternatives.union import Maker
+
+CHANNELS = 8
+"""A vector of 16 bits: with so many, a library's convolution reads whole ones."""
+LEAST_FLOPS = 1 << 30
+"""Of a convolution that is worth a copy of its image."""
+
+
+def multiply_patches(m: Maker) -> None:
+    """conv(x, w) → patches(x) @ w, elements of a patch by row, column and channel, as they lie channels-last.
+
+    Conditions: strides are the window's size, of more than one element; one group, no padding, no dilation; few
+    channels; a weight that is no constant: kernels of constant ones read the image themselves.
+    """
+    for i, node in enumerate(m.graph.nodes):
+        c = node.attrs
+        if isinstance(c, a.ConvAttrs) and not c.transposed and m.room and node.type.size and _side_by_side(m, i, c):
+            m.stands_for(_product(m, *node.inputs), i)
+
+
+def pad_few_channels(m: Maker) -> None:
+    """conv(x, w) → conv(pad(x), pad(w)), zeros behind the channels of both.
+
+    Conditions: 16-bit types, one group, a large convolution, a weight that is no constant: see `padded` for those.
+    """
+    for i, node in enumerate(m.graph.nodes):
+        c = node.attrs
+        if not isinstance(c, a.ConvAttrs) or c.transposed or c.groups > 1 or not m.room:
+            continue
+        x, w = node.inputs
+        channels, size = m.graph.type_of(x).shape[1], node.type.dtype.itemsize
+        changing = m.graph.nodes[w].prim is not Prim.CONSTANT
+        if size == 2 and 1 < channels < CHANNELS and changing and node_flops(node, m.graph) >= LEAST_FLOPS:
+            wide = [_padded(m, operand, CHANNELS - channels) for operand in (x, w)]
+            m.stands_for(m.b.add(Prim.CONV, *wide, attrs=c), i)
+
+
+def _padded(m: Maker, operand: NodeId, more: int) -> NodeId:
+    rank = m.graph.type_of(operand).rank
+    return m.b.add(Prim.PAD, operand, attrs=a.PadAttrs((0,) * rank, (0, more, *(0,) * (rank - 2))))
+
+
+def _side_by_side(m: Maker, i: NodeId, c: a.ConvAttrs) -> bool:
+    x, w = m.graph.nodes[i].inputs
+    image, taps = m.graph.type_of(x).shape, m.graph.type_of(w).shape[2:]
+    whole = all(n == k * r for n, k, r in zip(image[2:], taps, m.graph.type_of(i).shape[2:], strict=True))
+    plain = c.groups == 1 and max(c.dilations) == 1 and not any(c.pads_lo + c.pads_hi)
+    few = image[1] <= CHANNELS and m.graph.nodes[w].prim is not Prim.CONSTANT
+    return c.strides == taps and math.prod(taps) > 1 and whole and plain and few
+
+
+def _product(m: Maker, x: NodeId, w: NodeId) -> NodeId:
+    (rows, channels, *sizes), (results, _, *taps) = m.graph.type_of(x).shape, m.graph.type_of(w).shape
+    counts, spatial = [n // k for n, k in zip(sizes, taps, strict=True)], len(taps)
+    apart = m.b.reshape(x, (rows, channels, *(n for pair in zip(counts, taps, strict=True) for n in pair)))
+    where, within = (tuple(2 + 2 * d + e for d in range(spatial)) for e in (0, 1))
+    patches = m.b.transpose(apart, (0, *where, *within, 1))
+    left = m.b.reshape(patches, (rows * math.prod(counts), math.prod(taps) * channels))
+    order = m.b.transpose(w, (*range(2, 2 + spatial), 1, 0))
+    right = m.b.reshape(order, (math.prod(taps) * channels, results))
+    product = m.b.reshape(m.b.add(Prim.MATMUL, left, right), (rows, *counts, results))
+    return m.b.transpose(product, (0, 1 + spatial, *range(1, 1 + spatial)))

@@ -1,0 +1,128 @@
+"""Convolutions of few channels in other forms: the same numbers, and where they are not offered."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.typed import assert_allclose
+
+from weft.ir import attrs as a
+from weft.ir.graph import Graph, GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.reference import evaluate, round_to
+from weft.ir.types import DType, TensorType
+from weft.ir.verify import verify_graph
+from weft.kernels.formats import Format
+from weft.orchestrate.alternatives import Alternatives, few_channels, find_alternatives
+from weft.orchestrate.enumerate import enumerate_candidates
+from weft.orchestrate.extract import extract
+
+Dims = tuple[int, ...]
+
+
+def patched(
+    size: Dims,
+    window: Dims,
+    stride: Dims = (),
+    *,
+    pads: Dims = (),
+    channels: int = 3,
+    weight: bool = False,
+    groups: int = 1,
+) -> Graph:
+    """conv(x, w) + bias, then positions in a row."""
+    ones = (1,) * len(size)
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.F32, (2, channels, *size)))
+    shape = (8, channels // groups, *window)
+    rng = np.random.default_rng(0)
+    w = b.constant(rng.normal(size=shape).astype(np.float32)) if weight else b.input(TensorType(DType.F32, shape))
+    lo = pads or (0,) * len(size)
+    y = b.add(Prim.CONV, x, w, attrs=a.ConvAttrs(stride or window, lo, lo, ones, groups))
+    y = b.apply(Prim.ADD, y, b.reshape(b.input(TensorType(DType.F32, (8,))), (8, *ones)))
+    flat = b.reshape(y, (2, 8, int(np.prod(b.type_of(y).shape[2:]))))
+    return b.build([b.transpose(flat, (0, 2, 1))])
+
+
+def products(found: Alternatives) -> list[int]:
+    return [i for i, n in enumerate(found.graph.nodes) if n.prim is Prim.MATMUL]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [patched((8, 12), (4, 4)), patched((6, 10), (2, 5)), patched((12,), (3,)), patched((4, 4), (4, 4), channels=1)],
+    ids=["4x4", "2x5", "one dimension", "one patch"],
+)
+def test_the_same_numbers(graph: Graph) -> None:
+    found = find_alternatives(graph, on_gpu=True)
+    verify_graph(found.graph)
+    assert len(products(found)) == 1 and len(found.classes) == 1
+    ((extra, original),) = found.classes.items()
+    whole = Graph(found.graph.nodes, found.graph.inputs, (original, extra), found.graph.constants)
+    rng = np.random.default_rng(1)
+    inputs = [rng.normal(size=graph.type_of(i).shape).astype(np.float32) for i in graph.inputs]
+    one, other = evaluate(whole, inputs, precise=True)
+    assert_allclose(other, one, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        patched((8, 8), (4, 4), (2, 2)),
+        patched((9, 8), (4, 4)),
+        patched((8, 8), (4, 4), pads=(2, 2)),
+        patched((8, 8), (1, 1)),
+        patched((8, 8), (4, 4), channels=4, groups=2),
+        patched((8, 8), (4, 4), channels=16),
+        patched((8, 8), (4, 4), weight=True),
+    ],
+    ids=["overlap", "a rest", "padding", "1x1", "groups", "many channels", "a constant weight"],
+)
+def test_where_it_is_not_offered(graph: Graph) -> None:
+    assert products(find_alternatives(graph, on_gpu=True)) == []
+
+
+def test_on_a_processor_it_is_not_offered() -> None:
+    assert products(find_alternatives(patched((8, 12), (4, 4)))) == []
+
+
+def test_the_product_with_what_is_around_it_is_a_candidate() -> None:
+    """From the image and the weight as they lie: what a template of products takes."""
+    found = find_alternatives(patched((8, 12), (4, 4)), on_gpu=True)
+    (product,) = products(found)
+    groups = [c for c in enumerate_candidates(found.graph, alternatives=found).candidates if c.members >> product & 1]
+    assert any(c.inputs == found.graph.inputs[:2] for c in groups)
+    (alone,) = (c for c in groups if c.members == 1 << product)
+    cut = extract(found.graph, alone, (Format.ROW,) * len(alone.inputs), (Format.ROW,)).problem
+    assert [cut.graph.type_of(i).shape for i in cut.graph.inputs] == [(2, 2, 3, 4, 4, 3), (4, 4, 3, 8)]
+
+
+def stem(channels: int, *, dtype: DType = DType.BF16, size: int = 224, rows: int = 8, weight: bool = False) -> Graph:
+    """The first convolution of a ResNet."""
+    b = GraphBuilder()
+    x, shape = b.input(TensorType(dtype, (rows, channels, size, size))), (64, channels, 7, 7)
+    w = b.constant(np.ones(shape, np.float32), dtype) if weight else b.input(TensorType(dtype, shape))
+    return b.build([b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((2, 2), (3, 3), (3, 3), (1, 1), 1))])
+
+
+def padded(graph: Graph) -> list[int]:
+    """Channels of convolutions that stand for others."""
+    found = find_alternatives(graph, on_gpu=True)
+    verify_graph(found.graph)
+    nodes = found.graph.nodes
+    return [found.graph.type_of(nodes[i].inputs[0]).shape[1] for i in found.classes if nodes[i].prim is Prim.CONV]
+
+
+def test_channels_are_padded_to_a_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert padded(stem(3)) == [8]
+    for other in (stem(3, dtype=DType.F32), stem(8), stem(16), stem(1), stem(3, size=32, rows=1)):
+        assert padded(other) == []
+    monkeypatch.setattr(few_channels, "LEAST_FLOPS", 0)
+    graph = stem(3, size=9, rows=1)
+    found = find_alternatives(graph, on_gpu=True)
+    ((extra, original),) = found.classes.items()
+    whole = Graph(found.graph.nodes, found.graph.inputs, (original, extra), found.graph.constants)
+    rng = np.random.default_rng(1)
+    inputs = [round_to(rng.normal(size=graph.type_of(i).shape).astype(np.float32), DType.BF16) for i in graph.inputs]
+    one, other_ = evaluate(whole, inputs, precise=True)
+    assert_allclose(other_, one, rtol=1e-12, atol=1e-12)
