@@ -8,6 +8,9 @@ from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId
 from weft.ir.prims import Prim
 
+LARGEST_SCORES = 1 << 28
+"""Scores of attention up to which a call of it is computed in float64, where kernels are held to it."""
+
 
 def call_members(graph: Graph, node: NodeId) -> Mask:
     """All results of the call that OPAQUE `node` is a result of, itself included."""

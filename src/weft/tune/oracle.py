@@ -154,7 +154,7 @@ def evaluate(
     Declined: the graph has opaque primitives, which have no meaning outside their framework.
     Cost: one run of each primitive through torch; intermediate values are dropped after their last use.
     """
-    if any(n.prim is Prim.OPAQUE and not (calls and _is_own(n)) for n in graph.nodes):
+    if any(n.prim is Prim.OPAQUE and not (calls and _is_own(graph, n)) for n in graph.nodes):
         return Declined("an opaque primitive has no reference")
     state = _State(mode, torch.Generator(device).manual_seed(seed), undecided, overflow, padded)
     live = _live(graph)
@@ -885,11 +885,13 @@ def _refuse(s: _State, n: Node, x: list[T]) -> T:
 def calls_own(graph: Graph) -> bool:
     """Whether a graph has opaque primitives, all of which are results of operators that are written out in float64."""
     opaque = [n for n in graph.nodes if n.prim is Prim.OPAQUE]
-    return bool(opaque) and all(map(_is_own, opaque))
+    return bool(opaque) and all(_is_own(graph, n) for n in opaque)
 
 
-def _is_own(n: Node) -> bool:
-    return isinstance(n.attrs, a.OpaqueAttrs) and n.attrs.framework == "aten" and has_float64(n.attrs.payload)
+def _is_own(graph: Graph, n: Node) -> bool:
+    if not isinstance(n.attrs, a.OpaqueAttrs) or n.attrs.framework != "aten":
+        return False
+    return has_float64(n.attrs.payload, [graph.type_of(i).shape for i in n.inputs])
 
 
 def _called(s: _State, n: Node, x: list[T]) -> T:

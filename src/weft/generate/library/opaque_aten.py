@@ -9,6 +9,7 @@ None are left out, lists are flattened, a complex one gives its parts.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,6 +19,7 @@ import torch
 
 from weft.errors import ArtifactError
 from weft.generate.library import trained_attention, trained_recurrent
+from weft.ir.opaque import LARGEST_SCORES
 
 NAMESPACES = frozenset({"aten", "prims"})
 OWN = frozenset(f"weft::{name}" for name in trained_attention.NAMES | trained_recurrent.NAMES)
@@ -151,10 +153,18 @@ def _flat(found: Any) -> list[torch.Tensor]:
     raise _refuse(f"a result is {type(found).__name__}, not a tensor")
 
 
-def has_float64(payload: str) -> bool:
-    """Whether a call is of an operator of this project's that is written out in float64."""
-    namespace, _, name = str(json.loads(payload).get("op")).partition("::")
-    return namespace == "weft" and name in trained_attention.NAMES
+def has_float64(payload: str, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a call is of an operator of this project's that is written out in float64, and there is memory for that.
+
+    `shapes`: of the call's operands.
+    """
+    call = json.loads(payload)
+    namespace, _, name = str(call.get("op")).partition("::")
+    if namespace != "weft" or name not in trained_attention.NAMES:
+        return False
+    first = trained_attention.QUERY[name]
+    query, key = (shapes[int(x["tensor"])] for x in call["args"][first : first + 2])
+    return bool(math.prod(query[:-1]) * key[1] <= LARGEST_SCORES)
 
 
 def input_dtypes(payload: str) -> tuple[str, ...]:

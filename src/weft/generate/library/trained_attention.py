@@ -17,8 +17,9 @@ import torch
 
 from weft.generate.library.deterministic import deterministic
 
-NAMES = frozenset({"attention", "attention_backward"})
-"""Operators in the namespace `weft`."""
+QUERY = {"attention": 0, "attention_backward": 1}
+"""Operators in the namespace `weft`: which argument is the query; the key follows it."""
+NAMES = frozenset(QUERY)
 LARGEST_HEAD = 128
 """Elements of a head up to which the kernels have a deterministic backward pass on every GPU from sm_80."""
 _FLAGS = threading.Lock()

@@ -16,17 +16,18 @@ from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.attention.gradient import kernel
+from weft.generate.cuda.attention.gradient import kernel, match
 from weft.generate.cuda.attention.gradient.kernel import GradientConfig
 from weft.generate.cuda.attention.gradient.match import AttentionGradient, attention_gradient
 from weft.generate.cuda.predict import predicted_us
-from weft.generate.library import trained_attention
+from weft.generate.library import opaque_aten, trained_attention
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource, Schedule
+from weft.tune.oracle import calls_own
 from weft.tune.verify import build_reference
 
 CASES: dict[str, tuple[Problem, GradientConfig]] = {
@@ -140,6 +141,17 @@ def test_more_positions_than_shared_memory_holds_are_left_to_libraries() -> None
     assert isinstance(CudaGenerator().schedules(gradient_problem(1, 512, 2, 64), H200), Declined)
     assert isinstance(CudaGenerator().schedules(gradient_problem(1, 384, 2, 64), A100), Declined)
     assert not isinstance(CudaGenerator().schedules(gradient_problem(1, 384, 2, 64), H200), Declined)
+
+
+def test_what_float64_has_no_memory_for_is_left_to_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that nothing was compared with would be in plans."""
+    problem = gradient_problem(1, 32, 2, 64)
+    assert calls_own(problem.graph) and not isinstance(attention_gradient(problem), Declined)
+    for module in (match, opaque_aten):
+        monkeypatch.setattr(module, "LARGEST_SCORES", 2 * 32 * 32 - 1)
+    assert not calls_own(problem.graph) and isinstance(attention_gradient(problem), Declined)
+    assert build_reference(problem, seed=0).opaque
+    assert isinstance(attention_gradient(gradient_problem(1 << 12, 256, 8, 64)), Declined)
 
 
 def _changed(problem: Problem, **changes: object) -> Problem:

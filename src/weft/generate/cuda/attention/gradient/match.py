@@ -9,6 +9,7 @@ from typing import Any
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, NodeId
+from weft.ir.opaque import LARGEST_SCORES
 from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
@@ -77,6 +78,8 @@ def attention_gradient(problem: Problem) -> AttentionGradient | Declined:
     alike = alike and key.shape == (rows, key.shape[1], heads, width) and sums.shape == (rows, heads, positions)
     if not alike or (causal and key.shape[1] != positions) or max(query.size, key.size) >= _LIMIT:
         return Declined(f"the gradients of attention of {query} and {key}")
+    if rows * heads * positions * key.shape[1] > LARGEST_SCORES:
+        return Declined("more scores than kernels are held to float64 with")
     inputs = list(graph.inputs)
     results = [graph.nodes[o].attrs for o in ends]
     return AttentionGradient(
