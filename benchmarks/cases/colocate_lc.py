@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -114,7 +114,7 @@ def to_json(recorded: Sequence[Recorded]) -> str:
             "name": r.name,
             "times": r.times,
             "timed": [[schedule_to_json(t.schedule), round(t.us, 3)] for t in r.timed],
-            "problem": problem_to_json(r.problem),
+            "problem": problem_to_json(replace(r.problem, origin_rule="")),  # a schedule needs no operator
         }
         for r in recorded
     ]

@@ -572,6 +572,9 @@ class Attention:
     meeting: float
     meeting_bytes: float
     """Cycles in which the CTAs of a cluster join their results, and bytes per cycle of that: an expectation."""
+    gradient_pair: float
+    gradient_end: float
+    """Of gradients (`attention.gradient`): cycles of 16 rows and 16 keys for 64 elements of a head, and fixed ones."""
 
 
 @dataclass(frozen=True, slots=True)

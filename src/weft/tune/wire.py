@@ -136,7 +136,13 @@ def arrays_from_json(problem: Problem, data: Json) -> dict[int, Array]:
 
 
 def problem_to_json(problem: Problem) -> Json:
-    """Graph, key, formats and the operator whose primitives it is."""
+    """Graph, key, formats and, where there is one, the operator whose primitives it is."""
+    origin: Json = {
+        "rule": problem.origin_rule,
+        "params": [[name, _param_to_json(x)] for name, x in problem.origin_params],
+        "operands": list(problem.origin_operands),
+        "operand_nodes": list(problem.origin_operand_nodes),
+    }
     return {
         "graph": graph_to_json(problem.graph),
         "key": problem.key,
@@ -144,17 +150,12 @@ def problem_to_json(problem: Problem) -> Json:
         "output_formats": [f.value for f in problem.output_formats],
         "alignment": problem.alignment,
         "finite": problem.finite,
-        "origin": {
-            "rule": problem.origin_rule,
-            "params": [[name, _param_to_json(x)] for name, x in problem.origin_params],
-            "operands": list(problem.origin_operands),
-            "operand_nodes": list(problem.origin_operand_nodes),
-        },
+        **({"origin": origin} if problem.origin_rule else {}),
     }
 
 
 _NO_ORIGIN: Mapping[str, Any] = {"rule": "", "params": [], "operands": [], "operand_nodes": []}
-"""Of problems that were recorded before it was told."""
+"""Of problems that are no operator's."""
 
 
 def _param_to_json(x: OriginParam) -> Json:

@@ -21,7 +21,7 @@ from pathlib import Path
 from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import memory_us
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda.attention.gradient.match import AttentionGradient
+from weft.generate.cuda.attention.gradient.match import HEADS, AttentionGradient
 from weft.generate.cuda.attention.kernel import EXP2
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.cuda.role.assemble import solo
@@ -34,17 +34,11 @@ from weft.kernels.source import CudaSource, Pointer, Schedule
 
 TILE = 16
 WARP = 32
-LOG2_E = 1.4426950408889634
+LOG2_E = math.log2(math.e)
 MOST_WARPS = {64: 12, 128: 8}
 """Of a multiprocessor, by the elements of a head: each of its four parts has registers for a quarter of them."""
 LEAST_WARPS = 3
 _MOST_CTAS = 4
-_PORT = 128.0
-"""Bytes of shared memory in a clock."""
-_PRODUCT = 6.5
-"""Clocks of a quarter of a multiprocessor for a product of 16 x 8 x 16."""
-_EXPONENTIALS = 16.0
-"""Of a multiprocessor in a clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +88,15 @@ def _candidates(m: AttentionGradient, facts: GpuFacts) -> Iterable[GradientConfi
 
 
 def cycles(m: AttentionGradient, s: GradientConfig, facts: GpuFacts) -> float:
-    """Modelled cycles in a chain: products, what they read of shared memory, exponentials; or memory."""
-    rows, keys = tiles(m)
-    pairs = rows * keys * (0.5 if m.causal else 1.0)
-    steps = m.width // TILE
-    products = pairs * 14 * steps * _PRODUCT / 4
-    read = pairs * 7 * steps * 512 / _PORT
+    """Modelled cycles in a chain: pairs of tiles of the busiest multiprocessor, and memory that no CTA hides."""
+    fit = costs_of(facts).attention
+    (rows, keys), heads = tiles(m), m.rows * m.heads
+    pairs = rows * keys / (2 if m.causal else 1)
     turns = -(-(rows + keys) // s.warps)
     idle = turns * s.warps / (rows + keys)
-    one = max(products, read) * idle + 2 * pairs * TILE * TILE / _EXPONENTIALS
-    heads = m.rows * m.heads
-    computing = -(-heads // (facts.sms * s.ctas)) * s.ctas * one
-    tensors = (4 * m.positions + 4 * m.keys) * heads * m.width * m.dtype.itemsize
-    moving = memory_us(facts, tensors, 0) * facts.clock_ghz * 1e3
-    shown = 1.0 / s.ctas  # what a CTA waits for its operands, others hide
-    return max(computing, moving) + shown * min(computing, moving) + costs_of(facts).depthwise.block
+    computing = -(-heads // facts.sms) * pairs * idle * fit.gradient_pair * m.width / HEADS[0]
+    moved = 4 * (m.positions + m.keys) * heads * m.width * m.dtype.itemsize
+    return computing + memory_us(facts, moved, 0) * facts.clock_ghz * 1e3 / s.ctas + fit.gradient_end
 
 
 def emit(m: AttentionGradient, schedule: Schedule, entry: str) -> CudaSource | Declined:
@@ -144,7 +132,7 @@ def _loaded(m: AttentionGradient, s: GradientConfig, names: list[str]) -> list[s
     rows, keys = (n * TILE for n in tiles(m))
     gradient, query, key, value, result, sums = names
     chunks, bytes_of = m.width // 8, m.width * m.dtype.itemsize
-    flag = str(m.dtype is DType.BF16).lower()
+    flag = _flag(m)
     turns = -(-rows * chunks // s.threads)
 
     def place(name: str, exist: int) -> str:
@@ -215,10 +203,14 @@ def _tasks(m: AttentionGradient, s: GradientConfig) -> list[str]:
     ]
 
 
+def _flag(m: AttentionGradient) -> str:
+    """Whether operands are bf16, as a template argument."""
+    return str(m.dtype is DType.BF16).lower()
+
+
 def _arguments(m: AttentionGradient) -> tuple[str, str, str]:
     """Template arguments, the factor of scores in exponents to the base 2, and that of gradients."""
-    flag = str(m.dtype is DType.BF16).lower()
-    return f"{m.width}, {flag}", literal(m.scale * LOG2_E, DType.F32), literal(m.scale, DType.F32)
+    return f"{m.width}, {_flag(m)}", literal(m.scale * LOG2_E, DType.F32), literal(m.scale, DType.F32)
 
 
 def _of_keys(m: AttentionGradient, rows: int) -> list[str]:
@@ -243,8 +235,8 @@ def _of_keys(m: AttentionGradient, rows: int) -> list[str]:
         "s[n][2 * h + e] = x; p[n][2 * h + e] = x * (p[n][2 * h + e] - delta);",
         "}\n}",
         "u32 a[4];",
-        f"w_as_left<{of.split(', ')[1]}>(a, s); w_weighted<{of}>(dv, a, g_at, i * {TILE}, lane);",
-        f"w_as_left<{of.split(', ')[1]}>(a, p); w_weighted<{of}>(dk, a, q_at, i * {TILE}, lane);",
+        f"w_as_left<{_flag(m)}>(a, s); w_weighted<{of}>(dv, a, g_at, i * {TILE}, lane);",
+        f"w_as_left<{_flag(m)}>(a, p); w_weighted<{of}>(dk, a, q_at, i * {TILE}, lane);",
         "}",
         *_put(m, 1, "dk", m.keys, scale),
         *_put(m, 2, "dv", m.keys, "1.0f"),
@@ -277,7 +269,7 @@ def _of_rows(m: AttentionGradient, keys: int) -> list[str]:
         f"p[n][2 * h + e] = {' && '.join(seen)} ? x : 0.0f;" if seen else "p[n][2 * h + e] = x;",
         "}\n}",
         "u32 a[4];",
-        f"w_as_left<{of.split(', ')[1]}>(a, p); w_weighted<{of}>(dq, a, k_at, j * {TILE}, lane);",
+        f"w_as_left<{_flag(m)}>(a, p); w_weighted<{of}>(dq, a, k_at, j * {TILE}, lane);",
         "}",
         *_put(m, 0, "dq", m.positions, scale),
     ]
