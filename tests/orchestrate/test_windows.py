@@ -73,6 +73,28 @@ def test_one_window_over_all_is_the_optimum() -> None:
     assert improved_by_windows(instance, range(5), (0, 1, 2, 3), exactly, seconds=9.0, sizes=(2,))[0] == (0, 1, 2, 3)
 
 
+def test_steps_that_an_earlier_window_made_superfluous_are_left_out() -> None:
+    """What follows them is looked at with all that was written before it."""
+    both = option((), {0, 1, 2, 3}, 3.0, (0, 1, 2, 3))
+    first = [option((), {v}, 2.0, (v,)) for v in range(4)]
+    reads = {v: {v - 4} | ({v - 1} if v > 4 else set()) for v in range(4, 8)}
+    behind, cheaper = ([option(reads[v], {v}, cost, (v,)) for v in range(4, 8)] for cost in (1.0, 0.5))
+    instance = Instance((*first, *behind, both, *cheaper), frozenset(), frozenset(range(4, 8)), frozenset(range(8)))
+    seen: list[Part] = []
+    solve_ = noting(lambda part, _: seen.append(part), exactly)
+    for sizes in ((2,), (2, 4)):
+        plan, _ = improved_by_windows(instance, range(13), range(8), solve_, seconds=9.0, sizes=sizes)
+        assert total(instance, plan) == 5.0 and set(plan) == {8, 9, 10, 11, 12}
+    assert all(not execute(part.instance, part.plan)[1] for part in seen), "each window's steps run where they stand"
+
+
+def test_a_plan_of_options_that_are_not_kept() -> None:
+    chain = [option({v - 1} if v else (), {v}, 1.0, (v,)) for v in range(4)]
+    same = option({2}, {3}, 1.0, (3, 9))
+    instance = Instance((*chain, same), frozenset(), frozenset({3}), frozenset(range(4)))
+    assert improved_by_windows(instance, range(4), (0, 1, 2, 4), exactly, seconds=9.0)[0] == (0, 1, 2, 4)
+
+
 def test_equal_windows_are_solved_once() -> None:
     size, blocks = 4, 12
     options = []

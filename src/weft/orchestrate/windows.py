@@ -92,7 +92,7 @@ class _Windows:
             found = self._chosen(steps, before, frozenset(v for v in written if unread[v] > 0))
             gained += self._total(steps) - self._total(found)
             order[start : start + size] = found
-            half = max(1, min(size // 2, len(found)))
+            half = min(max(1, size // 2), len(found))  # 0 where nobody needs the steps any more: the next are looked at
             before.update(v for k in found[:half] for v in options[k].writes)
             unread.update(v for k in found[half:] for v in options[k].reads)
             start += half
@@ -115,7 +115,7 @@ class _Windows:
     def _inside(self, steps: Iterable[int], before: set[int]) -> set[int]:
         """The options that a window is chosen from: they compute some of what its steps do, of what is there."""
         options = self.instance.options
-        waiting = {q for k in steps for base in options[k].computes for q in self.computing[base]}
+        waiting = {q for k in steps for base in options[k].computes for q in self.computing.get(base, ())}
         waiting = {q for q in waiting if not options[q].writes & before}
         have, inside = set(before), set(steps)
         for k in inside:
