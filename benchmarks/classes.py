@@ -102,6 +102,8 @@ def searched(member: Member, given: argparse.Namespace) -> Row:
 
 def posed(member: Member, device: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor]:
     """The module and its inputs on the device, in its type, and the exact result."""
+    if importlib.util.find_spec("torchvision"):
+        vision_operators.provide()
     torch.manual_seed(0)
     module, inputs = member.make()
     with torch.no_grad():
@@ -343,8 +345,6 @@ def main() -> None:
         warnings.simplefilter("ignore")
         if given.threads:
             torch.set_num_threads(given.threads)
-        if importlib.util.find_spec("torchvision"):
-            vision_operators.provide()
         row = searched(members[given.one], given) if given.search else measured(members[given.one], given)
         print(json.dumps(row), flush=True)
         return

@@ -33,7 +33,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import importlib.util
 import math
 import os
 import re
@@ -57,7 +56,7 @@ from benchmarks.gpu_networks import error_of, peer, posed
 from benchmarks.harness import record
 from benchmarks.harness.left import MORE, add_option
 from benchmarks.harness.side_by_side import PREPARING, Result, Task, Turn, niceness, run, work
-from benchmarks.models import NETWORKS, vision_operators
+from benchmarks.models import NETWORKS
 from weft.pipeline.finish import interleave
 from weft.platform.cuda import platform as gpu
 
@@ -82,8 +81,6 @@ def pose(case: str) -> Posed:
     if name in NETWORKS:
         module, inputs, wide = posed(name, batch, dtype)
         return module, inputs, lambda got: error_of(got, wide), math.inf
-    if importlib.util.find_spec("torchvision"):
-        vision_operators.provide()
     module, given, exact = classes.posed(MEMBERS[case], "cuda")
     return module, given, lambda got: classes.error_of(got, exact), classes.LIMITS["cuda"]
 

@@ -15,6 +15,7 @@ import math
 import sys
 
 import torch
+from benchmarks.cases.attention_gradient import gradient_problem
 from benchmarks.harness.gpu_time import median_us
 
 from weft.device.cuda.facts import gpu_facts
@@ -23,13 +24,7 @@ from weft.generate.bind import Addresses, BoundCuda
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.predict import predicted_us
 from weft.generate.library import trained_attention
-from weft.ir import attrs as a
 from weft.ir.declined import Declined
-from weft.ir.graph import GraphBuilder
-from weft.ir.prims import Prim
-from weft.ir.types import DType, TensorType
-from weft.kernels.candidate import Problem
-from weft.kernels.formats import Format
 from weft.kernels.source import CudaSource
 
 SIZES = {
@@ -42,19 +37,6 @@ SIZES = {
     "wide heads": (32, 128, 8, 128, False),
 }
 """Rows, positions, heads, elements of a head, causal."""
-
-
-def posed(rows: int, positions: int, heads: int, width: int, *, causal: bool) -> Problem:
-    """In bf16, as a training step has it."""
-    b, of = GraphBuilder(), TensorType(DType.BF16, (rows, positions, heads, width))
-    inputs = [b.input(of) for _ in range(5)] + [b.input(TensorType(DType.F32, (rows, heads, positions)))]
-    args = [*({"tensor": i} for i in range(6)), causal, width**-0.5]
-    call = {"args": args, "inputs": ["bf16"] * 5 + ["f32"], "kwargs": {}, "op": "weft::attention_backward"}
-    payload = json.dumps({**call, "overload": ""}, sort_keys=True)
-    op = "weft.attention_backward.default"
-    nodes = [b.add(Prim.OPAQUE, *inputs, attrs=a.OpaqueAttrs("aten", op, payload, k, (of, of, of))) for k in range(3)]
-    graph = b.build(nodes)
-    return Problem(graph, str(graph), (Format.ROW,) * 6, (Format.ROW,) * 3)
 
 
 def main() -> int:
@@ -70,11 +52,11 @@ def main() -> int:
     for case, (*sizes, causal) in SIZES.items():
         if given.only not in case:
             continue
-        problem = posed(*sizes, causal=causal)
         torch.manual_seed(0)
         shape = tuple(sizes)
         q, k, v, gradient = (torch.randn(shape, device="cuda").bfloat16() for _ in range(4))
         scale = sizes[-1] ** -0.5
+        problem = gradient_problem(*sizes, causal=causal, scale=scale)
         result, sums = trained_attention.attention(q, k, v, causal, scale)
         tensors = [gradient, q, k, v, result, sums]
         exact = trained_attention.attention_backward(*(x.double() for x in tensors), causal, scale)

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from benchmarks.cases.attention_gradient import gradient_problem
 
 from tools.sanitize_fused import fused
 from tools.sanitize_products import Case, products
@@ -152,19 +153,6 @@ def depthwise_gradient(channels: int, size: int, kernel: int) -> Problem:
     return extract(graph, whole, (LAST, LAST), (ROW,)).problem
 
 
-def attention_gradient(positions: int, heads: int) -> Problem:
-    """Gradients of attention, as a plan cuts the call out of a training step."""
-    b = GraphBuilder()
-    of = TensorType(F16, (2, positions, heads, 64))
-    inputs = [b.input(of) for _ in range(5)] + [b.input(TensorType(F32, (2, heads, positions)))]
-    args = [*({"tensor": i} for i in range(6)), True, 0.125]
-    call = {"args": args, "inputs": ["f16"] * 5 + ["f32"], "kwargs": {}, "op": "weft::attention_backward"}
-    payload, types = json.dumps({**call, "overload": ""}, sort_keys=True), (of, of, of)
-    attrs = [a.OpaqueAttrs("aten", "weft.attention_backward.default", payload, k, types) for k in range(3)]
-    graph = b.build([b.add(Prim.OPAQUE, *inputs, attrs=x) for x in attrs])
-    return Problem(graph, str(graph), (ROW,) * 6, (ROW,) * 3)
-
-
 def cases(facts: GpuFacts) -> Mapping[str, Case]:
     """Problems by label; without a schedule the generator's own first ones are launched."""
     return {
@@ -186,7 +174,7 @@ def cases(facts: GpuFacts) -> Mapping[str, Case]:
         "convolution, f32": (convolution(3, 20, 24, 3, dtype=F32), None),
         "depthwise": (convolution(48, 15, 48, 5, groups=48), None),
         "depthwise, weight's gradient": (depthwise_gradient(48, 15, 3), None),
-        "attention's gradients": (attention_gradient(37, 3), None),
+        "attention's gradients": (gradient_problem(2, 37, 3, 64, dtype=F16, causal=True), None),
         **products(),
         **fused(),
         **layered(facts),

@@ -61,11 +61,12 @@ class Placed:
         """On the device."""
         return tuple(self._laid(x.to(self.device)) for x in self.case.batch(number, small=self.small))
 
-    def back(self) -> None:
-        """The first weights, and no state of the optimizer, in the tensors that hold them."""
+    def back(self, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """The first weights, or these, and no state of the optimizer, in the tensors that hold them."""
+        weights = self._first if weights is None else weights
         with torch.no_grad():
             for name, x in self.model.state_dict().items():
-                x.copy_(self._first[name])
+                x.copy_(weights[name])
             for state in self.optimizer.state.values():
                 for x in state.values():
                     if isinstance(x, torch.Tensor):
@@ -81,12 +82,8 @@ class Placed:
         held = [self.batch(k) for k in range(EPOCH)]
         found = []
         for seed in range(SEEDS):
-            self.back()
             torch.manual_seed(seed)
-            fresh = self.case.build(self.small).state_dict()
-            with torch.no_grad():
-                for name, x in self.model.state_dict().items():
-                    x.copy_(fresh[name])
+            self.back(self.case.build(self.small).state_dict())
             order = torch.randint(EPOCH, (steps,), generator=torch.Generator().manual_seed(seed)).tolist()
             losses = [step(*held[k]).detach().clone() for k in order]
             found.append(float(torch.stack(losses[-LAST:]).double().mean()))

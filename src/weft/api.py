@@ -1260,17 +1260,20 @@ class _TorchModel:
 
         clock = run.clock.leaving(TIMED_SHARE * options.budget_s)  # parts answer only where there was time to time them
         inputs = [x.detach().to(options.device, copy=True) for x in examples]  # who writes into them, writes into ours
+
+        def is_late() -> bool:
+            return options.budget_s > 0 and clock.left_s < LEAST_S
+
         try:
             cut = self._program_cut(program, inputs, run, clock) or self._module_cut(inputs, run, clock)
         except Exception as failed:  # whatever torch raises
-            if options.budget_s > 0 and clock.left_s < LEAST_S:
+            if is_late():
                 return self._framework_alone(examples, run)
             raise error from failed
         if cut is None:
             raise error
         if not cut.parts:
-            late = options.budget_s > 0 and clock.left_s < LEAST_S
-            if not late:
+            if not is_late():
                 raise error
             if not cut.recorded:
                 return self._framework_alone(examples, run)

@@ -139,7 +139,7 @@ def problem_to_json(problem: Problem) -> Json:
     """Graph, key, formats and, where there is one, the operator whose primitives it is."""
     origin: Json = {
         "rule": problem.origin_rule,
-        "params": [[name, _param_to_json(x)] for name, x in problem.origin_params],
+        "params": _field_to_json(problem.origin_params),
         "operands": list(problem.origin_operands),
         "operand_nodes": list(problem.origin_operand_nodes),
     }
@@ -158,20 +158,11 @@ _NO_ORIGIN: Mapping[str, Any] = {"rule": "", "params": [], "operands": [], "oper
 """Of problems that are no operator's."""
 
 
-def _param_to_json(x: OriginParam) -> Json:
-    if isinstance(x, tuple):
-        return list(x)
-    return {"float": repr(x)} if isinstance(x, float) else x  # infinities are no JSON
-
-
-def _param_from_json(x: Json) -> OriginParam:
-    if isinstance(x, list):
-        return tuple(int(cast("int", n)) for n in x)
-    if isinstance(x, dict):
-        return float(str(x["float"]))
-    if not isinstance(x, int | str):
-        raise TypeError(f"a parameter that is {x!r}")
-    return x
+def _param_from_json(data: Json) -> OriginParam:
+    found = _field_from_json(data)
+    if not isinstance(found, int | float | str | tuple):
+        raise TypeError(f"a parameter that is {found!r}")
+    return found
 
 
 def problem_from_json(data: Json) -> Problem:

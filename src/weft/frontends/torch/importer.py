@@ -830,7 +830,7 @@ def as_function(found: Functional) -> tuple[fx.GraphModule, Sequence[torch.Tenso
         node, target = nodes.get(spec.arg.name), spec.target or ""
         if spec.kind is kinds.USER_INPUT and node is not None and isinstance(node.meta.get("val"), torch.Tensor):
             continue
-        tensor = program.state_dict.get(target, program.constants.get(target))
+        tensor = _value_of(program, target)
         if spec.kind not in _HELD or not isinstance(tensor, torch.Tensor) or position > len(own):
             return None
         own.append(tensor)
@@ -851,7 +851,11 @@ def _held(program: torch.export.ExportedProgram, nodes: Mapping[str, fx.Node]) -
     """What the program holds under the targets of those inputs that somebody reads."""
     used = (s for s in program.graph_signature.input_specs if s.arg.name in nodes and nodes[s.arg.name].users)
     targets = [s.target or "" for s in used]
-    return {t: program.state_dict.get(t, program.constants.get(t)) for t in targets}
+    return {t: _value_of(program, t) for t in targets}
+
+
+def _value_of(program: torch.export.ExportedProgram, target: str) -> object:
+    return program.state_dict.get(target, program.constants.get(target))
 
 
 def import_exported(program: torch.export.ExportedProgram, *, device: str = "cpu") -> Imported:

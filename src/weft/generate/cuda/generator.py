@@ -15,8 +15,6 @@ from weft.device.cuda.budget import over_budget
 from weft.device.cuda.cubin import Usage
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import templates
-from weft.generate.cuda.attention.gradient.template import ATTENTION_GRADIENT_PROBLEM
-from weft.generate.cuda.conv.depthwise_wgrad.template import DEPTHWISE_WEIGHT_GRADIENT
 from weft.generate.cuda.intrinsics.prelude import machine_header, runtime_header
 from weft.generate.cuda.loops import pools, scan
 from weft.generate.cuda.loops.choose import forms
@@ -26,6 +24,7 @@ from weft.generate.cuda.loops.lanes import Oversized
 from weft.generate.cuda.role.assemble import noted, role_header, solo
 from weft.generate.cuda.role.role import RoleSource
 from weft.generate.cuda.shipped import loops_bucket, promoted
+from weft.generate.cuda.table import BY_OPERATOR
 from weft.generate.loopnest.plan import live_nodes
 from weft.generate.loopnest.scans import has_scan
 from weft.ir.declined import Declined
@@ -66,7 +65,7 @@ class CudaGenerator:
         return fitting or Declined(f"none of the first {len(few)} kernels finds room in sm_budget")
 
     def _offered(self, problem: Problem, facts: GpuFacts) -> Sequence[Schedule] | Declined:
-        if _has_contraction(problem.graph) or _is_gradient(problem):
+        if _has_contraction(problem.graph) or _is_known_by_operator(problem):
             return templates.schedules(problem, facts)
         declined = _refuse(problem)
         if declined is not None:
@@ -178,10 +177,9 @@ def _has_contraction(graph: Graph) -> bool:
     return any(CATEGORY[graph.nodes[n].prim] is Category.LINEAR for n in live_nodes(graph))
 
 
-def _is_gradient(problem: Problem) -> bool:
-    """Whether a template takes it though there is no contraction in it: of a depthwise convolution, of attention."""
-    patterns = (DEPTHWISE_WEIGHT_GRADIENT, ATTENTION_GRADIENT_PROBLEM)
-    return any(p.match(problem, tf32=False) is not None for p in patterns)
+def _is_known_by_operator(problem: Problem) -> bool:
+    """Whether a template takes it though there is no contraction in it."""
+    return any(p.match(problem, tf32=False) is not None for p in BY_OPERATOR)
 
 
 def _refuse(problem: Problem) -> Declined | None:

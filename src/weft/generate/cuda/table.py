@@ -42,6 +42,11 @@ PATTERNS: tuple[Pattern[Any], ...] = (
     depthwise.DEPTHWISE_CONVOLUTION,
     gemm.PRODUCT,
 )
+BY_OPERATOR: tuple[Pattern[Any], ...] = (
+    depthwise_wgrad.DEPTHWISE_WEIGHT_GRADIENT,
+    attention_gradient.ATTENTION_GRADIENT_PROBLEM,
+)
+"""Of these the patterns of problems without a contraction, which are known by the operator that they are."""
 TEMPLATES: tuple[Template[Any], ...] = (
     mma.MMA,
     halo.HALO,

@@ -16,9 +16,10 @@ from weft.ir import attrs as a
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
 from weft.ir.work import node_flops
+from weft.orchestrate.alternatives.padded import CHUNK, padded_copy
 from weft.orchestrate.alternatives.union import Maker
 
-CHANNELS = 8
+CHANNELS = CHUNK // 2
 """A vector of 16 bits: with so many, a library's convolution reads whole ones."""
 LEAST_FLOPS = 1 << 30
 """Of a convolution that is worth a copy of its image."""
@@ -49,13 +50,8 @@ def pad_few_channels(m: Maker) -> None:
         channels, size = m.graph.type_of(x).shape[1], node.type.dtype.itemsize
         changing = m.graph.nodes[w].prim is not Prim.CONSTANT
         if size == 2 and 1 < channels < CHANNELS and changing and node_flops(node, m.graph) >= LEAST_FLOPS:
-            wide = [_padded(m, operand, CHANNELS - channels) for operand in (x, w)]
+            wide = (padded_copy(m, operand, 1, CHANNELS) for operand in (x, w))
             m.stands_for(m.b.add(Prim.CONV, *wide, attrs=c), i)
-
-
-def _padded(m: Maker, operand: NodeId, more: int) -> NodeId:
-    rank = m.graph.type_of(operand).rank
-    return m.b.add(Prim.PAD, operand, attrs=a.PadAttrs((0,) * rank, (0, more, *(0,) * (rank - 2))))
 
 
 def _side_by_side(m: Maker, i: NodeId, c: a.ConvAttrs) -> bool:

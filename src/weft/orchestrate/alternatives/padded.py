@@ -72,6 +72,13 @@ def padded_width(channels: int, dtype: DType) -> int:
     return -(-channels // lanes) * lanes
 
 
+def padded_copy(m: Maker, node: NodeId, axis: int, wide: int) -> NodeId:
+    """A value with zeros behind it along one axis."""
+    shape = m.b.type_of(node).shape
+    hi = tuple(wide - n if i == axis else 0 for i, n in enumerate(shape))
+    return m.b.add(Prim.PAD, node, attrs=a.PadAttrs((0,) * len(shape), hi))
+
+
 def _contraction(m: Maker, i: NodeId) -> bool:
     """Whether a node is a product or convolution, over all channels, with a constant weight."""
     node = m.graph.nodes[i]
@@ -295,7 +302,7 @@ class _Padding:
     # Nodes
 
     def _emit(self, form: _Form) -> NodeId:
-        raw = self._raw(form) if self.direct[form] or self._still(form) else self._copy(form)
+        raw = self._raw(form) if self.direct[form] or self._still(form) else padded_copy(self.m, *form)
         return self._cleaned(raw, form) if form in self.clean else raw
 
     def _still(self, form: _Form) -> bool:
@@ -305,11 +312,6 @@ class _Padding:
             needs = self._needs(form)
             return needs is not None and all(self._still(x) for x in needs)
         return node.prim in (Prim.CONSTANT, Prim.IOTA, Prim.BROADCAST)
-
-    def _copy(self, form: _Form) -> NodeId:
-        shape = self.m.graph.type_of(form.node).shape
-        hi = tuple(form.wide - n if i == form.axis else 0 for i, n in enumerate(shape))
-        return self.m.b.add(Prim.PAD, form.node, attrs=a.PadAttrs((0,) * len(shape), hi))
 
     def _cleaned(self, raw: NodeId, form: _Form) -> NodeId:
         b = self.m.b

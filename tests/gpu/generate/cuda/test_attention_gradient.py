@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from benchmarks.cases.attention_gradient import gradient_problem
 from tests.generate.cuda.attention.test_attention_gradient import CASES, SIZES
-from tests.generate.cuda.gradients_of_attention import BF16, F16, drawn, exact, gradient_problem
+from tests.generate.cuda.gradients_of_attention import drawn, exact
+from tests.generate.cuda.products import BF16, F16
 from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts

@@ -23,6 +23,7 @@ from weft.costmodel.roofline import memory_us
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.attention.gradient.match import HEADS, AttentionGradient
 from weft.generate.cuda.attention.kernel import EXP2
+from weft.generate.cuda.attention.load import each
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
@@ -124,7 +125,7 @@ def roles(m: AttentionGradient, schedule: Schedule) -> RoleSource | Declined:
 
 @cache
 def _functions() -> str:
-    return (Path(__file__).parent / "weft_cuda_attention_gradient.h").read_text(encoding="utf-8")
+    return Path(__file__).with_name("weft_cuda_attention_gradient.h").read_text(encoding="utf-8")
 
 
 def _loaded(m: AttentionGradient, s: GradientConfig, names: list[str]) -> list[str]:
@@ -149,7 +150,6 @@ def _loaded(m: AttentionGradient, s: GradientConfig, names: list[str]) -> list[s
 
     log = f"((const float*){sums})[(z * {m.heads} + head) * {m.positions} + i] * {literal(LOG2_E, DType.F32)}"
     held = f"*(const uint4*)(sm + (w_rows<{m.width}>::at(g_at, row, c) - q_at))"
-
     starts = dict.fromkeys((m.positions, m.keys))
     return [
         "const int t = role.thread(), lane = t % 32, warp = t / 32;",
@@ -171,7 +171,7 @@ def _loaded(m: AttentionGradient, s: GradientConfig, names: list[str]) -> list[s
         *copied(value, "v_at", keys, m.keys),
         "w_commit();",
         f"uint4 results[{turns}];",
-        f"#pragma unroll\nfor (int u = 0; u < {turns}; ++u) {{",
+        f"{each('u', turns)} {{",
         f"const int i = t + u * {s.threads}, row = i / {chunks}, c = i % {chunks};",
         f"const bool in = row < {m.positions};",
         f"w_read_if(results[u], {place(result, m.positions)}, in);",
@@ -179,7 +179,7 @@ def _loaded(m: AttentionGradient, s: GradientConfig, names: list[str]) -> list[s
         f"for (int i = t; i < {rows}; i += {s.threads})",
         f"logs[i] = i < {m.positions} ? {log} : {literal(math.inf, DType.F32)};",
         "w_arrived<0>();",
-        f"#pragma unroll\nfor (int u = 0; u < {turns}; ++u) {{",
+        f"{each('u', turns)} {{",
         f"const int i = t + u * {s.threads}, row = i / {chunks}, c = i % {chunks};",
         "float delta = 0.0f;",
         f"if (i < {rows * chunks}) delta = w_dot8<{flag}>(results[u], {held});",
@@ -226,10 +226,10 @@ def _of_keys(m: AttentionGradient, rows: int) -> list[str]:
         f"#pragma unroll 1\nfor (int i = {'task' if m.causal else '0'}; i < {rows}; ++i) {{",
         "float s[2][4] = {}, p[2][4] = {};",
         f"w_scores<{of}>(s, k, q_at, i * {TILE}, lane); w_scores<{of}>(p, v, g_at, i * {TILE}, lane);",
-        "#pragma unroll\nfor (int n = 0; n < 2; ++n)\n#pragma unroll\nfor (int e = 0; e < 2; ++e) {",
+        f"{each('n', 2)}\n{each('e', 2)} {{",
         f"const int at = i * {TILE} + 8 * n + 2 * (lane & 3) + e;",
         "const float log = logs[at], delta = deltas[at];",
-        "#pragma unroll\nfor (int h = 0; h < 2; ++h) {",
+        f"{each('h', 2)} {{",
         f"float x = w_exp2(fmaf(s[n][2 * h + e], {exponent}, -log));",
         *seen,
         "s[n][2 * h + e] = x; p[n][2 * h + e] = x * (p[n][2 * h + e] - delta);",
@@ -256,15 +256,15 @@ def _of_rows(m: AttentionGradient, keys: int) -> list[str]:
         f"w_left<{m.width}>(q, q_at, row0, lane); w_left<{m.width}>(g, g_at, row0, lane);",
         f"float dq[{m.width // 8}][4] = {{}};",
         "float log[2], delta[2];",
-        "#pragma unroll\nfor (int h = 0; h < 2; ++h) {",
+        f"{each('h', 2)} {{",
         "log[h] = logs[row0 + (lane >> 2) + 8 * h]; delta[h] = deltas[row0 + (lane >> 2) + 8 * h];",
         "}",
         f"#pragma unroll 1\nfor (int j = 0; j < {last}; ++j) {{",
         "float s[2][4] = {}, p[2][4] = {};",
         f"w_scores<{of}>(s, q, k_at, j * {TILE}, lane); w_scores<{of}>(p, g, v_at, j * {TILE}, lane);",
-        "#pragma unroll\nfor (int n = 0; n < 2; ++n)\n#pragma unroll\nfor (int e = 0; e < 2; ++e) {",
+        f"{each('n', 2)}\n{each('e', 2)} {{",
         f"const int at = j * {TILE} + 8 * n + 2 * (lane & 3) + e;" if seen else "",
-        "#pragma unroll\nfor (int h = 0; h < 2; ++h) {",
+        f"{each('h', 2)} {{",
         f"const float x = w_exp2(fmaf(s[n][2 * h + e], {exponent}, -log[h])) * (p[n][2 * h + e] - delta[h]);",
         f"p[n][2 * h + e] = {' && '.join(seen)} ? x : 0.0f;" if seen else "p[n][2 * h + e] = x;",
         "}\n}",
