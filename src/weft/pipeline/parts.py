@@ -68,8 +68,19 @@ def joined(
     faster = eager if beaten else None
     verified = bool(parts) and all(p.plan is not None for p in parts)
     plans = (
-        PlanRecord(NAME, len(parts), 0.0, (), _median(mine), verified=verified, worst_error=math.inf, note="in parts"),
-        PlanRecord("eager", 0, 0.0, (), _median(theirs), verified=False, worst_error=math.inf, note="the model itself"),
+        PlanRecord(
+            NAME, len(parts), 0.0, tuple(mine), _median(mine), verified=verified, worst_error=math.inf, note="in parts"
+        ),
+        PlanRecord(
+            "eager",
+            0,
+            0.0,
+            tuple(theirs),
+            _median(theirs),
+            verified=False,
+            worst_error=math.inf,
+            note="the model itself",
+        ),
     )
     chosen = NAME if faster is None else "eager"
     record = stages.run("record", summary.record, job, Searched(), Decision(None, chosen, plans))
