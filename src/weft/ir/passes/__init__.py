@@ -14,6 +14,7 @@ from weft.ir.passes.compose_views import ComposeViewsPass
 from weft.ir.passes.drop_unused import DropUnusedPass
 from weft.ir.passes.fold_constants import FoldConstantsPass
 from weft.ir.passes.fold_scales import FoldScalesPass
+from weft.ir.passes.pick_early import PickEarlyPass
 from weft.ir.passes.protocol import Pass, PassResult
 from weft.ir.passes.roll_recurrences import RollRecurrencesPass
 from weft.ir.passes.simplify_arithmetic import SimplifyArithmeticPass
@@ -41,6 +42,7 @@ def passes(*, strict: bool = False) -> tuple[Pass, ...]:
         ComposeCastsPass(),
         ComposeViewsPass(),
         ComposeSlicesPass(),
+        PickEarlyPass(),
         FoldConstantsPass(strict=strict),
         SimplifyArithmeticPass(),
     )
