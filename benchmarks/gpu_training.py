@@ -14,7 +14,8 @@ by anybody. Peers run deterministic algorithms, as Weft does, unless `--free` le
 
 Beside the time of a step (median of rounds, milliseconds) stand the seconds to the first step, and `memory_bytes`: the
 most that the framework keeps from the device over some steps, graphs and weights included; `planned_bytes` of it are
-what the plan has for values between its steps.
+what the plan has for values between its steps. `memory_of` says what of it is in use behind a step, what lies free in
+between, and what graphs keep for themselves (results of library calls and what these work with).
 
 Everybody begins with the same weights and says the losses of the first five batches; so does eager in f32 without
 autocast. `right`: each loss is no further from that one than twice eager's in bf16, and one last digit of a bf16.
@@ -104,6 +105,19 @@ def memory_bytes(step: Step, batch: Sequence[torch.Tensor]) -> int:
     return torch.cuda.max_memory_reserved()
 
 
+def memory_of() -> Row:
+    """What the framework keeps from the GPU now, in bytes: in use, free in between, and in pools of graphs."""
+    found = {"in_use": 0, "free": 0, "graphs": 0}
+    for segment in torch.cuda.memory_snapshot():
+        size, used = segment["total_size"], segment["allocated_size"]
+        if tuple(segment["segment_pool_id"]) == (0, 0):
+            found["in_use"] += used
+            found["free"] += size - used
+        else:
+            found["graphs"] += size
+    return dict(found)
+
+
 def measured(name: str, who: str, given: Mapping[str, Any]) -> Row:
     """The entry of one contender, made in this process."""
     case, device, small = CASES[name], str(given["device"]), bool(given["small"])
@@ -126,6 +140,7 @@ def measured(name: str, who: str, given: Mapping[str, Any]) -> Row:
     row["samples_ms"] = [round(x, 4) for x in samples]
     if device == "cuda":
         row["memory_bytes"] = memory_bytes(step, batch)
+        row["memory_of"] = memory_of()
         if isinstance(step, CompiledStep) and isinstance(step.compilation.run, CudaExecutable):
             row["planned_bytes"] = step.compilation.run.memory.arena_bytes
         if given["profile"]:
