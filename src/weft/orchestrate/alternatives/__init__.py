@@ -9,6 +9,7 @@ from weft.orchestrate.alternatives.channels import mix_channels_elsewhere
 from weft.orchestrate.alternatives.few_channels import multiply_patches, pad_few_channels
 from weft.orchestrate.alternatives.gates import part_gated_products
 from weft.orchestrate.alternatives.integers import multiply_bytes
+from weft.orchestrate.alternatives.odd_columns import pad_columns
 from weft.orchestrate.alternatives.padded import pad_channels
 from weft.orchestrate.alternatives.products import fold_scale, merge_contractions
 from weft.orchestrate.alternatives.transposed import convolve_gradients, convolve_instead
@@ -35,6 +36,7 @@ def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = Fals
         pad_few_channels(maker)
         multiply_bytes(maker)
         pad_channels(maker)
+        pad_columns(maker)
         if norms.OFFERED:
             norms.norms_of_pieces(maker)
     return maker.finish()
