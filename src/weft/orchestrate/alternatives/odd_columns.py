@@ -170,8 +170,8 @@ class _Columns:
         """The rows with this value in the columns that are too many."""
         b, more = self.m.b, self.padded[i]
         t = b.type_of(more)
-        number = b.iota(t.shape, t.rank - 1, DType.I64)
-        inside = b.apply(Prim.LT, number, b.broadcast(b.scalar(self.columns, DType.I64), t.shape))
+        number = b.iota(t.shape, t.rank - 1, DType.I32)
+        inside = b.apply(Prim.LT, number, b.broadcast(b.scalar(self.columns, DType.I32), t.shape))
         return b.add(Prim.SELECT, inside, more, b.broadcast(b.scalar(value, t.dtype), t.shape))
 
     def _cut(self, more: NodeId, axis: int) -> NodeId:
