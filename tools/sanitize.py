@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.cases.attention_gradient import gradient_problem
+from benchmarks.cases.called_attention import called_attention_problem
 
 from tools.sanitize_fused import fused
 from tools.sanitize_products import Case, products
@@ -174,6 +175,8 @@ def cases(facts: GpuFacts) -> Mapping[str, Case]:
         "convolution, f32": (convolution(3, 20, 24, 3, dtype=F32), None),
         "depthwise": (convolution(48, 15, 48, 5, groups=48), None),
         "depthwise, weight's gradient": (depthwise_gradient(48, 15, 3), None),
+        "attention, called": (called_attention_problem(2, 37, 3, 64, dtype=F16, packed=True), None),
+        "attention, called, causal": (called_attention_problem(2, 150, 2, 128, causal=True, packed=True), None),
         "attention's gradients": (gradient_problem(2, 37, 3, 64, dtype=F16, causal=True), None),
         **products(),
         **fused(),

@@ -44,6 +44,7 @@ PATTERNS: tuple[Pattern[Any], ...] = (
 )
 BY_OPERATOR: tuple[Pattern[Any], ...] = (
     depthwise_wgrad.DEPTHWISE_WEIGHT_GRADIENT,
+    attention.ATTENTION_PROBLEM,
     attention_gradient.ATTENTION_GRADIENT_PROBLEM,
 )
 """Of these the patterns of problems without a contraction, which are known by the operator that they are."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.cases.attention_gradient import gradient_problem
-from tests.generate.cuda.gradients_of_attention import drawn, exact
+from tests.generate.cuda.calls_of_attention import drawn, exact
 from tests.generate.cuda.products import F16, F32
 from tests.generate.cuda.tensor_emulator import Emulated, run
 from tests.generate.cuda.test_templates import A100, H200, compiled_well

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from benchmarks.cases.attention_gradient import gradient_problem
 from tests.generate.cuda.attention.test_attention_gradient import CASES, SIZES
-from tests.generate.cuda.gradients_of_attention import drawn, exact
+from tests.generate.cuda.calls_of_attention import drawn, exact
 from tests.generate.cuda.products import BF16, F16
 from tests.gpu.machine import Gpu, Known
 

@@ -16,12 +16,13 @@ from dataclasses import replace
 
 from weft.generate.cuda.attention.load import constant_arrays
 from weft.generate.cuda.attention.match import Attention
+from weft.generate.cuda.attention.results import functions, results
 from weft.generate.cuda.attention.shapes import SPLIT, TF32, AttentionConfig, SplitAttentionConfig, shared_bytes
 from weft.generate.cuda.attention.text import Kernel
 from weft.generate.cuda.gemm.common import tf32
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.cuda.role.assemble import solo
-from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
+from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import CudaSource, Pointer, Schedule
@@ -57,7 +58,7 @@ def roles(p: Attention, schedule: Schedule) -> RoleSource | Declined:
         body="\n".join(Kernel(p, s).lines()),
         parameters=(
             *(Parameter(f"in{i}", Pointer("in", i)) for i in sources),
-            Parameter("out0", Pointer("out", 0), WRITTEN),
+            *results(p),
         ),
         grid=(blocks, 1, 1),
         globals=constant_arrays(p),
@@ -65,5 +66,5 @@ def roles(p: Attention, schedule: Schedule) -> RoleSource | Declined:
         shared_bytes=shared_bytes(p, s),
         cluster=(s.kv_splits, 1, 1),
     )
-    headers = (prelude(), EXP2, *([tf32.FUNCTIONS] if p.tf32 else []))
+    headers = (prelude(), EXP2, *functions(p), *([tf32.FUNCTIONS] if p.tf32 else []))
     return RoleSource(schedule, headers, (role,), capability=90 if split else 80)

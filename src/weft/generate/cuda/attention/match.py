@@ -61,6 +61,12 @@ class Attention:
     """(*dims, head)"""
     tf32: bool = False
     """f32 in memory, multiplied as TF32 by the tensor cores."""
+    sums: View | None = None
+    """(*dims), f32: where a second result is written, the logarithms of the softmax's sums; None: it has none."""
+    outputs: tuple[int, int] = (0, 1)
+    """Which outputs of the problem the two results are."""
+    finite: bool = False
+    """What is not finite may be lost where a mask hides it."""
 
     @property
     def tensor(self) -> bool:

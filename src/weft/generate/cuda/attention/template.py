@@ -9,6 +9,7 @@ from typing import final
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.attention import kernel, tma, tma_shapes
 from weft.generate.cuda.attention import linear as attention_linear
+from weft.generate.cuda.attention.called import called_attention
 from weft.generate.cuda.attention.linear import Linear, linear
 from weft.generate.cuda.attention.match import Attention, attention
 from weft.generate.cuda.attention.shapes import (
@@ -61,14 +62,18 @@ class LinearAttentionPattern:
 
 @final
 class AttentionPattern:
-    """Two products with a softmax between them."""
+    """Two products with a softmax between them, or a call of `weft::attention`."""
 
     name = "attention"
     idioms = ("attention",)
 
     def match(self, problem: Problem, *, tf32: bool) -> Attention | Declined | None:
-        """q, k, v and the scores; whether f32 is rounded is the template's choice."""
-        return attention(problem) if _has_two_products(problem) else None
+        """q, k, v and the scores; whether f32 is rounded is the template's choice. Calls may be left to libraries."""
+        if _has_two_products(problem):
+            return attention(problem)
+        calls = any(n.prim is Prim.OPAQUE for n in problem.graph.nodes)
+        found = called_attention(problem) if calls else None
+        return None if isinstance(found, Declined) else found
 
     def offers(
         self, m: Attention, facts: GpuFacts, templates: Sequence[Template[Attention]], alone: Alone

@@ -18,6 +18,7 @@ from weft.generate.cuda.attention.load import (
     value_at,
 )
 from weft.generate.cuda.attention.match import Attention
+from weft.generate.cuda.attention.results import logarithm
 from weft.generate.cuda.attention.shapes import SUM_PAD, AttentionConfig, overlapped, padded, q_in_registers, tiles
 from weft.generate.cuda.gemm.common.epilogue import wide_store
 from weft.generate.cuda.intrinsics.prelude import storage
@@ -391,10 +392,11 @@ class Kernel:
             f"const int r = {Int('x') / across}, c = {Int('x') % across * width}, m = m0 + r;",
             f"if (m < {p.m}) {{ float v[{width}], all;",
             *joined,
+            *self._log_of("" if s.wk > 1 else "const float top = tops[r];"),
             "if (all == 0.0f) all = 1.0f;" if p.safe else "",
             "all = 1.0f / all;",
             f"{each('e', width)} v[e] *= all;",
-            f"{kind}* const y = {behind(f'({kind}*)out0', place)};",
+            f"{kind}* const y = {behind(f'({kind}*)out{p.outputs[0]}', place)};",
             *wide_store([f"v[{i}]" for i in range(width)], p.out_dtype, "y"),
             "}\n}",
         ]
@@ -444,14 +446,20 @@ class Kernel:
             f"const float f = {self._weight('e[y].x')};",
             f"const float4 u = w_read_cluster(w_shared(sums + r * {row} + c), y);",
             f"all = fmaf(e[y].y, f, all); {add} }}",
+            *self._log_of(""),
             "if (all == 0.0f) all = 1.0f;" if p.safe else "",
             "all = 1.0f / all;",
             f"{each('i', 4)} v[i] *= all;",
-            f"{kind}* const y = {behind(f'({kind}*)out0', place)};",
+            f"{kind}* const y = {behind(f'({kind}*)out{p.outputs[0]}', place)};",
             *wide_store([f"v[{i}]" for i in range(4)], p.out_dtype, "y"),
             "}\n}",
             "w_together(); w_cluster_leave();",
         ]
+
+    def _log_of(self, declared: str) -> list[str]:
+        """The logarithm of a row's sum `all`, if it is a result, by the thread of the row's first columns."""
+        stored = logarithm(self.p, "top", self.p.scale or 1.0, "all")
+        return ["if (c == 0) {", declared, stored, "}"] if stored else []
 
     def _out_width(self) -> int:
         """Neighbouring columns that are stored at once."""

@@ -18,6 +18,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.attention.band import band
 from weft.generate.cuda.attention.load import constant_arrays
 from weft.generate.cuda.attention.match import Attention
+from weft.generate.cuda.attention.results import functions, results
 from weft.generate.cuda.attention.shapes import WIDEST
 from weft.generate.cuda.attention.tma_maps import ROWS, Mapped, mapped
 from weft.generate.cuda.attention.tma_shapes import (
@@ -34,7 +35,7 @@ from weft.generate.cuda.attention.tma_text import Kernel
 from weft.generate.cuda.gemm.tma import kernel as tma
 from weft.generate.cuda.intrinsics.prelude import prelude, tma_header
 from weft.generate.cuda.intrinsics.wgmma import wgmma
-from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
+from weft.generate.cuda.role.role import DeviceRole, Parameter, RoleSource
 from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.source import Pointer, Schedule
@@ -112,7 +113,7 @@ def roles(p: Attention, schedule: Schedule, exp2: str) -> RoleSource | Declined:
         parameters=(
             *(Parameter(f"m{name}", x.map) for name, x in zip("qkv", found, strict=True)),
             *(Parameter(f"in{i}", Pointer("in", i)) for i in sources),
-            Parameter("out0", Pointer("out", 0), WRITTEN),
+            *results(p),
             *(check if kernel.checks else ()),
         ),
         grid=(min(s.persistent_ctas or kernel.total, kernel.total), 1, 1),
@@ -125,7 +126,7 @@ def roles(p: Attention, schedule: Schedule, exp2: str) -> RoleSource | Declined:
     )
     return RoleSource(
         schedule,
-        (prelude(), tma_header(), header(), exp2, *instructions(p.dtype.value, s.bn, padded(p.head))),
+        (prelude(), tma_header(), header(), exp2, *functions(p), *instructions(p.dtype.value, s.bn, padded(p.head))),
         (role,),
         state_bytes=kernel.state_bytes,
         capability=90,

@@ -18,6 +18,7 @@ from weft.generate.cuda.attention.load import (
     value_at,
 )
 from weft.generate.cuda.attention.match import Attention
+from weft.generate.cuda.attention.results import logarithm
 from weft.generate.cuda.attention.tma_check import Check, checked
 from weft.generate.cuda.attention.tma_maps import PANEL, ROWS, Mapped, panels
 from weft.generate.cuda.attention.tma_shapes import AttentionTmaConfig, k_bytes, padded, q_bytes, tiles, v_bytes
@@ -53,12 +54,14 @@ class Kernel:
         self.count = tiles(p, s)
         self.repeats, self.rows = divided(p, s, band)
         self.high = -(-self.rows // s.bm)
-        self.check = _check(p, s, band)
+        self.skips = _check(p, s, band)
+        self.check = None if p.finite else self.skips
         self.total = p.blocks * self.repeats * self.high
         self.kind = p.dtype.value
         self.columns = padded(p.head)
         scale = band.scale if band is not None else p.scale
         self.plain = scale > 0
+        self.log = logarithm(p, "top[h]", scale or 1.0, "x")
         # scores in registers times this are exponents of two
         self.factor = literal(float(np.float32(math.log2(math.e) * (scale or 1.0))), DType.F32)
 
@@ -72,7 +75,7 @@ class Kernel:
 
     @property
     def checks(self) -> bool:
-        """Whether tiles are skipped, so that somebody must look for what is not finite there."""
+        """Whether tiles are skipped and somebody must look for what is not finite there."""
         return self.check is not None
 
     @property
@@ -132,7 +135,7 @@ class Kernel:
             reverse = "(round & 1 ? (int)(role.blocks_x() - 1 - role.block_x()) : (int)role.block_x())"
             walk = (
                 f"#pragma unroll 1\nfor (int round = 0; round * (int)role.blocks_x() < {self.total}; ++round) {{"
-                f" const int tile = round * (int)role.blocks_x() + {reverse if self.checks else '(int)role.block_x()'};"
+                f" const int tile = round * (int)role.blocks_x() + {reverse if self.skips else '(int)role.block_x()'};"
                 f" if (tile >= {self.total}) continue;"
             )
         return (
@@ -145,14 +148,14 @@ class Kernel:
 
     def _counted(self) -> str:
         """Declares how many tiles of keys a block needs."""
-        if self.check is not None:
-            return f"const int count = {self.check.need('tq')};"
+        if self.skips is not None:
+            return f"const int count = {self.skips.need('tq')};"
         # a loop of one step would be merged with what is before and behind it, which takes more registers
         return f"const int count = {f'w_unknown({self.count})' if self.count == 2 else self.count};"
 
     def _near(self) -> int:
         """Pairs of keys and values whose tiles are under way together, those with most keys first."""
-        if self.check is None:
+        if self.skips is None:
             return 1
         each_ = self.p.keys * (self.p.qk + self.p.head) * self.p.dtype.itemsize
         return max(1, min(self.p.blocks, _NEAR_BYTES // each_))
@@ -518,6 +521,7 @@ class Kernel:
             "float x = total[h];",
             _QUAD_SUM.format(1),
             _QUAD_SUM.format(2),
+            f"{{ const int m = m0 + row + 8 * h; if ((lane & 3) == 0 && m < {p.m}) {self.log} }}" if self.log else "",
             "if (x == 0.0f) x = 1.0f;" if p.safe else "",
             "const float all = 1.0f / x;",
             "const int m = m0 + row + 8 * h;",
@@ -527,7 +531,7 @@ class Kernel:
             "const int c = j * 32 + (lane & 3) * 8;",
             f"if ({inside}) {{",
             *bad,
-            f"{kind}* const y = {behind(f'({kind}*)out0', place)};",
+            f"{kind}* const y = {behind(f'({kind}*)out{p.outputs[0]}', place)};",
             *pieces,
             "}\n}\n}",
             *(self.check.released() if self.check is not None else []),
