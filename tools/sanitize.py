@@ -178,6 +178,7 @@ def cases(facts: GpuFacts) -> Mapping[str, Case]:
         "attention, called": (called_attention_problem(2, 37, 3, 64, dtype=F16, packed=True), None),
         "attention, called, causal": (called_attention_problem(2, 150, 2, 128, causal=True, packed=True), None),
         "attention's gradients": (gradient_problem(2, 37, 3, 64, dtype=F16, causal=True), None),
+        "attention's gradients, packed": (gradient_problem(2, 37, 3, 64, packed=True, joined=True), None),
         **products(),
         **fused(),
         **layered(facts),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+from benchmarks.cases.called_attention import operand, slices
 from weft.ir import attrs as a
-from weft.ir.graph import GraphBuilder, NodeId
+from weft.ir.graph import GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
@@ -24,23 +25,26 @@ def gradient_problem(
     scale: float = 0.125,
     results: tuple[int, ...] = (0, 1, 2),
     one: bool = False,
+    packed: bool = False,
+    joined: bool = False,
     flat: bool = False,
 ) -> Problem:
     """As a plan cuts the call out of a training step; `results`: of Q, K and V, in that order.
 
-    `one`: Q, K and V are the same tensor. `flat`: heads and their elements are one dimension around the call.
+    `one`: Q, K and V are the same tensor; `packed`: slices of one; `joined`: results side by side in one. `flat`: heads
+    and their elements are one dimension around the call.
     """
     b = GraphBuilder()
     of_q = TensorType(dtype, (rows, positions, heads, width))
     of_k = TensorType(dtype, (rows, keys or positions, heads, width))
 
-    def operand(of: TensorType) -> NodeId:
-        apart = TensorType(dtype, (*of.shape[:2], heads * width))
-        return b.reshape(b.input(apart), of.shape) if flat else b.input(of)
-
-    gradient, q = operand(of_q), operand(of_q)
-    k, v = (q, q) if one else (operand(of_k), operand(of_k))
-    result, sums = operand(of_q), b.input(TensorType(DType.F32, (rows, heads, positions)))
+    gradient = operand(b, of_q, flat=flat)
+    if packed:
+        q, k, v = slices(b, of_q)
+    else:
+        q = operand(b, of_q, flat=flat)
+        k, v = (q, q) if one else (operand(b, of_k, flat=flat), operand(b, of_k, flat=flat))
+    result, sums = operand(b, of_q, flat=flat), b.input(TensorType(DType.F32, (rows, heads, positions)))
     payload = json.dumps({
         "args": [*({"tensor": i} for i in range(6)), causal, scale],
         "inputs": [dtype.value] * 5 + ["f32"], "kwargs": {}, "op": "weft::attention_backward", "overload": "",
@@ -53,6 +57,8 @@ def gradient_problem(
         )
         for k_ in results
     ]  # fmt: skip
-    nodes = [b.reshape(n, (*b.type_of(n).shape[:2], heads * width)) for n in nodes] if flat else nodes
+    if flat or joined:
+        nodes = [b.reshape(n, (*b.type_of(n).shape[:2], heads * width)) for n in nodes]
+    nodes = [b.add(Prim.CONCAT, *nodes, attrs=a.ConcatAttrs(2))] if joined else nodes
     graph = b.build(nodes)
     return Problem(graph, str(graph), (Format.ROW,) * len(graph.inputs), (Format.ROW,) * len(nodes))

@@ -41,6 +41,10 @@ CASES: dict[str, tuple[Problem, GradientConfig]] = {
     "wide heads": (gradient_problem(1, 33, 1, 128, results=(2, 0)), GradientConfig(6, 1)),
     "flat": (gradient_problem(1, 17, 3, 64, flat=True), GradientConfig(4, 2)),
     "one tensor": (gradient_problem(1, 32, 2, 64, one=True, results=(1,)), GradientConfig(3, 4)),
+    "packed": (gradient_problem(2, 37, 2, 64, packed=True, joined=True), GradientConfig(3, 2)),
+    "packed, causal": (gradient_problem(1, 45, 3, 64, packed=True, causal=True, dtype=F16), GradientConfig(4, 2)),
+    "packed, wide heads": (gradient_problem(1, 33, 2, 128, packed=True, joined=True), GradientConfig(6, 1)),
+    "joined": (gradient_problem(2, 20, 1, 64, joined=True, results=(2, 0, 1), flat=True), GradientConfig(4, 2)),
     "of Q alone": (gradient_problem(1, 19, 2, 64, causal=True, results=(0,)), GradientConfig(4, 2)),
 }
 
@@ -79,7 +83,7 @@ def test_warps_may_be_far_ahead(name: str, order: int, sources: dict[str, CudaSo
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize("name", ["odd", "causal", "wide heads"])
+@pytest.mark.parametrize("name", ["odd", "causal", "wide heads", "packed"])
 def test_within_what_a_kernel_is_held_to(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
     """Of operands that belong together no more than of the worst case's: the verifier's."""
     problem = CASES[name][0]
@@ -109,6 +113,7 @@ SIZES = {
     "BERT-base": gradient_problem(16, 128, 12, 64),
     "causal": gradient_problem(8, 256, 12, 64, causal=True, dtype=F16),
     "wide heads": gradient_problem(8, 128, 8, 128),
+    "ViT-B/16, packed": gradient_problem(64, 197, 12, 64, packed=True, joined=True),
 }
 
 

@@ -24,8 +24,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) k(const void* __restrict__ 
   W_DYNAMIC(sm);
   const int t = role.thread(), lane = t % 32, warp = t / 32;
   const int z = role.block_x() / 2, head = role.block_x() % 2;
-  const int pitch = 64;  // pairs of elements from row to row
-  const long long first45 = (long long)z * 45 * pitch + head * 32;
+  const long long first0 = (long long)z * 2880 + head * 32;  // pairs of elements
   const u32 q_at = w_shared(sm);
   const u32 g_at = q_at + 6144u, k_at = g_at + 6144u;
   const u32 v_at = k_at + 6144u;
@@ -36,25 +35,25 @@ extern "C" __global__ void __launch_bounds__(128, 2) k(const void* __restrict__ 
   for (int i = t; i < 384; i += 128) {
     const int row = i / 8, c = i % 8;
     const bool in = row < 45;
-    w_copy16(w_rows<64>::at(q_at, row, c), (const u32*)in1 + (in ? first45 + (long long)row * pitch + 4 * c : 0),
+    w_copy16(w_rows<64>::at(q_at, row, c), (const u32*)in1 + (in ? first0 + (long long)row * 64 + 4 * c : 0),
         in ? 16u : 0u);
   }
   for (int i = t; i < 384; i += 128) {
     const int row = i / 8, c = i % 8;
     const bool in = row < 45;
-    w_copy16(w_rows<64>::at(g_at, row, c), (const u32*)in0 + (in ? first45 + (long long)row * pitch + 4 * c : 0),
+    w_copy16(w_rows<64>::at(g_at, row, c), (const u32*)in0 + (in ? first0 + (long long)row * 64 + 4 * c : 0),
         in ? 16u : 0u);
   }
   for (int i = t; i < 384; i += 128) {
     const int row = i / 8, c = i % 8;
     const bool in = row < 45;
-    w_copy16(w_rows<64>::at(k_at, row, c), (const u32*)in2 + (in ? first45 + (long long)row * pitch + 4 * c : 0),
+    w_copy16(w_rows<64>::at(k_at, row, c), (const u32*)in2 + (in ? first0 + (long long)row * 64 + 4 * c : 0),
         in ? 16u : 0u);
   }
   for (int i = t; i < 384; i += 128) {
     const int row = i / 8, c = i % 8;
     const bool in = row < 45;
-    w_copy16(w_rows<64>::at(v_at, row, c), (const u32*)in3 + (in ? first45 + (long long)row * pitch + 4 * c : 0),
+    w_copy16(w_rows<64>::at(v_at, row, c), (const u32*)in3 + (in ? first0 + (long long)row * 64 + 4 * c : 0),
         in ? 16u : 0u);
   }
   w_commit();
@@ -63,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) k(const void* __restrict__ 
   for (int u = 0; u < 3; ++u) {
     const int i = t + u * 128, row = i / 8, c = i % 8;
     const bool in = row < 45;
-    w_read_if(results[u], (const u32*)in4 + (in ? first45 + (long long)row * pitch + 4 * c : 0), in);
+    w_read_if(results[u], (const u32*)in4 + (in ? first0 + (long long)row * 64 + 4 * c : 0), in);
   }
   for (int i = t; i < 48; i += 128)
     logs[i] = i < 45 ? ((const float*)in5)[(z * 2 + head) * 45 + i] * 1.4426950408889634f : __builtin_inff();
@@ -112,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(128, 2) k(const void* __restrict__ 
         w_as_left<false>(a, p);
         w_weighted<64, false>(dk, a, q_at, i * 16, lane);
       }
-      w_put_rows<64, false>((u32*)out1 + first45, dk, row0, 45, pitch, 0.125f, lane);
-      w_put_rows<64, false>((u32*)out2 + first45, dv, row0, 45, pitch, 1.0f, lane);
+      w_put_rows<64, false>((u32*)out1 + first0, dk, row0, 45, 64, 0.125f, lane);
+      w_put_rows<64, false>((u32*)out2 + first0, dv, row0, 45, 64, 1.0f, lane);
     } else {
       const int row0 = (task - 3) * 16;
       u32 q[4][4], g[4][4];
@@ -147,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(128, 2) k(const void* __restrict__ 
         w_as_left<false>(a, p);
         w_weighted<64, false>(dq, a, k_at, j * 16, lane);
       }
-      w_put_rows<64, false>((u32*)out0 + first45, dq, row0, 45, pitch, 0.125f, lane);
+      w_put_rows<64, false>((u32*)out0 + first0, dq, row0, 45, 64, 0.125f, lane);
     }
   }
 }

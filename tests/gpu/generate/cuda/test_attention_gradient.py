@@ -19,8 +19,9 @@ from weft.kernels.source import CudaSource
 pytestmark = pytest.mark.gpu
 PROBLEMS: dict[str, Problem] = {
     **{name: problem for name, (problem, _) in CASES.items()},
-    **{name: p for name, p in SIZES.items() if name != "ViT-B/16"},
+    **{name: p for name, p in SIZES.items() if "ViT" not in name},
     "197 positions": gradient_problem(3, 197, 12, 64),
+    "197 positions, packed": gradient_problem(3, 197, 12, 64, packed=True, joined=True),
     "f16, causal": gradient_problem(2, 197, 3, 64, dtype=F16, causal=True),
     "384 positions": gradient_problem(2, 384, 2, 64),
     "wide heads, causal": gradient_problem(2, 100, 3, 128, causal=True),

@@ -13,7 +13,7 @@ the backward pass; note on matrix products, section 5 (fragments).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import memory_us
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.contraction.values import View
 from weft.generate.cuda.attention.gradient.match import HEADS, AttentionGradient
 from weft.generate.cuda.attention.kernel import EXP2
 from weft.generate.cuda.attention.load import each
@@ -28,6 +29,7 @@ from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.cuda.role.assemble import solo
 from weft.generate.cuda.role.role import WRITTEN, DeviceRole, Parameter, RoleSource
 from weft.generate.expr.ctype import literal
+from weft.generate.expr.integer import Int, summed
 from weft.generate.parameters import Parameters
 from weft.ir.declined import Declined
 from weft.ir.types import DType
@@ -108,13 +110,12 @@ def emit(m: AttentionGradient, schedule: Schedule, entry: str) -> CudaSource | D
 def roles(m: AttentionGradient, schedule: Schedule) -> RoleSource | Declined:
     """The role of one schedule made by `GradientConfig.schedule`."""
     s = GradientConfig.of(schedule)
-    names = [f"in{i}" for i in m.operands]
     role = DeviceRole(
         threads=s.threads,
-        body="\n".join([*_loaded(m, s, names), *_tasks(m, s)]),
+        body="\n".join([*_loaded(m, s), *_tasks(m, s)]),
         parameters=(
-            *(Parameter(f"in{i}", Pointer("in", i)) for i in sorted(set(m.operands))),
-            *(Parameter(f"out{k}", Pointer("out", k), WRITTEN) for k in range(len(m.results))),
+            *(Parameter(f"in{i}", Pointer("in", i)) for i in sorted({i for i, _ in m.operands})),
+            *(Parameter(f"out{k}", Pointer("out", k), WRITTEN) for k in sorted({x.output for x in m.results})),
         ),
         grid=(m.rows * m.heads, 1, 1),
         min_ctas_per_sm=s.ctas,
@@ -128,37 +129,59 @@ def _functions() -> str:
     return Path(__file__).with_name("weft_cuda_attention_gradient.h").read_text(encoding="utf-8")
 
 
-def _loaded(m: AttentionGradient, s: GradientConfig, names: list[str]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Lain:
+    """Rows of heads in memory, in pairs of elements."""
+
+    array: str
+    first: str
+    """Where the head's first row begins."""
+    pitch: int
+    """From row to row."""
+
+
+def _lain(m: AttentionGradient, array: str, view: View) -> _Lain:
+    return _Lain(array, f"first{list(_starts(m)).index((view.strides, view.offset))}", view.strides[1] // 2)
+
+
+def _starts(m: AttentionGradient) -> Mapping[tuple[tuple[int, ...], int], str]:
+    """By strides and offset, where the head's first row begins: C text, in pairs of elements."""
+    views = [*(view for _, view in m.operands[:-1]), *(x.view for x in m.results)]
+    return {
+        (x.strides, x.offset): str(
+            summed(Int("(long long)z") * (x.strides[0] // 2), Int("head") * (x.strides[2] // 2), x.offset // 2)
+        )
+        for x in views
+    }
+
+
+def _loaded(m: AttentionGradient, s: GradientConfig) -> list[str]:
     """All operands into shared memory, and two numbers of each row: its logarithm, to the base 2, and δ."""
     rows, keys = (n * TILE for n in tiles(m))
-    gradient, query, key, value, result, sums = names
+    gradient, query, key, value, result = (_lain(m, f"in{i}", view) for i, view in m.operands[:-1])
+    sums = f"in{m.operands[-1][0]}"
     chunks, bytes_of = m.width // 8, m.width * m.dtype.itemsize
     flag = _flag(m)
     turns = -(-rows * chunks // s.threads)
 
-    def place(name: str, exist: int) -> str:
-        return f"(const u32*){name} + (in ? first{exist} + (long long)row * pitch + 4 * c : 0)"
+    def place(x: _Lain) -> str:
+        return f"(const u32*){x.array} + (in ? {x.first} + (long long)row * {x.pitch} + 4 * c : 0)"
 
-    def copied(name: str, at: str, count: int, exist: int) -> list[str]:
+    def copied(x: _Lain, at: str, count: int, exist: int) -> list[str]:
         return [
             f"for (int i = t; i < {count * chunks}; i += {s.threads}) {{",
             f"const int row = i / {chunks}, c = i % {chunks};",
             f"const bool in = row < {exist};",
-            f"w_copy16(w_rows<{m.width}>::at({at}, row, c), {place(name, exist)}, in ? 16u : 0u);",
+            f"w_copy16(w_rows<{m.width}>::at({at}, row, c), {place(x)}, in ? 16u : 0u);",
             "}",
         ]
 
     log = f"((const float*){sums})[(z * {m.heads} + head) * {m.positions} + i] * {literal(LOG2_E, DType.F32)}"
     held = f"*(const uint4*)(sm + (w_rows<{m.width}>::at(g_at, row, c) - q_at))"
-    starts = dict.fromkeys((m.positions, m.keys))
     return [
         "const int t = role.thread(), lane = t % 32, warp = t / 32;",
         f"const int z = role.block_x() / {m.heads}, head = role.block_x() % {m.heads};",
-        f"const int pitch = {m.heads * m.width // 2};  // pairs of elements from row to row",
-        *(
-            f"const long long first{n} = (long long)z * {n} * pitch + head * {m.width // 2};"  # pairs
-            for n in starts
-        ),
+        *(f"const long long first{i} = {at};  // pairs of elements" for i, at in enumerate(_starts(m).values())),
         "const u32 q_at = w_shared(sm);",
         f"const u32 g_at = q_at + {rows * bytes_of}u, k_at = g_at + {rows * bytes_of}u;",
         f"const u32 v_at = k_at + {keys * bytes_of}u;",
@@ -174,7 +197,7 @@ def _loaded(m: AttentionGradient, s: GradientConfig, names: list[str]) -> list[s
         f"{each('u', turns)} {{",
         f"const int i = t + u * {s.threads}, row = i / {chunks}, c = i % {chunks};",
         f"const bool in = row < {m.positions};",
-        f"w_read_if(results[u], {place(result, m.positions)}, in);",
+        f"w_read_if(results[u], {place(result)}, in);",
         "}",
         f"for (int i = t; i < {rows}; i += {s.threads})",
         f"logs[i] = i < {m.positions} ? {log} : {literal(math.inf, DType.F32)};",
@@ -214,7 +237,7 @@ def _arguments(m: AttentionGradient) -> tuple[str, str, str]:
 
 
 def _of_keys(m: AttentionGradient, rows: int) -> list[str]:
-    if not {1, 2} & set(m.results):
+    if not {1, 2} & {x.result for x in m.results}:
         return []
     of, exponent, scale = _arguments(m)
     seen = ["if (row0 + (lane >> 2) + 8 * h > at) x = 0.0f;"] if m.causal else []
@@ -244,7 +267,7 @@ def _of_keys(m: AttentionGradient, rows: int) -> list[str]:
 
 
 def _of_rows(m: AttentionGradient, keys: int) -> list[str]:
-    if 0 not in m.results:
+    if 0 not in {x.result for x in m.results}:
         return []
     of, exponent, scale = _arguments(m)
     seen = [f"at < {m.keys}"] if m.keys % TILE else []
@@ -278,8 +301,7 @@ def _of_rows(m: AttentionGradient, keys: int) -> list[str]:
 def _put(m: AttentionGradient, which: int, name: str, count: int, by: str) -> list[str]:
     """One gradient's tile into every output that is it."""
     of = _arguments(m)[0]
+    found = [_lain(m, f"out{x.output}", x.view) for x in m.results if x.result == which]
     return [
-        f"w_put_rows<{of}>((u32*)out{k} + first{count}, {name}, row0, {count}, pitch, {by}, lane);"
-        for k, result in enumerate(m.results)
-        if result == which
+        f"w_put_rows<{of}>((u32*){x.array} + {x.first}, {name}, row0, {count}, {x.pitch}, {by}, lane);" for x in found
     ]

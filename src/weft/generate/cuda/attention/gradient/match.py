@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
-from weft.ir import attrs as a
+from weft.generate.contraction.values import View
+from weft.generate.cuda.attention.called import End, called
 from weft.ir.declined import Declined
-from weft.ir.graph import Graph, NodeId
 from weft.ir.opaque import LARGEST_SCORES
-from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
@@ -27,7 +24,8 @@ _LIMIT = 1 << 31
 class AttentionGradient:
     """dQ, dK and dV of softmax(scale · Q Kᵀ) V, of its result, its gradient and the logarithms of its sums.
 
-    All lie row-major: (rows, positions, heads, elements), the logarithms (rows, heads, positions) in f32.
+    All are (rows, positions, heads, elements), each with strides of its own; the logarithms (rows, heads, positions) in
+    f32 lie row-major.
     """
 
     dtype: DType
@@ -41,34 +39,19 @@ class AttentionGradient:
     """Elements of a head."""
     causal: bool
     scale: float
-    operands: tuple[int, ...]
-    """Positions among the problem's inputs: gradient of the result, Q, K, V, result, logarithms."""
-    results: tuple[int, ...]
-    """Per output of the problem which gradient it is: 0 of Q, 1 of K, 2 of V."""
+    operands: tuple[tuple[int, View], ...]
+    """Position among the problem's inputs, and strides: gradient of the result, Q, K, V, result, logarithms."""
+    results: tuple[End, ...]
+    """What is written: gradient 0 of Q, 1 of K, 2 of V."""
 
 
 def attention_gradient(problem: Problem) -> AttentionGradient | Declined:
     """The sizes, or why the template does not take the problem."""
     graph = problem.graph
-    calls = [n for n in graph.nodes if n.prim is Prim.OPAQUE]
-    if not calls or len({n.inputs for n in calls}) > 1:
-        return Declined("not one call")
-    attrs = [n.attrs for n in calls if isinstance(n.attrs, a.OpaqueAttrs)]
-    if len({(x.framework, x.payload) for x in attrs}) > 1 or attrs[0].framework != "aten":
-        return Declined("not one call")
-    told = _call(attrs[0].payload)
-    if told is None:
-        return Declined("not the gradients of attention")
-    order, causal, scale = told
-    ends = [_seen(graph, o) for o in graph.outputs]
-    if any(graph.nodes[o].prim is not Prim.OPAQUE for o in ends) or len(calls) != len(ends):
-        return Declined("the gradients of attention with something else")
-    nodes = [calls[0].inputs[k] for k in order]
-    if any(graph.nodes[_seen(graph, n)].prim is not Prim.INPUT for n in nodes):
-        return Declined("the gradients of attention of operands that are computed")
-    if {*problem.input_formats, *problem.output_formats} != {Format.ROW}:
-        return Declined("the gradients of attention in another order")
-    gradient, query, key, value, result, sums = (graph.type_of(n) for n in nodes)
+    found = called(problem, OPERATOR, OPERANDS)
+    if isinstance(found, Declined):
+        return found
+    gradient, query, key, value, result, sums = (graph.type_of(n) for n in found.operands)
     if query.rank != 4 or query.dtype not in (DType.F16, DType.BF16) or sums.dtype is not DType.F32:
         return Declined(f"the gradients of attention of {query}")
     rows, positions, heads, width = query.shape
@@ -76,12 +59,15 @@ def attention_gradient(problem: Problem) -> AttentionGradient | Declined:
         return Declined(f"{width} elements of a head")
     alike = gradient == query == result and key == value and key.dtype is query.dtype
     alike = alike and key.shape == (rows, key.shape[1], heads, width) and sums.shape == (rows, heads, positions)
-    if not alike or (causal and key.shape[1] != positions) or max(query.size, key.size) >= _LIMIT:
+    if not alike or (found.causal and key.shape[1] != positions) or max(n.type.size for n in graph.nodes) >= _LIMIT:
         return Declined(f"the gradients of attention of {query} and {key}")
     if rows * heads * positions * key.shape[1] > LARGEST_SCORES:
         return Declined("more scores than kernels are held to float64 with")
-    inputs = list(graph.inputs)
-    results = [graph.nodes[o].attrs for o in ends]
+    views = [x.view for x in found.read if x.view is not None]
+    if not all(map(_in_chunks, (*views[:-1], *(x.view for x in found.ends)))):
+        return Declined("operands or results of attention that do not lie in chunks of 16 bytes")
+    if views[-1] != View(sums.shape, Format.ROW.strides(sums.shape)):
+        return Declined("logarithms in another order")
     return AttentionGradient(
         dtype=query.dtype,
         rows=rows,
@@ -89,28 +75,14 @@ def attention_gradient(problem: Problem) -> AttentionGradient | Declined:
         positions=positions,
         keys=key.shape[1],
         width=width,
-        causal=causal,
-        scale=scale,
-        operands=tuple(inputs.index(_seen(graph, n)) for n in nodes),
-        results=tuple(x.result for x in results if isinstance(x, a.OpaqueAttrs)),
+        causal=found.causal,
+        scale=found.scale,
+        operands=tuple((x.index, view) for x, view in zip(found.read, views, strict=True)),
+        results=found.ends,
     )
 
 
-def _seen(graph: Graph, node: NodeId) -> NodeId:
-    """What a value is another shape of."""
-    while graph.nodes[node].prim is Prim.RESHAPE:
-        node = graph.nodes[node].inputs[0]
-    return node
-
-
-def _call(payload: str) -> tuple[list[int], bool, float] | None:
-    """Which of a call's operands its arguments are, and what follows them; None for other calls."""
-    call: dict[str, Any] = json.loads(payload)
-    if call.get("op") != OPERATOR or call.get("kwargs"):
-        return None
-    given = call.get("args", [])
-    tensors = [x["tensor"] for x in given[:OPERANDS] if isinstance(x, dict) and isinstance(x.get("tensor"), int)]
-    if len(tensors) != OPERANDS or len(given) != OPERANDS + 2:
-        return None
-    causal, scale = given[OPERANDS:]
-    return (tensors, causal, float(scale)) if isinstance(causal, bool) and isinstance(scale, float) else None
+def _in_chunks(view: View) -> bool:
+    """Whether the elements of a head are neighbours, eight of them 16 aligned bytes."""
+    steps = [s for n, s in zip(view.shape[:-1], view.strides[:-1], strict=True) if n > 1]
+    return view.strides[-1] == 1 and all(x % 8 == 0 for x in (*steps, view.offset))
