@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from weft.ir.graph import Graph, NodeId
 from weft.orchestrate.attention import ATTENTION
+from weft.orchestrate.called_attention import CALLED_ATTENTION
 from weft.orchestrate.grouped import GROUPED
 from weft.orchestrate.idiom import Idiom, Multiplied
 from weft.orchestrate.mlp import MLP
@@ -15,7 +16,17 @@ from weft.orchestrate.pooled import POOLED
 from weft.orchestrate.separable import SEPARABLE
 from weft.orchestrate.squeeze_excite import SQUEEZE_EXCITE
 
-IDIOMS: tuple[Idiom, ...] = (ATTENTION, SQUEEZE_EXCITE, SEPARABLE, POOLED, MLP, NORMS, NARROW, GROUPED)
+IDIOMS: tuple[Idiom, ...] = (
+    ATTENTION,
+    CALLED_ATTENTION,
+    SQUEEZE_EXCITE,
+    SEPARABLE,
+    POOLED,
+    MLP,
+    NORMS,
+    NARROW,
+    GROUPED,
+)
 
 
 def multiplied_together(graph: Graph, products: Sequence[NodeId]) -> Multiplied | None:

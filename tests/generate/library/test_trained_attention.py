@@ -6,18 +6,25 @@ import json
 
 import pytest
 import torch
+from benchmarks.cases.attention_gradient import gradient_problem
+from benchmarks.cases.called_attention import called_attention_problem
+from tests.generate.cuda.calls_of_attention import drawn as drawn_operands
+from tests.generate.cuda.calls_of_attention import exact
 from torch.nn import functional
 
+from weft.device.cuda.facts import GpuFacts
 from weft.errors import ArtifactError
 from weft.frontends.torch import importer
-from weft.generate.library import opaque_aten, trained_attention
+from weft.generate.library import LibraryGenerator, opaque_aten, trained_attention
 from weft.generate.library.deterministic import deterministic
+from weft.generate.library.execute import TORCH_DTYPE, BoundCall
 from weft.generate.library.opaque_aten import run_aten
 from weft.ir.attrs import OpaqueAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
+from weft.kernels.source import LibraryCall
 from weft.tune.oracle import Mode, evaluate
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -148,3 +155,20 @@ def test_the_judge_of_whole_plans_computes_it_in_float64() -> None:
         "kernels may differ where it is not finite"
     )
     assert isinstance(evaluate(graph_of("aten::other"), given, Mode.PRECISE, seed=0, calls=True), Declined)
+
+
+def test_a_call_reads_slices_where_they_lie() -> None:
+    for problem in (called_attention_problem(2, 9, 3, 64, packed=True), gradient_problem(2, 9, 3, 64, packed=True)):
+        found = LibraryGenerator().schedules(problem, GpuFacts())
+        assert not isinstance(found, Declined) and [s.param("form") for s in found] == ["primitives"]
+        call = LibraryGenerator().emit(problem, found[0])
+        assert isinstance(call, LibraryCall)
+        targets = [x.target for x in call.run]
+        assert set(targets) <= {"aten.slice.Tensor", "aten.reshape.default", "weft.opaque_aten", "weft.result"}
+        given = drawn_operands(problem)
+        types = [TORCH_DTYPE[problem.graph.type_of(i).dtype] for i in problem.graph.inputs]
+        outputs = BoundCall(call, {}).run([torch.from_numpy(x).to(t) for x, t in zip(given, types, strict=True)])
+        for got, want in zip(outputs, exact(problem, given), strict=True):
+            assert near(got, torch.from_numpy(want), torch.bfloat16)
+    joined = gradient_problem(2, 9, 3, 64, packed=True, joined=True)
+    assert isinstance(LibraryGenerator().schedules(joined, GpuFacts()), Declined)

@@ -104,7 +104,7 @@ class LibraryGenerator:
         # in front of others these are strides of an operand; on a CPU other operators copy, or are slow with them
         strided = on_gpu or (Prim.MATMUL in prims and Prim.SLICE not in prims)
         moved = sum(p in (Prim.TRANSPOSE, Prim.SLICE) for p in prims) if strided else 0
-        if len(prims) - moved <= 1 or all(p is Prim.OPAQUE for p in prims):
+        if len(prims) - moved <= 1 or prims.count(Prim.OPAQUE) == len(prims) - moved:
             found += [_schedule(ON_DEVICE)] if on_gpu and has_device_form(problem.graph) else []
             found.append(_schedule("primitives"))
         if isinstance(facts, GpuFacts) and Prim.CONV in prims:

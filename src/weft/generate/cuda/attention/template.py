@@ -65,7 +65,7 @@ class AttentionPattern:
     """Two products with a softmax between them, or a call of `weft::attention`."""
 
     name = "attention"
-    idioms = ("attention",)
+    idioms = ("attention", "called_attention")
 
     def match(self, problem: Problem, *, tf32: bool) -> Attention | Declined | None:
         """q, k, v and the scores; whether f32 is rounded is the template's choice. Calls may be left to libraries."""

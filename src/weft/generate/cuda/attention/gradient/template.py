@@ -21,7 +21,7 @@ class AttentionGradientPattern:
     """The results of one call of `weft::attention_backward`."""
 
     name = "attention_gradient"
-    idioms = ()
+    idioms = ("called_attention",)
 
     def match(self, problem: Problem, *, tf32: bool) -> AttentionGradient | Declined | None:
         """The sizes; None where libraries alone are left to take it."""
