@@ -19,6 +19,7 @@ from weft.orchestrate.called_attention import called_groups
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract, format_choices
 from weft.orchestrate.legality import EnumerationLimits
+from weft.orchestrate.select import Priced, select
 from weft.orchestrate.stored import Stored
 
 ROWS, POSITIONS, HEADS, WIDTH = 2, 32, 2, 64
@@ -108,6 +109,16 @@ def test_each_is_a_problem_that_a_template_takes(attention: bool) -> None:
         else:
             assert len({i for i, _ in form.operands}) == (4 if packed else 6)
             assert len({x.output for x in form.results}) == (1 if c.outputs == at["joined"] else 3)
+
+
+def test_a_plan_stores_neither_slices_nor_gradients_apart() -> None:
+    graph, at = trained()
+    found = enumerate_candidates(graph, replace(EnumerationLimits(), attention=True)).candidates
+    priced = [Priced(c, f.inputs, f.outputs, 1.0) for c in found for f in format_choices(graph, c)[:1]]
+    chosen = [found[k] for k in select(graph, priced, plans=1)[0].chosen]
+    written = {o for c in chosen for o in c.outputs}
+    assert written >= {*at["forward"], *at["joined"]}
+    assert not written & {*at["slices"], *at["backward"]}
 
 
 def matched(graph: Graph, candidate: Candidate, *, forward: bool) -> Attention | AttentionGradient:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from benchmarks.cases.attention_gradient import gradient_problem
 from benchmarks.cases.called_attention import called_attention_problem
 from tests.generate.cuda.attention.test_attention_tma import alone, pair, shared
 from tests.generate.cuda.calls_of_attention import drawn, exact
@@ -19,6 +20,7 @@ from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.attention import called
 from weft.generate.cuda.attention.called import called_attention
+from weft.generate.cuda.attention.gradient.kernel import GradientConfig
 from weft.generate.cuda.attention.match import Attention
 from weft.generate.cuda.attention.shapes import AttentionConfig, SplitAttentionConfig
 from weft.generate.cuda.attention.tma_shapes import AttentionTmaConfig
@@ -143,6 +145,21 @@ def test_the_operator_itself_gives_the_same() -> None:
     found = trained_attention.attention(given[0], given[1], given[2], True, 0.125)
     for got, want in zip(found, exact(problem, [x.numpy() for x in given]), strict=True):
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["packed", "warpgroups, causal, packed"])
+def test_gradients_of_what_it_gives(name: str, sources: dict[str, CudaSource], kernels: Emulated) -> None:
+    """The gradients' kernel reads the result and the logarithms that the forward kernel wrote."""
+    forward = CASES[name][0]
+    positions = forward.graph.type_of(forward.graph.inputs[0]).shape[1]
+    backward = gradient_problem(2, positions, 2, 64, causal="causal" in name, packed=True, joined=True)
+    source = CudaGenerator().emit(backward, GradientConfig(4, 1).schedule())
+    assert isinstance(source, CudaSource)
+    inputs = drawn(backward)
+    given = run(kernels, forward, sources[name], inputs[1:2])
+    (want,) = exact(backward, inputs)
+    (got,) = run(Emulated([source]), backward, source, [*inputs[:2], *given])
+    assert np.linalg.norm(got - want) <= 2.0**-7 * np.linalg.norm(want)
 
 
 def test_what_a_mask_hides_is_not_looked_at(sources: dict[str, CudaSource]) -> None:
