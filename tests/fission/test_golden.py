@@ -15,6 +15,7 @@ F16 = torch.float16
 IMAGE = random(1, 4, 6, 6)
 V4 = random(4)
 WINDOW = {"kernel": (3, 3), "strides": (2, 2), "pads_lo": (1, 1), "pads_hi": (1, 1)}
+PLACED = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1)}
 
 GOLDEN: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "softmax": ("softmax", [random(4, 128)], {"axis": -1}),
@@ -40,6 +41,13 @@ GOLDEN: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
         {k: v for k, v in WINDOW.items() if k != "kernel"} | {"dilations": (1, 1)},
     ),
     "max_pool": ("max_pool", [IMAGE], WINDOW | {"ceil": True}),
+    "max_pool_taps": ("max_pool_taps", [IMAGE], PLACED),
+    "max_pool_positions": ("max_pool_positions", [random(1, 4, 3, 3).to(torch.uint8)], {"sizes": (6, 6), **PLACED}),
+    "max_pool_taps_gradient": (
+        "max_pool_taps_gradient",
+        [random(1, 4, 3, 3, dtype=F16), random(1, 4, 3, 3).to(torch.uint8)],
+        {"sizes": (6, 6), **PLACED},
+    ),
     "avg_pool": ("avg_pool", [IMAGE], WINDOW),
     "adaptive_avg_pool": ("adaptive_avg_pool", [IMAGE], {"output_size": (4, 3)}),
     "resize_nearest": (

@@ -12,6 +12,12 @@ import torch
 import torch.nn.functional as F
 from tests.fission.harness import declined, random, run, same
 
+from weft.fission import apply
+from weft.fission.pool_gradient import taps_behind
+from weft.ir.graph import GraphBuilder
+from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
+
 Function = Callable[[torch.Tensor], torch.Tensor]
 KINDS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -161,6 +167,37 @@ def test_max_pool_gradient(case: tuple[Any, ...], dilation: int, ceil: bool) -> 
         torch.testing.assert_close(mine.double(), wanted, rtol=torch.finfo(kind).eps, atol=4 * torch.finfo(kind).eps)
 
 
+@pytest.mark.parametrize("ceil", [False, True])
+@pytest.mark.parametrize(("case", "dilation"), [*((c, 1) for c in POOLS), (((9, 8), (3, 2), (2, 1), (1, 1)), 2)])
+def test_max_pool_gradient_by_tap_numbers(case: tuple[Any, ...], dilation: int, ceil: bool) -> None:
+    """Of images full of ties, bit for bit what autograd and positions give: all add the windows in one order."""
+    spatial, kernel, stride, pad = case
+    x = random(2, 2, *spatial, dtype=torch.float64).round()
+    x[0, 0] = -torch.inf
+    given = {"kernel": kernel, "strides": stride, "pads": pad, "dilations": (dilation, dilation), "ceil": ceil}
+    y, at = F.max_pool2d(x, kernel, stride, pad, dilation, ceil_mode=ceil, return_indices=True)
+    dy = random(*y.shape, seed=1, dtype=torch.float64)
+    taps = run("max_pool_taps", x, **given)[1]
+    found = run("max_pool_taps_gradient", dy, taps, sizes=spatial, **given)[0]
+    same(found, _gradient(lambda v: F.max_pool2d(v, kernel, stride, pad, dilation, ceil), x, dy))
+    for kind in KINDS:
+        wanted = run("max_pool_gradient", dy.to(kind), at, sizes=spatial, **given)[0]
+        same(run("max_pool_taps_gradient", dy.to(kind), taps, sizes=spatial, **given)[0], wanted)
+
+
+def test_only_positions_of_the_same_windows_have_tap_numbers_behind_them() -> None:
+    how: dict[str, Any] = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1)}
+    b = GraphBuilder()
+    y, taps = apply(b, "max_pool_taps", [b.input(TensorType(DType.F32, (1, 2, 8, 8)))], how)  # type: ignore[misc]
+    (at,) = apply(b, "max_pool_positions", [taps], {"sizes": (8, 8), **how})  # type: ignore[misc]
+    assert taps_behind(b, at, sizes=(8, 8), **how) == taps
+    assert taps_behind(b, at, sizes=(8, 7), **how) is None
+    assert taps_behind(b, at, sizes=(8, 8), **how | {"pads": (0, 1)}) is None
+    assert taps_behind(b, b.apply(Prim.ADD, at, at), sizes=(8, 8), **how) is None
+    assert taps_behind(b, b.input(TensorType(DType.I64, (1, 2, 4, 4))), sizes=(8, 8), **how) is None
+    assert taps_behind(b, b.cast(b.cast(y, DType.U8), DType.I64), sizes=(8, 8), **how) is None
+
+
 def test_max_pool_gradient_goes_to_the_first_of_equal_values() -> None:
     x = torch.zeros(1, 1, 5, 5)
     wanted = _gradient(lambda v: F.max_pool2d(v, 3, 2, 1), x, torch.ones(1, 1, 3, 3))
@@ -275,6 +312,9 @@ def test_what_gradients_decline() -> None:
     pool: dict[str, Any] = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0)}
     assert "for sizes (11, 9)" in declined("avg_pool_gradient", x, sizes=(11, 9), **pool)
     assert "for sizes (4, 4)" in declined("max_pool_gradient", x, i, sizes=(4, 4), **pool)
+    assert "for sizes (4, 4)" in declined("max_pool_taps_gradient", x, i.to(torch.uint8), sizes=(4, 4), **pool)
+    assert "of i64" in declined("max_pool_taps_gradient", x, i, sizes=(8, 8), **pool)
+    assert "of i64" in declined("max_pool_taps_gradient", i, i, sizes=(8, 8), **pool)
     assert "of i64" in declined("avg_pool_gradient", i, sizes=(8, 8), **pool)
     assert "for sizes (8,)" in declined("adaptive_avg_pool_gradient", x, sizes=(8,))
     conv: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0), "dilations": (1, 1)}

@@ -43,6 +43,45 @@ def test_max_pool_dilated_and_of_negative_values_and_bytes() -> None:
     same(run("max_pool", u, **params)[0], F.max_pool2d(u.int(), 2, 2, 1).to(torch.uint8))
 
 
+PLACES = [*((*c, 1) for c in CASES), ((9, 8), (3, 2), (2, 1), (1, 1), 2), ((40, 6), (3, 3), (16, 1), (1, 0), 2)]
+
+
+def with_ties(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values of which many are equal, infinite or NaN; the first plane is of minus infinity."""
+    x, draw = random(*shape, dtype=dtype).mul(2).round(), random(*shape, seed=1)
+    x[draw < -1.2] = -math.inf
+    x[draw > 1.5] = math.nan
+    x[0, 0] = -math.inf
+    return x
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("ceil", [False, True])
+@pytest.mark.parametrize("case", PLACES)
+def test_places_of_maxima(case: tuple[Any, ...], ceil: bool, dtype: torch.dtype) -> None:
+    spatial, kernel, stride, pad, dilation = case
+    x, n = with_ties(2, 3, *spatial, dtype=dtype), len(kernel)
+    how = {"kernel": kernel, "strides": stride, "pads": pad, "dilations": (dilation,) * n, "ceil": ceil}
+    wanted = MAX[n - 1](x, kernel, stride, pad, dilation, ceil_mode=ceil, return_indices=True)
+    grid = math.prod(-(-((k - 1) * dilation + 1) // s) * s for k, s in zip(kernel, stride, strict=True))
+    for image, want in ((x, wanted), (x[0], [t[0] for t in wanted])):
+        y, taps = run("max_pool_taps", image, **how)
+        assert taps.dtype is (torch.uint8 if grid < 256 else torch.int32)
+        same(y, want[0])
+        same(run("max_pool_positions", taps, sizes=spatial, **how)[0], want[1])
+
+
+def test_places_of_maxima_that_have_no_rule() -> None:
+    x = random(1, 2, 9, 9)
+    how: dict[str, Any] = {"kernel": (2, 2), "strides": (2, 2), "pads": (0, 0)}
+    assert "of i64" in declined("max_pool_taps", x.long(), **how)
+    assert "windows of 36 elements" in declined("max_pool_taps", x, **how | {"kernel": (6, 6)})
+    assert "larger than" in declined("max_pool_taps", x[..., :1, :1], **how)
+    taps = run("max_pool_taps", x, **how)[1]
+    assert "for sizes (11, 9)" in declined("max_pool_positions", taps, sizes=(11, 9), **how)
+    assert "positions of" in declined("max_pool_positions", taps.long(), sizes=(9, 9), **how)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("ceil", [False, True])
 @pytest.mark.parametrize("include", [False, True])

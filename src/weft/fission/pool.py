@@ -1,13 +1,20 @@
-"""Sliding-window pooling: maximum, average and p-norm."""
+"""Sliding-window pooling: maximum, average and p-norm.
+
+Where the positions of maxima are asked for, a *tap number* stands for each: how far the maximum lies from the first
+element of its window, padding included, row-major in a grid of `reach` strides per dimension. So it is one byte where a
+position is eight, and it is the same for every window.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from weft.fission.rule import narrow, not_float, table, widen
-from weft.ir.attrs import WindowAttrs
+from weft.fission.rule import full, narrow, not_float, shape_of, table, widen
+from weft.ir.attrs import PadAttrs, WindowAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
@@ -37,6 +44,134 @@ def max_pool(
         return Declined("max_pool of bool")
     window = window_of(b.type_of(x).shape, kernel, strides, pads_lo, pads_hi, dilations, ceil=ceil)
     return window if isinstance(window, Declined) else b.add(Prim.WINDOW_MAX, x, attrs=window)
+
+
+MOST_TAPS = 25
+"""Elements of a window beyond which the places of maxima are left to the framework: each is a chain of primitives."""
+
+
+def max_pool_taps(
+    b: GraphBuilder,
+    x: NodeId,
+    *,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int] = (),
+    ceil: bool = False,
+) -> tuple[NodeId, NodeId] | Declined:
+    """max_pool_taps(x) → m = x[t0], t = t0; for each further tap k: t = select(x[k] > m or isnan(x[k]), k, t), m = max.
+
+    Shapes: x (…, *S) gives (…, *O) twice: maxima, and tap numbers as u8, or i32 where there are more.
+    Conditions: floats; windows of up to 25 elements. The first maximum wins, and the last NaN. t0 is the first element
+    inside the image, so that padding is never the place of a maximum, though it counts as −∞.
+    Source: `aten.max_pool2d_with_indices`.
+    """
+    if problem := not_float(b, "max_pool_taps", x):
+        return problem
+    if b.type_of(x).dtype.is_float8:
+        return Declined("max_pool_taps of floats of 8 bits")
+    shape, n = shape_of(b, x), len(kernel)
+    window = window_of(shape, kernel, strides, pads, pads, dilations, ceil=ceil)
+    if isinstance(window, Declined):
+        return window
+    if math.prod(window.kernel) > MOST_TAPS:
+        return Declined(f"the places of maxima in windows of {math.prod(window.kernel)} elements")
+    lead = (0,) * (len(shape) - n)
+    if any((*window.pads_lo, *window.pads_hi)):
+        attrs = PadAttrs((*lead, *window.pads_lo), (*lead, *window.pads_hi), "constant", -math.inf)
+        x = b.add(Prim.PAD, x, attrs=attrs)
+    out, kind = windows_of(window, shape[-n:]), tap_type(window)
+    taps = [range(0, k * d, d) for k, d in zip(window.kernel, window.dilations, strict=True)]
+    values = {
+        offsets: b.slice(x, (*lead, *offsets), (*shape[:-n], *out), (*(1,) * len(lead), *window.strides))
+        for offsets in itertools.product(*taps)
+    }
+    best = values.pop((0,) * n)
+    at = b.broadcast(table(b, _first_inside(window, out), kind), shape_of(b, best))
+    for offsets, value in values.items():
+        found = b.apply(Prim.OR, b.apply(Prim.GT, value, best), b.add(Prim.ISNAN, value))
+        at = b.apply(Prim.SELECT, found, full(b, tap_number(window, offsets), kind), at)
+        best = b.apply(Prim.MAX, best, value)
+    return best, at
+
+
+def max_pool_positions(
+    b: GraphBuilder,
+    taps: NodeId,
+    *,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int] = (),
+    ceil: bool = False,
+) -> NodeId | Declined:
+    """max_pool_positions(t) → Σ per dimension (stride · window − pad + offset in t) · elements of those inside it.
+
+    Shapes: t (…, *O), of windows over `sizes` (*S); gives i64 row-major positions in *S.
+    Conditions: t as `max_pool_taps` gives them.
+    Source: `aten.max_pool2d_with_indices`, its second result.
+    """
+    shape, n = shape_of(b, taps), len(kernel)
+    window = window_of((*shape[:-n], *sizes), kernel, strides, pads, pads, dilations, ceil=ceil)
+    if isinstance(window, Declined):
+        return window
+    if b.type_of(taps).dtype is not tap_type(window) or windows_of(window, sizes) != shape[-n:]:
+        return Declined(f"positions of {b.type_of(taps)} for sizes {tuple(sizes)}")
+    first: Array = np.zeros((), np.int64)
+    for m, size, s, lo in zip(shape[-n:], sizes, window.strides, window.pads_lo, strict=True):
+        first = np.add.outer(first * size, np.arange(m) * s - lo)
+    found = table(b, first, DType.I64)
+    left, inside = b.cast(taps, DType.I64), 1
+    for k, span in reversed(list(enumerate(spans(window)))):
+        offset = b.apply(Prim.MOD, left, full(b, span, DType.I64)) if k else left
+        found = b.apply(Prim.ADD, found, b.apply(Prim.MUL, offset, full(b, inside, DType.I64)))
+        left = b.apply(Prim.DIV, left, full(b, span, DType.I64)) if k else left
+        inside *= sizes[k]
+    return found
+
+
+def spans(window: WindowAttrs) -> list[int]:
+    """How many offsets tap numbers tell apart, per dimension: a multiple of the stride."""
+    return [n * s for n, s in zip(reach(window), window.strides, strict=True)]
+
+
+def reach(window: WindowAttrs) -> list[int]:
+    """How many windows an element may be in, per dimension."""
+    return [-(-((k - 1) * d + 1) // s) for k, d, s in zip(window.kernel, window.dilations, window.strides, strict=True)]
+
+
+def tap_number(window: WindowAttrs, offsets: Sequence[int]) -> int:
+    """Of an element so far from the first of its window."""
+    found = 0
+    for offset, span in zip(offsets, spans(window), strict=True):
+        found = found * span + offset
+    return found
+
+
+def tap_type(window: WindowAttrs) -> DType:
+    """The smallest type that holds every tap number, and one more for what is no tap."""
+    return DType.U8 if math.prod(spans(window)) < 256 else DType.I32
+
+
+def windows_of(window: WindowAttrs, sizes: Sequence[int]) -> tuple[int, ...]:
+    """How many windows there are per dimension, padding of `window` included."""
+    return tuple(
+        window_size(*of)
+        for of in zip(
+            sizes, window.kernel, window.strides, window.pads_lo, window.pads_hi, window.dilations, strict=True
+        )
+    )
+
+
+def _first_inside(window: WindowAttrs, out: Sequence[int]) -> Array:
+    """For each window the number of its first tap that is no padding."""
+    found: Array = np.zeros((), np.int64)
+    for m, span, s, lo, d in zip(out, spans(window), window.strides, window.pads_lo, window.dilations, strict=True):
+        before = np.maximum(lo - np.arange(m) * s, 0)
+        found = np.add.outer(found * span, -(-before // d) * d)
+    return found
 
 
 def avg_pool(

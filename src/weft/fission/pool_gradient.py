@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from weft.fission.pool import counts, window_of
+from weft.fission.pool import counts, max_pool_positions, reach, spans, tap_number, tap_type, window_of
 from weft.fission.rule import full, narrow, not_float, shape_of, table, widen
 from weft.ir.attrs import PadAttrs, WindowAttrs
 from weft.ir.declined import Declined
@@ -45,10 +47,81 @@ def max_pool_gradient(
         axis = len(shape) - len(sizes) + k
         position = b.apply(Prim.MUL, position, full(b, n, DType.I64))
         position = b.apply(Prim.ADD, position, b.iota(shape, axis, DType.I64))
-    wide, at = widen(b, dy), b.cast(indices, DType.I64)
+    at = _spread(b, b.cast(indices, DType.I64), -1.0, window, sizes)
+    return _gathered(b, dy, window, sizes, at, [position] * len(at))
+
+
+def max_pool_taps_gradient(
+    b: GraphBuilder,
+    dy: NodeId,
+    taps: NodeId,
+    *,
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int] = (),
+    ceil: bool = False,
+) -> NodeId | Declined:
+    """max_pool_taps_gradient(dy, t) → Σ over windows of select(t = the element's tap number in that window, dy, 0).
+
+    Shapes: dy and t (…, *T); `sizes` is *S of the result (…, *S).
+    Conditions: floats; t as `max_pool_taps` gives them; sums in f32 for 16-bit dy, rounded once.
+    Source: `aten.max_pool2d_with_indices_backward`, its positions taken apart.
+    """
+    if problem := not_float(b, "max_pool_taps_gradient", dy):
+        return problem
+    window = _window(b, dy, sizes, kernel, strides, pads, dilations, ceil=ceil)
+    if isinstance(window, Declined):
+        return window
+    kind, shape = tap_type(window), (*shape_of(b, dy)[: -len(kernel)], *sizes)
+    if b.type_of(taps).dtype is not kind:
+        return Declined(f"tap numbers of {b.type_of(taps).dtype.value}")
+    own = [b.broadcast(table(b, x, kind), shape) for x in _own_taps(window, sizes)]
+    return _gathered(b, dy, window, sizes, _spread(b, taps, math.prod(spans(window)), window, sizes), own)
+
+
+def taps_behind(b: GraphBuilder, indices: NodeId, **how: Any) -> NodeId | None:
+    """The tap numbers of which `indices` are the positions in these very windows; None if they come from elsewhere.
+
+    `how` are keywords of `max_pool_positions`.
+    """
+    waiting, seen = [indices], set[NodeId]()
+    while waiting:
+        node = waiting.pop()
+        seen.add(node)
+        if b.type_of(node).dtype in (DType.U8, DType.I32):
+            same = max_pool_positions(b, node, **how) == indices  # equal nodes are one
+            return node if same else None
+        waiting += [x for x in b.node(node).inputs if x not in seen and b.node(node).prim in _OF_POSITIONS]
+    return None
+
+
+_OF_POSITIONS = frozenset({Prim.ADD, Prim.MUL, Prim.MOD, Prim.DIV, Prim.CAST, Prim.BROADCAST})
+"""What `max_pool_positions` is made of."""
+
+
+def _own_taps(window: WindowAttrs, sizes: Sequence[int]) -> list[Array]:
+    """For each of `_terms` the number that every element has in that window; one of no tap where it is beside it."""
+    first: Array = np.zeros((), np.int64)
+    for n, span, s, lo in zip(sizes, spans(window), window.strides, window.pads_lo, strict=True):
+        first = np.add.outer(first * span, (np.arange(n) + lo) % s)
+    further = [[t * s for t, s in zip(term, window.strides, strict=True)] for term in _terms(window)]
+    return [first + tap_number(window, offsets) for offsets in further]
+
+
+def _gathered(
+    b: GraphBuilder,
+    dy: NodeId,
+    window: WindowAttrs,
+    sizes: Sequence[int],
+    places: Sequence[NodeId],
+    own: Sequence[NodeId],
+) -> NodeId:
+    """Σ over `_terms` of what dy has for the window, where that window's place is the element's own."""
     total = None
-    for found, own in zip(_spread(b, wide, 0.0, window, sizes), _spread(b, at, -1.0, window, sizes), strict=True):
-        part = b.apply(Prim.SELECT, b.apply(Prim.EQ, own, position), found, 0.0)
+    for found, place, mine in zip(_spread(b, widen(b, dy), 0.0, window, sizes), places, own, strict=True):
+        part = b.apply(Prim.SELECT, b.apply(Prim.EQ, place, mine), found, 0.0)
         total = part if total is None else b.apply(Prim.ADD, total, part)
     assert total is not None, "a window holds something"
     return narrow(b, total, dy)
@@ -148,34 +221,29 @@ def _window(
     return window
 
 
-def _reach(window: WindowAttrs) -> list[int]:
-    """How many windows an element may be in, per dimension."""
-    return [-(-((k - 1) * d + 1) // s) for k, d, s in zip(window.kernel, window.dilations, window.strides, strict=True)]
-
-
 def _terms(window: WindowAttrs) -> list[tuple[int, ...]]:
     """Windows that may hold an element: how far each is before the last one that begins at or before it.
 
     In the order of the windows, in which the framework adds them, too.
     """
-    return list(itertools.product(*(range(n)[::-1] for n in _reach(window))))
+    return list(itertools.product(*(range(n)[::-1] for n in reach(window))))
 
 
 def _spread(b: GraphBuilder, y: NodeId, outside: float, window: WindowAttrs, sizes: Sequence[int]) -> list[NodeId]:
     """For each of `_terms` what y has for that window, at every element; `outside` where there is no such window."""
     shape = shape_of(b, y)
     first = len(shape) - len(sizes)
-    reach = _reach(window)
+    near = reach(window)
     last = [(n - 1 + lo) // s for n, lo, s in zip(sizes, window.pads_lo, window.strides, strict=True)]
     above = [max(0, k - m + 1) for k, m in zip(last, shape[first:], strict=True)]
     lead = (0,) * first
-    if any(r > 1 for r in reach) or any(above):
-        attrs = PadAttrs((*lead, *(r - 1 for r in reach)), (*lead, *above), "constant", outside)
+    if any(r > 1 for r in near) or any(above):
+        attrs = PadAttrs((*lead, *(r - 1 for r in near)), (*lead, *above), "constant", outside)
         y = b.add(Prim.PAD, y, attrs=attrs)
     y = _repeated(b, y, window.strides)
     found = []
     for term in _terms(window):
-        starts = [lo + (r - 1 - t) * s for lo, r, t, s in zip(window.pads_lo, reach, term, window.strides, strict=True)]
+        starts = [lo + (r - 1 - t) * s for lo, r, t, s in zip(window.pads_lo, near, term, window.strides, strict=True)]
         found.append(b.slice(y, (*lead, *starts), (*shape[:first], *sizes), (1,) * len(shape)))
     return found
 

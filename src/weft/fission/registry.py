@@ -60,7 +60,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         # gradients
         **_named(conv_gradient.conv_data_gradient, conv_gradient.conv_weight_gradient),
         **_named(conv_gradient.conv_bias_gradient, pool_gradient.max_pool_gradient),
-        **_named(pool_gradient.avg_pool_gradient, pool_gradient.adaptive_avg_pool_gradient, scatter.scatter_one),
+        **_named(pool_gradient.max_pool_taps_gradient, pool_gradient.avg_pool_gradient),
+        **_named(pool_gradient.adaptive_avg_pool_gradient, scatter.scatter_one),
         **_named(scatter.scatter_sum, resize.resize_nearest_gradient, resize.resize_linear_gradient),
         **_named(resize.resize_cubic_gradient),
         # activations
@@ -74,7 +75,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **_named(linear.matmul, linear.linear, linear.gemm, linear.addmm, linear.bmm, linear.baddbmm, linear.outer),
         **_named(conv.conv, conv.conv_transpose, einsum.einsum, sdpa.sdpa),
         # pooling
-        **_named(pool.max_pool, pool.avg_pool, pool.lp_pool),
+        **_named(pool.max_pool, pool.max_pool_taps, pool.max_pool_positions, pool.avg_pool, pool.lp_pool),
         **_named(adaptive_pool.global_avg_pool, adaptive_pool.global_max_pool, adaptive_pool.global_lp_pool),
         **_named(adaptive_pool.adaptive_avg_pool, adaptive_pool.adaptive_max_pool),
         # layout

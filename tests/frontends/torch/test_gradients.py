@@ -63,8 +63,12 @@ def test_transposed_convolution() -> None:
 
 def test_pools() -> None:
     x = _random(2, 3, 8, 7)
-    _check(lambda x: F.max_pool2d(x, 3, 2, 1), x, left=_MAX)
-    _check(lambda x: F.max_pool2d(x, 2), x, left=_MAX)
+    _check(lambda x: F.max_pool2d(x, 3, 2, 1), x)
+    _check(lambda x: F.max_pool2d(x, 2), x)
+    _check(lambda x: F.max_pool2d(x[0], (2, 3), 1, 1, ceil_mode=True)[None], x)
+    _check(lambda x: F.max_pool2d(x, 2, 2, 1, 2, ceil_mode=True), x)
+    _check(lambda x: F.max_pool3d(x, 2, (1, 2, 2), 1), x)
+    _check(lambda x: F.max_pool2d(x, 6, 1), x, left=_MAX)
     _check(lambda x: F.avg_pool2d(x, 3, 2, 1), x)
     _check(lambda x: F.avg_pool2d(x, (2, 3)), x)
     _check(lambda x: F.adaptive_avg_pool2d(x, (3, 7)), x)

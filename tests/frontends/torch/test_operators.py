@@ -124,6 +124,13 @@ CASES = {
         lambda x: (F.max_pool2d(x[None], 2, ceil_mode=True), F.avg_pool2d(x[None], 2, 1, 1, count_include_pad=False)),
         X,
     ),
+    "places of maxima": (
+        lambda x: (
+            F.max_pool2d(x[None], 2, 1, 1, return_indices=True), F.max_pool1d(x, 2, 2, return_indices=True),
+            F.max_pool3d(x[None, None], (1, 2, 2), 1, return_indices=True),
+        ),
+        X,
+    ),
     "average pooling over the edge": (lambda x: F.avg_pool2d(x[None], 2, 2, 1, ceil_mode=True), X),
     "average pooling by a number": (lambda x: F.avg_pool2d(x[None], 2, 1, divisor_override=3), X),
     "pooling in one dimension": (lambda x: (F.max_pool1d(x, 2), F.avg_pool1d(x, 2), F.adaptive_avg_pool1d(x, 2)), X),
@@ -189,7 +196,7 @@ def test_operator(name: str) -> None:
             lambda x: F.grid_sample(x[None, None], torch.zeros(1, 2, 2, 2), "bicubic", align_corners=False),
             "aten.grid_sampler.default",
         ),
-        (lambda x: F.max_pool2d(x[None], 2, return_indices=True), "aten.max_pool2d_with_indices.default"),
+        (lambda x: F.max_pool2d(x[None], 6, 6, 3, return_indices=True), "aten.max_pool2d_with_indices.default"),
     ],
 )
 def test_an_operator_without_a_rule_is_run_by_aten(function: Callable[..., Any], op: str) -> None:

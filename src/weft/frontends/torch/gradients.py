@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from weft.fission.pool_gradient import taps_behind
 from weft.frontends.torch.call import ABSENT, Call, Handler, NotTakenError
 from weft.frontends.torch.indexing import added
 from weft.ir.attrs import PadAttrs
@@ -49,20 +50,25 @@ def convolution_backward(c: Call) -> tuple[NodeId, ...]:
     return tuple(found)
 
 
-def max_pool2d_backward(c: Call) -> NodeId:
-    """The gradient at the positions of the maxima."""
-    sizes = c.shape(c.ref("self"))[-2:]
-    return c.one(
-        "max_pool_gradient",
-        c.ref("grad_output"),
-        c.ref("indices"),
-        sizes=sizes,
-        kernel=c.ints("kernel_size", 2),
-        strides=c.ints("stride", 2) if c.has("stride") and c.arguments["stride"] else c.ints("kernel_size", 2),
-        pads=c.ints("padding", 2),
-        dilations=c.ints("dilation", 2),
-        ceil=c.flag("ceil_mode"),
-    )
+def max_pool_backward(k: int) -> Handler:
+    """The gradient at the positions of the maxima, or at their tap numbers where a rule of ours made the positions."""
+
+    def handler(c: Call) -> NodeId:
+        dy, at = c.ref("grad_output"), c.ref("indices")
+        where: dict[str, int | tuple[int, ...]] = {
+            "sizes": c.shape(c.ref("self"))[-k:],
+            "kernel": c.ints("kernel_size", k),
+            "strides": c.ints("stride", k) if c.has("stride") and c.arguments["stride"] else c.ints("kernel_size", k),
+            "pads": c.ints("padding", k),
+            "dilations": c.ints("dilation", k),
+            "ceil": c.flag("ceil_mode"),
+        }
+        taps = taps_behind(c.b, at, **where)
+        if taps is None:
+            return c.one("max_pool_gradient", dy, at, **where)
+        return c.one("max_pool_taps_gradient", dy, taps, **where)
+
+    return handler
 
 
 def avg_pool2d_backward(c: Call) -> NodeId:
@@ -144,7 +150,7 @@ def scatter(add: bool) -> Handler:
 
 TABLE: Mapping[str, Handler] = {
     "aten.convolution_backward.default": convolution_backward,
-    "aten.max_pool2d_with_indices_backward.default": max_pool2d_backward,
+    **{f"aten.max_pool{k}d_with_indices_backward.default": max_pool_backward(k) for k in (2, 3)},
     "aten.avg_pool2d_backward.default": avg_pool2d_backward,
     "aten._adaptive_avg_pool2d_backward.default": adaptive_avg_pool2d_backward,
     "aten.embedding_dense_backward.default": embedding_dense_backward,

@@ -303,13 +303,13 @@ def _batched(c: Call, x: NodeId, k: int) -> NodeId:
 
 
 def max_pool(k: int) -> Handler:
-    """Maximum over windows; the positions have no rule."""
+    """Maximum over windows, and its position where that is read."""
 
     def handler(c: Call) -> tuple[NodeId, ...]:
-        if c.used - {0}:
-            c.decline("positions of the maxima are read")
         if c.out.size == 0:
             c.decline("empty")
+        if c.used - {0}:
+            return _max_pool_positions(c, k)
         x = _batched(c, c.ref("self"), k)
         g = _pool_geometry(c, k)
         dilations = c.ints("dilation", k)
@@ -320,6 +320,17 @@ def max_pool(k: int) -> Handler:
         return (c.b.reshape(y, c.out.shape), *(ABSENT for _ in c.results[1:]))
 
     return handler
+
+
+def _max_pool_positions(c: Call, k: int) -> tuple[NodeId, ...]:
+    x, g = c.ref("self"), _pool_geometry(c, k)
+    windows = {"kernel": g["kernel"], "strides": g["strides"], "pads": g["pads_lo"], "dilations": c.ints("dilation", k)}
+    y, taps = c.rule("max_pool_taps", [x], **windows, ceil=c.flag("ceil_mode"))
+    sizes = c.shape(x)[-k:]
+    at = c.one("max_pool_positions", taps, sizes=sizes, **windows, ceil=c.flag("ceil_mode"))
+    if c.shape(y) != c.out.shape:
+        c.decline(f"windows of shape {c.shape(y)} where torch has {c.out.shape}")
+    return y, at
 
 
 def avg_pool(k: int) -> Handler:
