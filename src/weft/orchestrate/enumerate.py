@@ -19,7 +19,7 @@ from weft.orchestrate.idioms import IDIOMS
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
 from weft.orchestrate.recomputed import recomputed
-from weft.orchestrate.stored import Stored, named_results, stored_root, tables_inside
+from weft.orchestrate.stored import Stored, named_results, origin_cover, tables_inside
 from weft.orchestrate.unions import unions
 
 
@@ -390,33 +390,6 @@ def _add_calls(found: _Found, stored: Stored) -> None:
     operators = [(c.members, c.outputs[0]) for _, c in found.candidates.values() if len(c.outputs) == 1]
     for members, sink in library_calls(found.graph, stored, operators):
         found.calls.append(found.candidate(stored, members, (sink,), Kind.CALL))
-
-
-def origin_cover(graph: Graph, stored: Stored, index: int) -> tuple[Mask, Mask] | None:
-    """Non-free primitives between the operands and the results of a source operator, and the results among them.
-
-    None where a result is gone, or where the walk back from the results meets a graph input that is no operand.
-    """
-    origin = graph.origins[index]
-    if not origin.rule or not origin.results or min(origin.results) < 0:
-        return None
-    stop = set(origin.operands)
-    members = 0
-    seen: set[NodeId] = set()
-    waiting = list(origin.results)
-    if stop & set(waiting):
-        return None  # an operator that gave back its operand
-    while waiting:
-        node = waiting.pop()
-        if node in seen or node in stop:
-            continue
-        seen.add(node)
-        if graph.nodes[node].prim is Prim.INPUT:
-            return None
-        members |= 1 << node & stored.work
-        waiting.extend(graph.nodes[node].inputs)
-    outputs = mask_of(stored_root(graph, r) for r in origin.results) & members
-    return (members, outputs) if outputs else None
 
 
 def _conversions(graph: Graph, kept: list[Candidate], alternatives: Alternatives) -> list[Candidate]:

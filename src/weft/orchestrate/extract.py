@@ -22,9 +22,8 @@ from weft.kernels.candidate import Candidate, Kind, Problem
 from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.calls import is_view
-from weft.orchestrate.enumerate import origin_cover
 from weft.orchestrate.images import formats_in
-from weft.orchestrate.stored import Stored, is_leaf, tables_inside
+from weft.orchestrate.stored import Stored, is_leaf, origin_cover, tables_inside
 
 
 @dataclass(frozen=True, slots=True)

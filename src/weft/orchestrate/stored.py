@@ -151,3 +151,30 @@ def topological(producers: list[Mask]) -> list[NodeId]:
             state[v] = 1
             stack.extend(reversed(waiting))
     return order
+
+
+def origin_cover(graph: Graph, stored: Stored, index: int) -> tuple[Mask, Mask] | None:
+    """Non-free primitives between the operands and the results of a source operator, and the results among them.
+
+    None where a result is gone, or where the walk back from the results meets a graph input that is no operand.
+    """
+    origin = graph.origins[index]
+    if not origin.rule or not origin.results or min(origin.results) < 0:
+        return None
+    stop = set(origin.operands)
+    members = 0
+    seen: set[NodeId] = set()
+    waiting = list(origin.results)
+    if stop & set(waiting):
+        return None  # an operator that gave back its operand
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node in stop:
+            continue
+        seen.add(node)
+        if graph.nodes[node].prim is Prim.INPUT:
+            return None
+        members |= 1 << node & stored.work
+        waiting.extend(graph.nodes[node].inputs)
+    outputs = mask_of(stored_root(graph, r) for r in origin.results) & members
+    return (members, outputs) if outputs else None
