@@ -48,7 +48,7 @@ def max_pool_gradient(
         position = b.apply(Prim.MUL, position, full(b, n, DType.I64))
         position = b.apply(Prim.ADD, position, b.iota(shape, axis, DType.I64))
     at = _spread(b, b.cast(indices, DType.I64), -1.0, window, sizes)
-    return _gathered(b, dy, window, sizes, at, [position] * len(at))
+    return _gathered(b, dy, window, sizes, at, position)
 
 
 def max_pool_taps_gradient(
@@ -63,7 +63,9 @@ def max_pool_taps_gradient(
     dilations: Sequence[int] = (),
     ceil: bool = False,
 ) -> NodeId | Declined:
-    """max_pool_taps_gradient(dy, t) → Σ over windows of select(t = the element's tap number in that window, dy, 0).
+    """max_pool_taps_gradient(dy, t) → Σ over windows of select(t - k = n, dy, 0).
+
+    n is the element's own number in the last window that holds it, n + k that in another.
 
     Shapes: dy and t (…, *T); `sizes` is *S of the result (…, *S).
     Conditions: floats; t as `max_pool_taps` gives them; sums in f32 for 16-bit dy, rounded once.
@@ -77,8 +79,15 @@ def max_pool_taps_gradient(
     kind, shape = tap_type(window), (*shape_of(b, dy)[: -len(kernel)], *sizes)
     if b.type_of(taps).dtype is not kind:
         return Declined(f"tap numbers of {b.type_of(taps).dtype.value}")
-    own = [b.broadcast(table(b, x, kind), shape) for x in _own_taps(window, sizes)]
-    return _gathered(b, dy, window, sizes, _spread(b, taps, math.prod(spans(window)), window, sizes), own)
+    first: Array = np.zeros((), np.int64)
+    for n, span, s, lo in zip(sizes, spans(window), window.strides, window.pads_lo, strict=True):
+        first = np.add.outer(first * span, (np.arange(n) + lo) % s)
+    last = b.broadcast(table(b, first, kind), shape)
+    places = _spread(b, taps, math.prod(spans(window)), window, sizes)
+    for k, term in enumerate(_terms(window)):  # in the windows before, its number is so much greater
+        further = tap_number(window, [t * s for t, s in zip(term, window.strides, strict=True)])
+        places[k] = b.apply(Prim.SUB, places[k], full(b, further, kind)) if further else places[k]
+    return _gathered(b, dy, window, sizes, places, last)
 
 
 def taps_behind(b: GraphBuilder, indices: NodeId, **how: Any) -> NodeId | None:
@@ -101,27 +110,18 @@ _OF_POSITIONS = frozenset({Prim.ADD, Prim.MUL, Prim.MOD, Prim.DIV, Prim.CAST, Pr
 """What `max_pool_positions` is made of."""
 
 
-def _own_taps(window: WindowAttrs, sizes: Sequence[int]) -> list[Array]:
-    """For each of `_terms` the number that every element has in that window; one of no tap where it is beside it."""
-    first: Array = np.zeros((), np.int64)
-    for n, span, s, lo in zip(sizes, spans(window), window.strides, window.pads_lo, strict=True):
-        first = np.add.outer(first * span, (np.arange(n) + lo) % s)
-    further = [[t * s for t, s in zip(term, window.strides, strict=True)] for term in _terms(window)]
-    return [first + tap_number(window, offsets) for offsets in further]
-
-
 def _gathered(
     b: GraphBuilder,
     dy: NodeId,
     window: WindowAttrs,
     sizes: Sequence[int],
     places: Sequence[NodeId],
-    own: Sequence[NodeId],
+    own: NodeId,
 ) -> NodeId:
     """Σ over `_terms` of what dy has for the window, where that window's place is the element's own."""
     total = None
-    for found, place, mine in zip(_spread(b, widen(b, dy), 0.0, window, sizes), places, own, strict=True):
-        part = b.apply(Prim.SELECT, b.apply(Prim.EQ, place, mine), found, 0.0)
+    for found, place in zip(_spread(b, widen(b, dy), 0.0, window, sizes), places, strict=True):
+        part = b.apply(Prim.SELECT, b.apply(Prim.EQ, place, own), found, 0.0)
         total = part if total is None else b.apply(Prim.ADD, total, part)
     assert total is not None, "a window holds something"
     return narrow(b, total, dy)
