@@ -18,6 +18,7 @@ from weft.orchestrate.idiom import Scene
 from weft.orchestrate.idioms import IDIOMS
 from weft.orchestrate.images import formats_in
 from weft.orchestrate.legality import EnumerationLimits, Legality
+from weft.orchestrate.moving import Moving, moving
 from weft.orchestrate.recomputed import recomputed
 from weft.orchestrate.stored import Stored, named_results, origin_cover, tables_inside
 from weft.orchestrate.unions import unions
@@ -86,9 +87,11 @@ def enumerate_candidates(
     raw = unique = 0
     capped = False
     every: dict[NodeId, tuple[Mask, ...]] = {}
+    whole: tuple[Moving, ...] = ()
     for version in range(alternatives.versions):
         instead = alternatives.version(version)
         stored = Stored.of(graph, instead)
+        whole = whole if version else moving(graph, stored)
         only = alternatives.extra_of(version)
         grows = only & ~alternatives.apart
         legality = Legality.of(graph, stored, limits)
@@ -101,7 +104,7 @@ def enumerate_candidates(
             capped = True
             continue  # what no plan can do without is there; an alternative needs its primitives to be one
         sinks = _near(stored, legality, grows) if version else stored.work
-        cuts = stored.work if limits.every_cut else sensible_cuts(graph, stored)
+        cuts = stored.work if limits.every_cut else sensible_cuts(graph, stored, whole)
         grown = _grow_all(graph, stored, legality, sinks & cuts, rejected, stop)
         groups: dict[NodeId, tuple[Mask, ...]] = {}
         for sink, result in grown.items():
@@ -118,8 +121,10 @@ def enumerate_candidates(
             for members, outputs in list(unions(graph, stored, [c for _, c in found.candidates.values()])):
                 found.add(stored, members, outputs, Kind.GROUP, -1)
         if limits.recomputed and version == 0:
-            for members, outputs in list(recomputed(graph, stored, legality)):
-                _add_whole(found, stored, members, outputs, limits.max_inputs, 0, rejected)
+            tables = _together(x.tables for x in whole)
+            for members, outputs in list(recomputed(graph, stored, legality, whole)):
+                most = limits.max_inputs + (stored.inputs_of(members) & tables).bit_count()
+                _add_whole(found, stored, members, outputs, most, 0, rejected)
                 _add_vectors(found, stored, legality, members, cuts, rejected)
         every = {**every, **groups}
         _add_idioms(found, stored, limits, every, only, rejected, merged=alternatives.versions > 1)
@@ -184,12 +189,12 @@ def _grow_all(
     return found
 
 
-def sensible_cuts(graph: Graph, stored: Stored) -> Mask:
+def sensible_cuts(graph: Graph, stored: Stored, whole: Sequence[Moving] = ()) -> Mask:
     """Values that are worth storing.
 
-    Left out: a value between two elementwise primitives (or in front of a reduction or scan) that has one reader, is no
-    result of the graph and none of a source operator. Whoever can compute it can compute its reader as well, at no
-    traffic.
+    Left out: what is inside of an operator that is taken `whole`; a value between two elementwise primitives (or in
+    front of a reduction or scan) that has one reader, is no result of the graph and none of a source operator. Whoever
+    can compute it can compute its reader as well, at no traffic.
     """
     computed = (Category.ELEMENTWISE, Category.REDUCE, Category.SCAN)
     inside = mask_of(i for i, n in enumerate(graph.nodes) if CATEGORY[n.prim] in computed)
@@ -201,7 +206,7 @@ def sensible_cuts(graph: Graph, stored: Stored) -> Mask:
         one_reader = consumers and not consumers & (consumers - 1)
         if not (elementwise and one_reader and not consumers & ~inside) or named >> v & 1:
             found |= 1 << v
-    return found
+    return found & ~_together(x.inner for x in whole)
 
 
 def _add_singles(found: _Found, stored: Stored, work: Mask) -> None:

@@ -11,11 +11,12 @@ gradient of an activation reads what the product of the forward pass left, in 16
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.orchestrate.legality import Legality
+from weft.orchestrate.moving import Moving
 from weft.orchestrate.stored import Stored
 
 LEAST = 1 << 12
@@ -27,35 +28,45 @@ TOGETHER = 4
 Found = tuple[Mask, tuple[NodeId, ...]]
 
 
-def recomputed(graph: Graph, stored: Stored, legality: Legality) -> Iterator[Found]:
-    """(members, those that are written), each set once; only such as a path through a product leaves and comes back."""
-    sets = _Sets(graph, stored, legality)
+def recomputed(graph: Graph, stored: Stored, legality: Legality, whole: Sequence[Moving] = ()) -> Iterator[Found]:
+    """(members, those that are written), each set once; only such as a path through a product leaves and comes back.
+
+    And those with an operator that is taken `whole`, which no group grows to.
+    """
+    sets = _Sets(graph, stored, legality, whole)
     seen: set[Found] = set()
-    for found in (*sets.alone(), *sets.together(), *sets.behind_products()):
+    for found in chain(sets.alone(), sets.together(), sets.behind_products(), sets.around_operators()):
         members, written = found
         if found in seen or not members & (members - 1):
             continue
         seen.add(found)
         between = stored.dag.missing(members)
-        if between & legality.linear and not any(between & stored.dag.descendants[w] for w in written):
+        grows = not between & legality.linear and not members & sets.moved
+        if not grows and not any(between & stored.dag.descendants[w] for w in written):
             yield found
 
 
 class _Sets:
-    def __init__(self, graph: Graph, stored: Stored, legality: Legality) -> None:
-        self.graph, self.stored, self.legality = graph, stored, legality
+    def __init__(self, graph: Graph, stored: Stored, legality: Legality, whole: Sequence[Moving]) -> None:
+        self.graph, self.stored, self.legality, self.whole = graph, stored, legality, whole
         self.size = [n.type.size for n in graph.nodes]
-        self.plain = stored.work & mask_of(
+        self.moved = 0
+        """Of operators that are taken whole: they count for nothing."""
+        for operator in whole:
+            self.moved |= operator.members
+        self.plain = self.moved | stored.work & mask_of(
             i for i, n in enumerate(graph.nodes) if CATEGORY[n.prim] is Category.ELEMENTWISE
         )
         self.kept = stored.results
         """What is in memory in any case."""
         for v in bits(stored.work & ~self.plain & ~legality.reductions):
             self.kept |= stored.reads[v]
+        for operator in whole:  # maxima and their places, which a gradient reads
+            self.kept |= operator.results if operator.results & (operator.results - 1) else 0
         self.constants = mask_of(i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONSTANT)
         readers = stored.dag.consumers
-        self.read_often = mask_of(v for v in bits(self.plain) if readers[v] & (readers[v] - 1))
-        self.narrow = mask_of(v for v in bits(self.plain) if self._is_narrow(v))
+        self.read_often = mask_of(v for v in bits(self.plain & ~_inside(whole)) if readers[v] & (readers[v] - 1))
+        self.narrow = mask_of(v for v in bits(self.plain & ~_inside(whole)) if self._is_narrow(v))
         self.shared = self.read_often & self.narrow
         """What it may pay to have in memory: gradients that are added up, from which several things follow."""
         self._known: dict[NodeId, list[Mask]] = {}
@@ -66,7 +77,7 @@ class _Sets:
         for sink in bits(self.plain & self.kept | self.legality.reductions & self.stored.work):
             if max(self.size[sink], self._over(sink)) >= LEAST:
                 for members in self._of(sink):
-                    if not self.legality.admit(members) and self._reads_no_more(members, (sink,)):
+                    if not self._refused(members) and self._reads_no_more(members, (sink,)):
                         yield members, (sink,)
 
     def together(self) -> Iterator[Found]:
@@ -98,11 +109,42 @@ class _Sets:
             for members in self._of(sink):
                 read = self.stored.inputs_of(members)
                 products = read & self.legality.linear
-                if not products or self.legality.admit(members) or not self._reads_no_more(members, (sink,)):
+                if not products or self._refused(members) or not self._reads_no_more(members, (sink,)):
                     continue
                 for product in bits(products):
                     if not self.stored.dag.descendants[product] & read and self._ends(product, members, sink):
                         yield members | 1 << product, (sink,)
+
+    def around_operators(self) -> Iterator[Found]:
+        """Each operator that is taken whole, with what is elementwise in front, and behind if it has one result."""
+        for operator in self.whole:
+            (sink, *more) = bits(operator.results)
+            behind = () if more else self._behind(sink)
+            for after, end in ((0, sink), *behind):
+                written = (end, *more)
+                for stops, vectors in ((s, v) for s in (self.kept, self.kept | self.shared) for v in (True, False)):
+                    stops &= ~(operator.members | after)
+                    members = self._back(operator.members | after, stops, end, vectors=vectors)
+                    if not self._refused(members):
+                        yield members, written
+
+    def _behind(self, node: NodeId) -> Iterator[tuple[Mask, NodeId]]:
+        """Elementwise values of a value, each read by the next alone, that are no wider; and the last."""
+        after, size = 0, self.graph.type_of(node)
+        while not self.stored.results >> node & 1:
+            readers = self.stored.dag.consumers[node]
+            if not readers or readers & (readers - 1) or readers & ~self.plain or readers & self.moved:
+                return
+            (node,) = bits(readers)
+            after |= readers
+            if self.size[node] != size.size:
+                return
+            if self.graph.type_of(node).nbytes <= size.nbytes:
+                yield after, node
+
+    def _refused(self, members: Mask) -> str:
+        """As `Legality.admit`, operators that are taken whole counting for nothing."""
+        return self.legality.admit(members & ~self.moved)
 
     def _ends(self, product: NodeId, members: Mask, sink: NodeId) -> bool:
         """Whether the members, among which nothing is in front of the product, are what a kernel of it may end in."""
@@ -124,7 +166,7 @@ class _Sets:
             members = 0
             for one in alike:
                 members |= one
-            if not self.legality.admit(members) and self._reads_no_more(members, sums):
+            if not self._refused(members) and self._reads_no_more(members, sums):
                 yield members, tuple(sorted(sums))
 
     def _of(self, sink: NodeId) -> list[Mask]:
@@ -138,7 +180,8 @@ class _Sets:
                 members = self._back(1 << sink, stops, sink, vectors=vectors)
                 found += [members, self._absorbed(members, stops, sink, vectors=vectors)]
             cut = any(x & self.narrow & ~(1 << sink) for x in found)
-            if cut and all(self.legality.admit(x) or not self._reads_no_more(x, (sink,)) for x in found):
+            refused = all(self._refused(x) or not self._reads_no_more(x, (sink,)) for x in found)
+            if cut and (refused or any(x & self.moved for x in found)):
                 found += [self._back(1 << sink, self.kept | self.narrow, sink, vectors=v) for v in (True, False)]
             self._known[sink] = found
         return self._known[sink]
@@ -177,9 +220,9 @@ class _Sets:
         """With what is read of the stops, but follows from large values that are read in any case."""
         while True:
             read = self._large(members, sink)
-            for v in bits(read & stops & self.plain):
+            for v in bits(read & stops & self.plain & ~self.moved):
                 larger = self._back(members | 1 << v, stops, sink, vectors=vectors)
-                if not self._large(larger, sink) & ~read and not self.legality.admit(larger):
+                if not self._large(larger, sink) & ~read and not self._refused(larger):
                     members = larger
                     break
             else:
@@ -195,3 +238,11 @@ class _Sets:
         if not self.legality.reductions >> sink & 1:
             return 0
         return self.size[self.graph.nodes[sink].inputs[0]]
+
+
+def _inside(whole: Sequence[Moving]) -> Mask:
+    """Values inside of operators that are taken whole."""
+    found = 0
+    for operator in whole:
+        found |= operator.inner
+    return found
