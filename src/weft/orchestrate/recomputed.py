@@ -74,7 +74,7 @@ class _Sets:
 
     def alone(self) -> Iterator[Found]:
         """Each sum, and each value that is kept, by itself."""
-        for sink in bits(self.plain & self.kept | self.legality.reductions & self.stored.work):
+        for sink in bits(self.plain & self.kept & ~self.moved | self.legality.reductions & self.stored.work):
             if max(self.size[sink], self._over(sink)) >= LEAST:
                 for members in self._of(sink):
                     if not self._refused(members) and self._reads_no_more(members, (sink,)):
