@@ -7,6 +7,7 @@ all that it depends on is known, so what a loop does not change is computed befo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -419,12 +420,14 @@ class Body:
             n = self.graph.type_of(operand).shape[axis]
             local = coord[axis] + -offset
             offset += n
-            condition = self.inside([(local, n)]) if n else False
+            block, step, rest = _in_blocks(local, n)
+            condition = self.inside([(block, n // step)]) if n else False
             if isinstance(condition, ScopedValue):
-                self.joints.append((local, n))
+                self.joints.append((block, n // step))
             if condition is False:
                 continue
-            value = self.value(operand, (*coord[:axis], local.forced("clamp", n), *coord[axis + 1 :]))
+            local = block.forced("clamp", n // step) * step + rest  # where it is outside, its value is not used
+            value = self.value(operand, (*coord[:axis], local, *coord[axis + 1 :]))
             if condition is True:
                 return value
             chosen = value if chosen is None else self.choose(condition, value, chosen)
@@ -529,3 +532,15 @@ class Body:
         if total.vector and not value.value.vector:
             name = splat(name, dtype)
         self.nest.put(f"{total.name} = {combine(record.prim, dtype, total.name, name)};")
+
+
+def _in_blocks(index: Index, n: int) -> tuple[Index, int, int]:
+    """(block, size, rest) of an index into n elements, block * size + rest; whole blocks lie inside or outside.
+
+    So neighbours that a thread or a vector has together take one test, and are read together.
+    """
+    size = math.gcd(n, *(c for _, c in index.terms))
+    if size <= 1:
+        return index, 1, 0
+    rest = index.const % size
+    return Index((index.const - rest) // size, tuple((t, c // size) for t, c in index.terms)), size, rest

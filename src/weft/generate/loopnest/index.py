@@ -10,6 +10,7 @@ mostly one object (`_shared`), which remembers its hash, its range and what arit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import final
 
@@ -267,6 +268,7 @@ class Index:
         lo, hi = rest.bounds
         if lo // k == hi // k:
             return whole + lo // k
+        rest, k, _ = _common(rest, k)
         return whole + Index(0, ((Part("quotient", rest, k), 1),))
 
     def __mod__(self, k: int) -> Index:
@@ -283,7 +285,8 @@ class Index:
         lo, hi = rest.bounds
         if lo // k == hi // k:
             return rest + -(lo // k) * k
-        return Index(0, ((Part("remainder", rest, k), 1),))
+        common, inner, left = _common(rest, k)
+        return Index(left, ((Part("remainder", common, inner), k // inner),))
 
     def _split(self, k: int) -> tuple[Index, Index]:
         """(q, r) with self = q*k + r, where r >= 0 and as small as is plain to see."""
@@ -365,6 +368,16 @@ class Index:
         if lane is None:
             self._text = text
         return text
+
+
+def _common(index: Index, k: int) -> tuple[Index, int, int]:
+    """(x, k / m, r) with index = m x + r, r < m: then index / k = x / (k / m), index % k = m (x % (k / m)) + r.
+
+    So neighbours that a thread has together divide the same number.
+    """
+    m = math.gcd(k, *(c for _, c in index.terms))
+    left = index.const % m
+    return _shared((index.const - left) // m, tuple((t, c // m) for t, c in index.terms), index._normal), k // m, left
 
 
 ZERO = Index()
