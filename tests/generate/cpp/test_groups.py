@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ from tests.generate.cpp.run_kernels import FACTS, Trial, build, check, run, tria
 from tests.ir.random_graphs import random_inputs
 from tests.slow import few
 
+from weft import fission
 from weft.device.facts import CpuFacts
 from weft.generate.cpp import generator
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
-from weft.ir.types import DType, TensorType
+from weft.ir.types import Array, DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
 
@@ -145,7 +147,56 @@ def scale(*shape: int) -> Graph:
     return b.build([b.apply(Prim.MUL, b.input(f32(*shape)), 3.0)])
 
 
+PLACED: dict[str, Any] = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1)}
+
+
+def places(shape: tuple[int, ...], dtype: DType = DType.F32, *, relu: bool = False, **how: Any) -> Graph:
+    """Maxima of a pool and their tap numbers; `relu`: of what is scaled and clipped in front."""
+    b = GraphBuilder()
+    x = b.input(TensorType(dtype, shape))
+    if relu:
+        x = b.apply(Prim.MAX, b.apply(Prim.MUL, x, 2.0), 0.0)
+    found = fission.apply(b, "max_pool_taps", [x], PLACED | how)
+    assert isinstance(found, tuple)
+    return b.build(found)
+
+
+def places_gradient(shape: tuple[int, ...], dtype: DType = DType.F32, **how: Any) -> Graph:
+    """The gradient of a pool by tap numbers, and its sum over images."""
+    b = GraphBuilder()
+    out = tuple((n - 1) // 2 + 1 for n in shape[2:])
+    dy, taps = (b.input(TensorType(t, (*shape[:2], *out))) for t in (dtype, DType.U8))
+    found = fission.apply(b, "max_pool_taps_gradient", [dy, taps], {"sizes": shape[2:], **PLACED, **how})
+    assert isinstance(found, tuple)
+    return b.build([*found, b.reduce(Prim.REDUCE_SUM, b.cast(found[0], DType.F32), (0, 2, 3))])
+
+
+def joined_sums(rows: int, widths: tuple[int, ...], *, turned: bool = False, stored: bool = False) -> Graph:
+    """Column sums of tensors side by side; `turned`: heads lie outside of rows."""
+    b = GraphBuilder()
+    if turned:
+        xs = [b.input(f32(2, n // 8, rows, 8)) for n in widths]
+        xs = [b.reshape(b.transpose(x, (0, 2, 1, 3)), (2, rows, n)) for x, n in zip(xs, widths, strict=True)]
+    else:
+        xs = [b.input(f32(2, rows, n)) for n in widths]
+    y = b.add(Prim.CONCAT, *xs, attrs=a.ConcatAttrs(2))
+    total = b.reduce(Prim.REDUCE_SUM, b.reshape(y, (2 * rows, sum(widths))), (0,))
+    return b.build([total, y] if stored else [total])
+
+
 NAMED: dict[str, Callable[[], Problem]] = {
+    **{
+        f"{name}/{f.value}": partial(problem, graph, f"{name}/{f.value}", f)
+        for name, graph in {
+            "places": places((2, 8, 9, 14)),
+            "places-relu": places((2, 8, 9, 14), relu=True),
+            "places-gradient": places_gradient((2, 8, 9, 14)),
+        }.items()
+        for f in (ROW, LAST)
+    },
+    "joined-sums": lambda: problem(joined_sums(37, (16, 24, 8)), "joined-sums"),
+    "joined-sums-odd": lambda: problem(joined_sums(5, (3, 4, 8)), "joined-sums-odd"),
+    "joined-sums-turned": lambda: problem(joined_sums(37, (16, 24), turned=True, stored=True), "joined-sums-turned"),
     **{
         f"softmax{s}/{k}": partial(problem, softmax(s, k), f"softmax{s}/{k}")
         for s, k in [((33, 100), 1), ((7, 5), 1), ((3, 20, 7, 9), 1), ((5, 1), 1), ((4, 1000), 0), ((1, 70_001), 1)]
@@ -195,6 +246,38 @@ def test_named_groups() -> None:
         p = make()
         batch += trials(p, random_inputs(p.graph, 7))
     check(batch)
+
+
+def tied(graph: Graph, seed: int) -> list[Array]:
+    """Inputs full of equal values, with infinities and NaN."""
+    rng, found = np.random.default_rng(seed), list[Array]()
+    for i in graph.inputs:
+        type = graph.type_of(i)
+        x = rng.integers(-2, 3, type.shape).astype(type.dtype.numpy)
+        x[rng.random(type.shape) < 0.2] = -np.inf
+        x[0, 0] = -np.inf
+        x[rng.random(type.shape) < 0.05] = np.nan
+        found.append(x)
+    return found
+
+
+@pytest.mark.usefixtures("every_form")
+def test_places_of_maxima() -> None:
+    """Exact, whatever is equal, infinite or NaN."""
+    batch: list[Trial] = []
+    windows: list[dict[str, Any]] = [{}, {"dilations": (1, 2), "ceil": True}]
+    for dtype in (DType.F32, DType.BF16, DType.F16, DType.F64):
+        for number, how in enumerate(windows):
+            graph = places((2, 8, 9, 14), dtype, **how)
+            found = trials(problem(graph, f"places-{dtype.value}-{number}", (ROW, LAST)[number]), tied(graph, number))
+            batch += found if dtype is DType.BF16 else found[:1]
+    check(batch)
+
+
+@pytest.mark.usefixtures("every_form")
+def test_gradients_of_pools_and_sums_of_what_is_joined() -> None:
+    names = ("places-relu/last", "places-gradient/row", "places-gradient/last", "joined-sums", "joined-sums-turned")
+    check([t for n in names for p in [NAMED[n]()] for t in trials(p, random_inputs(p.graph, 7))[:2]])
 
 
 @pytest.mark.usefixtures("every_form")

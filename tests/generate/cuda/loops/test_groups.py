@@ -7,12 +7,13 @@ import random
 import numpy as np
 import pytest
 from tests.generate.cpp.random_groups import random_problem
-from tests.generate.cpp.test_groups import NAMED, f32, norm_relu_pad, problem
+from tests.generate.cpp.test_groups import NAMED, f32, joined_sums, norm_relu_pad, problem
 from tests.generate.cuda.emulate import Trial, build, check, run, trial, trials
 from tests.ir.random_graphs import random_inputs
 from tests.slow import few
 
 from weft.device.cuda.facts import profile
+from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.intrinsics.approx import may_approximate
 from weft.generate.cuda.loops import choose
 from weft.generate.cuda.loops.forms import Form
@@ -24,6 +25,7 @@ from weft.ir.reference import evaluate
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
+from weft.kernels.source import CudaSource
 
 H200 = profile("h200")
 
@@ -80,6 +82,7 @@ def test_random_groups() -> None:
 QUICK = (
     "softmax(33, 100)/1", "softmax/last", "norm-pad/row-last", "residual-norm", "group-norm/last", "pool3211/row",
     "pool5121/last", "spp/last", "upsample-concat/last", "heads", "scalar", "empty", "empty-softmax", "empty-row",
+    "places/last", "places-relu/last", "places-gradient/last", "joined-sums", "joined-sums-odd", "joined-sums-turned",
 )  # fmt: skip
 
 
@@ -115,6 +118,9 @@ LONG = {
         problem(norm_relu_pad((2, 24, 20, 31), 2), "norm-pad-24", Format.LAST),
         Form(threads=64, columns=2, cluster=2),
     ),
+    "columns-joined": (NAMED["joined-sums"](), Form(threads=64, columns=2)),
+    "columns-joined-turned": (NAMED["joined-sums-turned"](), Form(threads=64, columns=2, num_splits=2, spread=6)),
+    "spread-joined": (NAMED["joined-sums-turned"](), Form(threads=64, fuse=False, spread=6)),
     "parts": (norm(3, 4100), Form(threads=128, per_row=64, num_splits=10, spread=12)),
     "parts-columns": (norm(24, 500, columns=True), Form(threads=128, columns=2, num_splits=5, spread=12)),
     "parts-norm-pad": (NAMED["norm-pad/last"](), Form(threads=128, columns=2, num_splits=5, spread=20)),
@@ -376,6 +382,23 @@ def test_few_channels_of_many_images_are_divided_among_ctas(kept: int) -> None:
         source = trial(p, form.schedule(), []).source
         assert form.spread and source.launches[0].grid[0] > 0.9 * H200.sms, form
         assert source.launches[0].block[0] == 256
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_columns_of_what_is_joined_are_divided_among_ctas(turned: bool) -> None:
+    """And read in vectors, each from the one tensor or the other: a vector never lies in two."""
+    widths = (768,) * 3
+    graph = joined_sums(64 * 98, widths, turned=turned, stored=True)
+    p = problem(graph, f"joined-{turned}")
+    first = choose.forms(p, H200)[0]
+    assert first.columns and (first.num_splits > 1 or first.cluster > 1)
+    made = CudaGenerator().emit(p, first.schedule())
+    assert isinstance(made, CudaSource)
+    assert "w_ldv<4>(in2 +" in made.text and "w_ld(in" not in made.text
+    assert max(x.grid[0] for x in made.launches) >= H200.sms
+    odd = problem(joined_sums(64 * 98, (768, 767, 1), turned=False), "odd")
+    text = CudaGenerator().emit(odd, choose.forms(odd, H200)[0].schedule())
+    assert isinstance(text, CudaSource) and "w_ld(in2" in text.text
 
 
 def test_sums_of_images_divided_among_ctas() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -378,12 +378,33 @@ def _rows_are_neighbours(problem: Problem, root: int) -> bool:
     formats = dict(zip(graph.inputs, problem.input_formats, strict=True))
     alike = [node for node in graph.inputs if graph.type_of(node).shape == operand.shape]
     alike = alike or sorted(_reshaped(graph, start))
-    if not alike:
-        return False
-    shape = graph.type_of(alike[0]).shape
-    inner = [d for d in formats[alike[0]].order(len(shape)) if shape[d] > 1]
-    axis = _axis_of(operand.shape, math.prod(shape[inner[-1] + 1 :])) if inner else None
+    step = _step(graph, formats, alike[0] if alike else start)
+    axis = None if step is None else _axis_of(operand.shape, step)
     return axis is not None and axis not in axes
+
+
+def _step(graph: Graph, formats: Mapping[NodeId, Format], node: NodeId) -> int | None:
+    """How far apart in a value, its last dimension counted first, elements are that lie side by side in memory.
+
+    Of a value that moves what inputs have; None: of another.
+    """
+    record, shape = graph.nodes[node], graph.type_of(node).shape
+    if record.prim is Prim.INPUT:
+        inner = [d for d in formats[node].order(len(shape)) if shape[d] > 1]
+        return math.prod(shape[inner[-1] + 1 :]) if inner else None
+    moved = record.prim in (Prim.CONCAT, Prim.TRANSPOSE)
+    if not moved and record.prim is not Prim.RESHAPE and CATEGORY[record.prim] is not Category.ELEMENTWISE:
+        return None
+    source = max(record.inputs, key=lambda x: graph.type_of(x).size, default=node)
+    found = _step(graph, formats, source) if source != node else None
+    if found is None or not moved:
+        return found
+    before = graph.type_of(source).shape
+    axis = _axis_of(before, found)
+    if axis is None:
+        return None
+    there = record.attrs.perm.index(axis) if isinstance(record.attrs, a.TransposeAttrs) else axis
+    return found // math.prod(before[axis + 1 :]) * math.prod(shape[there + 1 :])
 
 
 def _reshaped(graph: Graph, node: NodeId) -> set[NodeId]:
