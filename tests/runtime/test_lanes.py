@@ -70,7 +70,7 @@ def test_memory_is_shared_only_along_the_order(seed: int) -> None:
         uses.append(Use(i, (i, *readers), kept=rng.random() < 0.1))
     end = len(needs)
     lifetimes = [Lifetime(rng.randint(1, 5) * 256, u.first, end if u.kept else max(u.steps)) for u in uses]
-    plan = plan_memory(lifetimes, alignment=256, conflict=order.conflict(uses))
+    plan = plan_memory(lifetimes, alignment=256, conflicts=order.conflicts(uses))
     for i in range(len(uses)):
         for j in range(i):
             apart = plan.offsets[i] + lifetimes[i].size <= plan.offsets[j] or (

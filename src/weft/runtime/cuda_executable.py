@@ -374,8 +374,8 @@ class CudaExecutable:
                 workspaces[i] = len(lifetimes)
                 lifetimes.append(Lifetime(size, i, i))
                 uses.append(Use(i, (i,)))
-        conflict = self.order.conflict(uses) if self.order.width > 1 else None
-        return plan_memory(lifetimes, alignment=ALIGNMENT, conflict=conflict), lifetimes, slots, workspaces
+        conflicts = self.order.conflicts(uses) if self.order.width > 1 else None
+        return plan_memory(lifetimes, alignment=ALIGNMENT, conflicts=conflicts), lifetimes, slots, workspaces
 
     def _room_of(self, key: Key) -> Held:
         t = self.graph.type_of(key[0])

@@ -6,10 +6,13 @@ says which steps are sure to have ended before another begins; memory may be sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from weft.kernels.plan import Plan
 from weft.runtime.values import Key, Values
@@ -109,15 +112,20 @@ class Order:
             last[lanes[i]] = i
         return Order(tuple(lanes), tuple(waits), tuple(before))
 
-    def conflict(self, uses: Sequence[Use]) -> Callable[[int, int], bool]:
-        """Which of these buffers, by position, may be needed at the same time?"""
-        masks = [sum(1 << i for i in set(use.steps)) for use in uses]
-
-        def ended(early: int, late: int) -> bool:
-            """All uses of one buffer have ended before the first of the other begins."""
-            return not uses[early].kept and masks[early] & ~self.before[uses[late].first] == 0
-
-        return lambda i, j: not (ended(i, j) or ended(j, i))
+    def conflicts(self, uses: Sequence[Use]) -> NDArray[np.bool_]:
+        """Which two of these buffers, by position, may be needed at the same time?"""
+        count = len(self.before)
+        width = -(-count // 8)
+        packed = np.frombuffer(b"".join(x.to_bytes(width, "little") for x in self.before), np.uint8)
+        ended = np.unpackbits(packed.reshape(count, width), axis=1, bitorder="little").astype(np.bool_)
+        """Of each step the steps that have ended when it begins."""
+        done = np.zeros((len(uses), count), np.bool_)
+        """Of each buffer the steps before which all its uses have ended."""
+        for i, use in enumerate(uses):
+            if not use.kept:
+                done[i] = ended[:, list(use.steps)].all(axis=1)
+        early = done[:, [use.first for use in uses]]
+        return ~(early | early.T)
 
 
 NOTHING_MORE: Mapping[int, frozenset[int]] = MappingProxyType({})

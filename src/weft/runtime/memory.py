@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 ALIGNMENT = 64
 """Bytes; one cache line, and the widest vector."""
@@ -33,16 +36,16 @@ class MemoryPlan:
         return self.arena_bytes / self.live_bytes - 1 if self.live_bytes else 0.0
 
 
-Conflict = Callable[[int, int], bool]
-"""May two buffers, by position, be needed at the same time?"""
+Conflicts = NDArray[np.bool_]
+"""Of each two buffers, by position: may they be needed at the same time?"""
 
 
 def plan_memory(
-    lifetimes: Sequence[Lifetime], *, alignment: int = ALIGNMENT, conflict: Conflict | None = None
+    lifetimes: Sequence[Lifetime], *, alignment: int = ALIGNMENT, conflicts: Conflicts | None = None
 ) -> MemoryPlan:
     """Best of several first-fit orders (by size, by length, by area, by start); offsets are multiples of `alignment`.
 
-    `conflict` replaces the rule that buffers conflict where their steps overlap, for steps that run side by side;
+    `conflicts` replaces the rule that buffers conflict where their steps overlap, for steps that run side by side;
     it must hold wherever that rule does.
     Cost: O(n^2) per order. Source: greedy by size, as in Pisarchyk and Lee, arXiv:2001.03288, section 5.
     """
@@ -54,10 +57,10 @@ def plan_memory(
         lambda i: (lifetimes[i].first, -sizes[i]),
     )
     live = largest_live_set(lifetimes, sizes)
-    conflict = conflict or (lambda i, j: _overlap(lifetimes[i], lifetimes[j]))
+    conflicts = _overlaps(lifetimes) if conflicts is None else conflicts
     best: tuple[int, list[int]] | None = None
     for key in keys:
-        offsets, top = _first_fit(conflict, sizes, sorted(range(len(sizes)), key=key))
+        offsets, top = _first_fit(conflicts, sizes, sorted(range(len(sizes)), key=key))
         if best is None or top < best[0]:
             best = top, offsets
         if best[0] == live:
@@ -66,29 +69,40 @@ def plan_memory(
     return MemoryPlan(tuple(offsets), top, live)
 
 
-def _overlap(x: Lifetime, y: Lifetime) -> bool:
-    return x.first <= y.last and y.first <= x.last
+def _overlaps(lifetimes: Sequence[Lifetime]) -> Conflicts:
+    first = np.array([x.first for x in lifetimes], np.int64)
+    last = np.array([x.last for x in lifetimes], np.int64)
+    begins = first[:, None] <= last
+    return begins & begins.T
 
 
-def _first_fit(conflict: Conflict, sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], int]:
-    offsets = [0] * len(sizes)
-    placed: list[int] = []
-    """Placed buffers by ascending offset."""
-    top = 0
-    for i in order:
-        best_gap, best_offset, cursor = None, None, 0
-        for j in placed:
-            if not conflict(i, j):
-                continue
-            gap = offsets[j] - cursor
-            if gap >= sizes[i] and (best_gap is None or gap < best_gap):
-                best_gap, best_offset = gap, cursor
-            cursor = max(cursor, offsets[j] + sizes[j])
-        offsets[i] = cursor if best_offset is None else best_offset
-        top = max(top, offsets[i] + sizes[i])
-        at = next((k for k, j in enumerate(placed) if offsets[j] > offsets[i]), len(placed))
-        placed.insert(at, i)
-    return offsets, top
+def _first_fit(conflicts: Conflicts, sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], int]:
+    """Each buffer into the smallest gap that holds it between those it conflicts with, else behind them."""
+    count, top = len(sizes), 0
+    offsets, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    placed, starts = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    """Placed buffers by ascending offset, and these."""
+    for number, i in enumerate(order):
+        others = placed[:number]
+        others = others[conflicts[i][others]]
+        reach = np.maximum.accumulate(ends[others])  # up to there memory is taken, behind each
+        cursor = int(reach[-1]) if len(others) else 0
+        if len(others):
+            begins = np.concatenate((_NOWHERE, reach[:-1]))
+            gaps = offsets[others] - begins
+            fits = gaps >= sizes[i]
+            if fits.any():
+                cursor = int(begins[np.where(fits, gaps, _NO_GAP).argmin()])
+        offsets[i], ends[i] = cursor, cursor + sizes[i]
+        top = max(top, cursor + sizes[i])
+        at = int(np.searchsorted(starts[:number], cursor, side="right"))
+        placed[at + 1 : number + 1], starts[at + 1 : number + 1] = placed[at:number].copy(), starts[at:number].copy()
+        placed[at], starts[at] = i, cursor
+    return offsets.tolist(), top
+
+
+_NOWHERE = np.zeros(1, np.int64)
+_NO_GAP = np.iinfo(np.int64).max
 
 
 def largest_live_set(lifetimes: Sequence[Lifetime], sizes: Sequence[int]) -> int:
