@@ -21,7 +21,9 @@ from weft.frontends.torch.copies import deep_copy
 from weft.generate.library.deterministic import deterministic
 from weft.runtime.executable import without_autocast
 from weft.runtime.in_place import Baking, InPlace, copies
-from weft.training.trace import Both, Form, Tensors, Traced, called, stepped, unlaid
+from weft.training.form import Both, Form, Tensors, called, unlaid
+from weft.training.stepped import stepped
+from weft.training.trace import Traced
 
 _FUSED_TYPES = (torch.float32, torch.float64)
 Rows = Sequence[Sequence[float]]

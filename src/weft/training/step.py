@@ -20,6 +20,7 @@ from weft.errors import ExampleInputsError, OptionError, StepError
 from weft.frontends.torch import Program, import_fx_program
 from weft.kernels.record import CompileRecord
 from weft.options import Options
+from weft.pipeline import collector
 from weft.pipeline.compile import compile_imported
 from weft.pipeline.job import Compilation
 from weft.platform.table import platform_of
@@ -28,18 +29,9 @@ from weft.runtime.in_place import Baking, InPlace
 from weft.torch_backend.engine import Run
 from weft.torch_backend.region import eager_of
 from weft.training.eager import EagerStep
-from weft.training.trace import (
-    Both,
-    Form,
-    Order,
-    Scaling,
-    Tensors,
-    Traced,
-    laid,
-    order_of,
-    trace,
-    without_gradient,
-)
+from weft.training.form import Both, Form, Order, Scaling, Tensors, laid, order_of
+from weft.training.joint import differentiated
+from weft.training.trace import Traced, trace
 from weft.training.updates import made_state, rules_of, settings_of
 
 _ANOTHER = 'or keep your loop with `torch.compile(model, backend="weft")`'
@@ -417,23 +409,19 @@ class Step:
         rules = rules_of(self._optimizer)
         chosen = self._chosen
         how = (chosen.clip_norm, chosen.skips, self._scaling(), chosen.autocast, chosen.batches, last)
-        form = Form(rules, groups, (), *how)
-        unused = without_gradient(self._both, tensors, given, form)
-        if unused:
-            groups = tuple(g for n, g in zip(tensors.trained, groups, strict=True) if n not in unused)
-            more = {n: x for n, x in tensors.trained.items() if n in unused}
-            kept = {n: x for n, x in tensors.trained.items() if n not in unused}
-            tensors = Tensors(kept, {**tensors.fixed, **more})
-        for parameter, group in zip(tensors.trained.values(), groups, strict=True):
-            made_state(self._optimizer, parameter, rules[group])
-        self._state = self._read_state(tuple(tensors.trained.values()), groups, form)
         orders = tuple(order_of(x) for x in (*tensors.trained.values(), *given))
-        form = replace(form, groups=groups, counters=self._state.counters, orders=orders if any(orders) else ())
-        traced = trace(self._both, tensors, given, form)
-        trained, fixed = tuple(tensors.trained.values()), tuple(tensors.fixed.values())
+        form = Form(rules, groups, (), *how, orders if any(orders) else ())
+        with collector.put_off():
+            joint = differentiated(self._both, tensors, given, form)
+        tensors = joint.tensors
+        self._state = self._read_state(tuple(tensors.trained.values()), joint.form.groups, joint.form)
+        form = replace(joint.form, counters=self._state.counters)
         options = replace(self._options, device=str(device))
-        with without_autocast(device.type), torch.no_grad():
+        with collector.put_off(), without_autocast(device.type), torch.no_grad():
+            traced = trace(joint, form)
             program = import_fx_program(traced.gm, (), device=options.device)
+        trained, fixed = tuple(tensors.trained.values()), tuple(tensors.fixed.values())
+        with without_autocast(device.type), torch.no_grad():
             held = _Plan(traced, program, None, form, trained, fixed)  # type: ignore[arg-type]
             arguments = self._arguments(held, given)
             count = len(trained) + len(fixed) + len(given)
