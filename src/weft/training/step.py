@@ -11,7 +11,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, final
+from functools import partial
+from typing import Any, NamedTuple, final, overload
 
 import torch
 
@@ -425,7 +426,7 @@ class Step:
             held = _Plan(traced, program, None, form, trained, fixed)  # type: ignore[arg-type]
             arguments = self._arguments(held, given)
             count = len(trained) + len(fixed) + len(given)
-            examples = [self._example(k, arguments[k], count) for k in program.arguments]
+            examples = _Examples([partial(self._example, k, arguments[k], count) for k in program.arguments])
             own = {n for n, k in enumerate(program.arguments) if not len(trained) + len(fixed) <= k < count}
             own |= {n for n, k in enumerate(program.arguments) if not arguments[k].is_floating_point()}
             eager = self._eager(held, tensors, arguments, len(given))
@@ -563,6 +564,26 @@ class Step:
             else:
                 counters.append(-1)
         return _State(tensors, list(counted.values()), tuple(counters), counts, [x._version for x in counts])
+
+
+@final
+class _Examples(Sequence[torch.Tensor]):
+    """Tensors that are made each time they are asked for: a plan that was chosen before asks for none."""
+
+    def __init__(self, make: Sequence[Callable[[], torch.Tensor]]) -> None:
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._make)
+
+    @overload
+    def __getitem__(self, k: int) -> torch.Tensor: ...
+
+    @overload
+    def __getitem__(self, k: slice) -> list[torch.Tensor]: ...
+
+    def __getitem__(self, k: int | slice) -> torch.Tensor | list[torch.Tensor]:
+        return [make() for make in self._make[k]] if isinstance(k, slice) else self._make[k]()
 
 
 def _viewed(plan: _Plan, position: int, x: torch.Tensor, order: Order) -> torch.Tensor:
