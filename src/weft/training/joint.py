@@ -116,7 +116,7 @@ def _written(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], fixe
     for k, (old, new) in enumerate(zip(before, after, strict=True)):
         assert isinstance(new, FunctionalTensor)
         now = torch._from_functional_tensor(new.elem)
-        moved = torch._functionalize_was_storage_changed(new.elem)  # type: ignore[attr-defined]
+        moved = torch._functionalize_was_storage_changed(new.elem)
         if moved or (now.shape, now.stride()) != (old.shape, old.stride()):
             raise RuntimeError("a tensor of the model, or an input, gets another shape or memory")
         if not torch._functionalize_has_data_mutation(new.elem):  # type: ignore[attr-defined]
