@@ -140,10 +140,27 @@ def test_the_next_one_begins_where_time_was_up(monkeypatch: pytest.MonkeyPatch) 
         return part.plan
 
     quick = heuristic_plan(instance, kept)
-    plan, came_to = improved_by_windows(instance, kept, quick, slowly, seconds=2.5)
+    plan, came_to = improved_by_windows(instance, kept, quick, slowly, seconds=2.5, sizes=(8,))
     assert plan == quick and came_to == pytest.approx(12 / len(quick)), "three windows, each half over the one before"
-    _, further = improved_by_windows(instance, kept, quick, slowly, seconds=2.5, begin=came_to)
+    _, further = improved_by_windows(instance, kept, quick, slowly, seconds=2.5, begin=came_to, sizes=(8,))
     assert further == pytest.approx(24 / len(quick))
+    _, other = improved_by_windows(instance, kept, quick, slowly, seconds=3.5, begin=further, sizes=(8,))
+    assert 1.0 < other < 2.0, "in the other order, once the first has come to its end"
+    _, same = improved_by_windows(instance, kept, quick, slowly, seconds=0.5, begin=other, sizes=(8,))
+    assert other < same < 2.0
+
+
+def test_readers_of_a_value_that_run_far_apart_are_looked_at_together() -> None:
+    """One step makes what two need; of the plan one makes it again, behind a chain longer than a window."""
+    first, chain = option((), {0}, 5.0, (0,)), [option({v - 1}, {v}, 1.0, (v,)) for v in range(1, 40)]
+    beside, cheap = option((), {0, 99}, 5.5, (0, 99)), option({99}, {100}, 0.5, (100,))
+    last = option({100}, {101}, 1.0, (101,))
+    late = option({0}, {100}, 5.0, (99, 100))
+    options = (first, *chain, late, last, beside, cheap)
+    instance = Instance(options, frozenset(), frozenset({39, 101}), frozenset({*range(40), 99, 100, 101}))
+    begun = (*range(42),)
+    plan, _ = improved_by_windows(instance, range(len(options)), begun, exactly, seconds=20.0, sizes=(8,))
+    assert total(instance, plan) == total(instance, begun) - 4.0
 
 
 def test_a_plan_that_lost_a_kernel_is_begun_with() -> None:

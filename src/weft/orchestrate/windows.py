@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from weft.orchestrate.instance import Instance, execute, trim
 from weft.orchestrate.partition import Part, part_of
 
-SIZES = (8, 16)
-"""Steps of a window, half of which the next one has, too; larger ones where the smaller find nothing any more."""
+SIZES = (16, 24)
+"""Steps of a window, half of which the next one has, too; larger ones where the smaller find nothing any more.
+
+A sweep by windows of 16 takes no longer than one of 8, as there are half as many of them."""
 LEAST_GAIN = 1e-6
 """Microseconds that a change saves at least."""
 Signature = tuple[object, ...]
@@ -39,24 +41,28 @@ def improved_by_windows(
 ) -> tuple[tuple[int, ...], float]:
     """A plan of the options in `kept` and its own that costs no more, in execution order; the plan itself at worst.
 
-    Sweeps go over it in the order in which it runs and in one that keeps what a step gives and its reader together,
-    until neither finds anything, or for so many seconds. Equal windows are solved once. The first sweep begins behind
-    the share `begin` of the steps; the share that the last one came to is given back, 0 where nothing is left to find.
+    Sweeps go over it in an order that keeps the readers of a value together, and in one that keeps what a step gives
+    and its reader together, until neither finds anything, or for so many seconds. (As it runs, what reads a row's
+    statistics may stand hundreds of steps behind what makes them.) Equal windows are solved once. `begin` is what the
+    last call came to, which is given back: the order of the first sweep, 0 or 1, and the share of the steps behind
+    which it begins; 0 where nothing is left to find.
 
     A limit on memory is not looked at.
     """
     ends = time.perf_counter() + seconds
     windows = _Windows(instance, kept, solve, ends)
-    best, came_to = execute(instance, plan)[0], begin
+    number, begin = int(begin), begin % 1.0
+    best = execute(instance, plan)[0]
     for size in sizes:
         found_nothing = 0
-        while found_nothing < 2:
-            order = list(best) if windows.sweeps % 2 == 0 else _depth_first(instance, best)
+        while found_nothing < len(_ORDERS):
+            order = _ORDERS[number](instance, best)
             gained, came_to = windows.sweep(order, size, begin)
             found_nothing = 0 if gained or begin else found_nothing + 1
             best, begin = trim(instance, order) if gained else best, 0.0
+            number = number if came_to else (number + 1) % len(_ORDERS)
             if time.perf_counter() >= ends:
-                return best, came_to
+                return best, number + came_to
     return best, 0.0
 
 
@@ -65,7 +71,6 @@ class _Windows:
 
     def __init__(self, instance: Instance, kept: Sequence[int], solve: Solve, ends: float) -> None:
         self.instance, self.solve, self.ends = instance, solve, ends
-        self.sweeps = 0
         self.solved: dict[Signature, tuple[int, ...]] = {}
         self.computing: dict[int, list[int]] = {}
         self.converting: dict[int, list[int]] = {}
@@ -79,7 +84,6 @@ class _Windows:
 
     def sweep(self, order: list[int], size: int, begin: float = 0.0) -> tuple[float, float]:
         """Replace steps of a plan, in place; what is saved by it, and the share of the steps that was looked at."""
-        self.sweeps += 1
         options = self.instance.options
         start, gained = int(begin * len(order)), 0.0
         before = set(self.instance.given).union(*(options[k].writes for k in order[:start]))
@@ -158,3 +162,20 @@ def _depth_first(instance: Instance, plan: Sequence[int]) -> list[int]:
             if not left[q]:
                 heapq.heappush(ready, (-len(order), place[q], q))
     return order
+
+
+def _by_levels(instance: Instance, plan: Sequence[int]) -> list[int]:
+    """A plan in an order in which steps stand side by side that as many others come before, one after another."""
+    options = instance.options
+    level: dict[int, int] = {}
+    """Of values."""
+    steps: list[tuple[int, int, int]] = []
+    for place, k in enumerate(plan):
+        above = 1 + max((level[v] for v in options[k].reads if v in level), default=-1)
+        steps.append((above, place, k))
+        for v in options[k].writes:
+            level.setdefault(v, above)
+    return [k for _, _, k in sorted(steps)]
+
+
+_ORDERS = (_by_levels, _depth_first)

@@ -190,7 +190,7 @@ class _Planning:
     """A plan that is being made, of these offers."""
 
     future: Future[tuple[Solution, float]]
-    """The plan, and at which share of its steps the next one is to begin with its windows."""
+    """The plan, and where the next one is to begin with its windows."""
     offers: Sequence[Priced]
     owners: Sequence[Task]
 
@@ -252,7 +252,7 @@ class Search:
         self._last: list[_Spot] = []
         """The last plan."""
         self._came_to = 0.0
-        """At which share of it the next is to begin."""
+        """Where the next is to begin."""
         self._stale = True
         """Whether something was learned since the last plan was begun."""
         self._planning: _Planning | None = None
