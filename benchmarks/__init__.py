@@ -5,8 +5,9 @@ Whole networks: `demo`, `networks`, `gpu_networks` (its slow peer: `gpu_autotune
 were behind: `classes`; saved plans for many callers: `serve`, a million queries: `serve_many`, for hours:
 `serve_soak`, processes that are killed: `serve_faults`, more queries than can be answered: `serve_overload`. Kernels
 by themselves, each against the library: `gpu_gemm_lt`, `gpu_gemm_cold`, `gpu_conv`, `gpu_attention`, `gpu_memory`,
-`gpu_mlp`, `gpu_mlp_training`; whole training steps: `training`, `gpu_training`, over several GPUs `gpu_distributed`;
-several problems in one kernel against one each: `gpu_pooled`, `gpu_grouped`. Co-location: the jobs of
+`gpu_mlp`, `gpu_mlp_training`; whole training steps: `training`, `gpu_training`, with faults: `training_faults`,
+over several GPUs `gpu_distributed`; several problems in one kernel against one each: `gpu_pooled`, `gpu_grouped`.
+Co-location: the jobs of
 `benchmarks/best_effort` by themselves: `gpu_best_effort`, in the CTAs of products: `gpu_pairs`, as a matrix:
 `pairs_matrix`, when the roles ran: `pair_timeline`; in co-runners beside plans: `gpu_corunner`, whole networks as
 such: `gpu_network_corunner`, their stop: `gpu_stop`; models with targets under scheduling policies: `gpu_colocate`,

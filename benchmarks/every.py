@@ -201,6 +201,7 @@ SUITES = (
     suite("zoo", f"benchmarks.zoo --device cuda --out - {_LEFT}", case_s=150.0,
           needs=libraries("timm", "torchvision", "transformers", "diffusers")),
     suite("training", f"benchmarks.gpu_training --who weft,eager,inductor --limit 400 --out - {_LEFT}", case_s=420.0),
+    suite("training-faults", f"benchmarks.training_faults --device cuda --out - {_LEFT}", case_s=120.0),
     suite("distributed", f"benchmarks.gpu_distributed --limit 400 --out - {_LEFT}", case_s=420.0, needs=gpus(2)),
     suite("budget", f"benchmarks.budget --device cuda {_LEFT}", case_s=200.0),
     suite("autotune", "benchmarks.gpu_autotune --batch 1,16 --jobs 4 --keep {kept}/autotune.tgz"

@@ -454,8 +454,25 @@ def _trained(found: dict[str, Any] | None) -> str:
     return f"{mean if found['inside'] else f'**{mean}**'} ({least:.4g} to {most:.4g})"
 
 
+def training_faults() -> str:
+    """Faults in training steps, on a processor and on a GPU."""
+    rows, notes = list[list[str]](), ""
+    head = ["fault", "device", "injected", "right", "wrong", "commit"]
+    for device in ("cpu", GPU):
+        lines = records(device, "training-faults")
+        for x in good(lines):
+            wrong = "; ".join(x["wrong"]) or "none"
+            rows.append([x["case"], device, f"{x['injected']}", f"{x['right']}", wrong, str(x.get("commit", ""))])
+        rows += failed(lines, len(head))
+        notes += f"\n\n{_run_by(lines)}" if good(lines) else ""
+    if not rows:
+        return "_not measured yet: `python -m benchmarks.training_faults --out -`_"
+    return markdown(head, rows) + notes
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "training": training,
+    "training-faults": training_faults,
     "training-cpu": partial(training, "cpu", "training"),
     "serve": serve,
     "serve-soak": serve_soak,
