@@ -653,7 +653,8 @@ def named() -> dict[str, Problem]:
     """Groups in f32 and f64. In 16 bits the gate allows what 16-bit sums would do, and hides a lost term among many."""
     found = {name: made() for name, made in NAMED.items() if not name.startswith(UNJUDGED)}
     for name, problem in list(found.items())[::2]:
-        graph = parse_graph(re.sub(r"(?<=x)f32\b|(?<= )f32\b|(?<=dtype=)f32\b", "f64", print_graph(problem.graph)))
+        text = re.sub(r"(?<=x)f32\b|(?<= )f32\b|(?<=dtype=)f32\b", "f64", print_graph(problem.graph))
+        graph = parse_graph(text, problem.graph.constants)
         found[f"{name} f64"] = replace(problem, graph=graph)
     return found
 
