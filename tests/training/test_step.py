@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from tests.training.interrupts import everything, interrupt
 from torch import nn
+from torch._subclasses.fake_tensor import log as fake_tensor_log
 
 import weft
 from weft.errors import ExampleInputsError, ModelRaisesError, OptionError, StepError, UnsupportedError
@@ -506,7 +507,9 @@ def test_other_random_numbers_are_refused() -> None:
     _refused(UnsupportedError, "draws random numbers", model=Noisy())
 
 
-def test_a_call_with_a_batch_that_does_not_fit_leaves_all_as_it_is() -> None:
+def test_a_call_with_a_batch_that_does_not_fit_leaves_all_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    monkeypatch.setattr(fake_tensor_log, "handle", lambda record: logged.append(record.getMessage()))
     model = _net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     step = compile_step(model, nn.CrossEntropyLoss(), optimizer, *_batch(), options=UNTUNED)
@@ -515,6 +518,7 @@ def test_a_call_with_a_batch_that_does_not_fit_leaves_all_as_it_is() -> None:
         step(torch.ones(5, 7), _batch()[1])
     with pytest.raises(ExampleInputsError):
         step(_batch()[0])
+    assert logged == [] and not fake_tensor_log.disabled, "torch's own log is not printed beside the error"
     assert all(torch.equal(x, before[n]) for n, x in model.state_dict().items())
     step(*_batch())
     assert step.plans == 1

@@ -7,6 +7,7 @@ has traced without arguments that nobody gives. Which parameters the loss depend
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -177,11 +178,13 @@ def _checked_loss(loss: object) -> torch.Tensor:
 def tracing(both: Both | None) -> Iterator[None]:
     """Attention and recurrence (of `both`) as `LayersInParts` has them, resizes whole; no warnings of torch.
 
-    Graphs have no text, which nobody runs.
+    Graphs have no text, which nobody runs. What torch would log of an operator that refuses its operands is in the
+    error that is raised.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with (
+            _unlogged(),
             _weights_apart(both),
             sdpa_kernel(SDPBackend.MATH),
             LayersInParts(),
@@ -190,6 +193,16 @@ def tracing(both: Both | None) -> Iterator[None]:
             _use_lazy_graph_module(True),
         ):
             yield
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    log = logging.getLogger(FakeTensorMode.__module__)
+    held, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = held
 
 
 @contextlib.contextmanager
