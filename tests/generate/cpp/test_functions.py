@@ -149,7 +149,11 @@ def test_the_error_function_ends_at_one() -> None:
     batch = trials(Problem(b.build([b.add(Prim.ERF, x)]), "erf-far", (Format.ROW,), (Format.ROW,)), [given])
     found = build(batch)
     for t in batch:
-        assert np.array_equal(run(t, found[t.source.entry])[0], np.sign(given)), t.source.entry
+        (got,) = run(t, found[t.source.entry])
+        far = np.abs(given) >= 4.0
+        assert np.array_equal(got[far], np.sign(given[far])), t.source.entry
+        # at 3.9 it is 1 - 3.5e-8, and the numbers next to it are 1 and 1 - 6.0e-8
+        assert np.all((got * np.sign(given))[~far] >= np.float32(1 - 2**-24)) and np.max(np.abs(got)) == 1.0
 
 
 @pytest.mark.parametrize("source", [DType.F32, DType.F64, DType.F16])
