@@ -87,7 +87,7 @@ class _Columns:
             read = [x for x in graph.nodes[i].inputs if x in self.padded or x in self.turned]
             if read and not self._follow(i):
                 plain.update(self.turned.get(x, x) for x in read)
-            elif self._is_mask(i):
+            elif not read and self._is_mask(i):
                 self._elementwise(i, graph.nodes[i])
         plain.update(i for i in graph.outputs if i in self.padded)
         plain.update(self.turned[i] for i in graph.outputs if i in self.turned)
@@ -127,7 +127,7 @@ class _Columns:
         graph, node = self.m.graph, self.m.graph.nodes[i]
         if CATEGORY[node.prim] is not Category.ELEMENTWISE or node.type.shape != graph.type_of(self.product).shape:
             return False
-        return all(x in self.padded or graph.nodes[x].prim in (Prim.IOTA, Prim.BROADCAST) for x in node.inputs)
+        return all(graph.nodes[x].prim in (Prim.IOTA, Prim.BROADCAST) for x in node.inputs)
 
     def _elementwise(self, i: NodeId, node: Node) -> bool:
         operands = [self._operand(x) for x in node.inputs]
