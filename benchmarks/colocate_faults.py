@@ -34,6 +34,7 @@ import torch
 from tests.colocate.fake_device import FakeDevice, FakeJob, RealTimeDevice, query
 from tests.colocate.recorded import constant, samples
 
+from benchmarks.harness.faults import WrongError, need
 from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.colocate.arrivals import Arrivals, poisson
@@ -93,15 +94,6 @@ def load(path):
         done[:] = json.load(file)
 """
 """Its state is what it has done."""
-
-
-class WrongError(Exception):
-    """A fault did what it may not."""
-
-
-def need(holds: bool, what: str) -> None:
-    if not holds:
-        raise WrongError(what)
 
 
 @dataclass

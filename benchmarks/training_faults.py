@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 import weft
+from benchmarks.harness.faults import WrongError, need
 from benchmarks.harness.left import Left, add_option
 from benchmarks.harness.record import Record, Row, folder_of_gpu
 from weft.errors import WeftError
@@ -39,15 +40,6 @@ LARGE = 1 << 16
 RTOL, ATOL = 2e-4, 2e-5
 """Of a step beside a loop's from the same weights, in f32."""
 Batch = tuple[torch.Tensor, torch.Tensor]
-
-
-class WrongError(Exception):
-    """A fault did what it may not."""
-
-
-def need(holds: bool, what: str) -> None:
-    if not holds:
-        raise WrongError(what)
 
 
 @dataclass

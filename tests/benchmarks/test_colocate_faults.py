@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from benchmarks.harness.faults import WrongError
 from tools.colocate_tables import faults
 
 from benchmarks import colocate_faults as f
@@ -27,7 +28,7 @@ def test_a_fault_does_what_it_may(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_policy_that_learns_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Weft, "learn", lambda _: None)
-    with f.host_kernels() as world, pytest.raises(f.WrongError, match="by variants that take twice as long"):
+    with f.host_kernels() as world, pytest.raises(WrongError, match="by variants that take twice as long"):
         f.mispredicted(world, random.Random(0))
 
 
@@ -38,11 +39,11 @@ def test_what_is_wrong_is_told() -> None:
     for done, begin, count, says in (
         ([2, -1, 4], [1, 2, 3], 3, "lost"), ([2, 3, 4], [1, 2, 3], 2, "not sent"), ([2, 3, 4], [1, 3, 2], 3, "order"),
     ):  # fmt: skip
-        with pytest.raises(f.WrongError, match=says):
+        with pytest.raises(WrongError, match=says):
             f.whole(Outcome(queries, begin, done, [0] * 3, [0] * 3), count)
-    with pytest.raises(f.WrongError, match="no KeyError"):
+    with pytest.raises(WrongError, match="no KeyError"):
         f.expect(KeyError, "", lambda: None)
-    with pytest.raises(f.WrongError, match="it says"):
+    with pytest.raises(WrongError, match="it says"):
         f.expect(ValueError, "this", lambda: int("x"))
 
 

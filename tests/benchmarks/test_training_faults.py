@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from benchmarks.harness.faults import WrongError
 from tools.record_tables import training_faults
 
 from benchmarks import training_faults as f
@@ -42,16 +43,16 @@ def test_a_step_that_is_not_a_loops_is_seen(trained: f.Trained, monkeypatch: pyt
         return found
 
     monkeypatch.setattr(trained, "step", half)
-    with pytest.raises(f.WrongError, match=r"0\.weight is not a loop's"):
+    with pytest.raises(WrongError, match=r"0\.weight is not a loop's"):
         trained.as_twin(trained.batch(random.Random(0)), "a step")
 
 
 def test_what_is_wrong_is_told(trained: f.Trained) -> None:
     before = trained.written()
     trained.step(*trained.batch(random.Random(1)))
-    with pytest.raises(f.WrongError, match="tensors changed"):
+    with pytest.raises(WrongError, match="tensors changed"):
         trained.unchanged(before, "a step")
-    with pytest.raises(f.WrongError, match="nobody said"):
+    with pytest.raises(WrongError, match="nobody said"):
         f._raises(lambda: None)
 
 
