@@ -13,19 +13,17 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 
 import torch
 from benchmarks.cases.attention_gradient import gradient_problem
 from benchmarks.harness.gpu_time import median_us
 
+from lab.attention_schedules import LAUNCHES, ROUNDS, measured
 from weft.device.cuda.facts import gpu_facts
-from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
-from weft.generate.bind import Addresses, BoundCuda
-from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.predict import predicted_us
+from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.library import trained_attention
 from weft.ir.declined import Declined
-from weft.kernels.source import CudaSource
 
 SIZES = {
     "vit_b16/b64": (64, 197, 12, 64, False),
@@ -48,7 +46,7 @@ def main() -> int:
     if isinstance(nvrtc, Declined) or not torch.cuda.is_available():
         print("lab.gpu_attention_gradient: no NVRTC, or torch sees no NVIDIA GPU", file=sys.stderr)
         return 2
-    facts, generator, right = gpu_facts(None, calibrate=False), CudaGenerator(), True
+    facts, right = gpu_facts(None, calibrate=False), True
     for case, (*sizes, causal) in SIZES.items():
         if given.only not in case:
             continue
@@ -60,34 +58,32 @@ def main() -> int:
         result, sums = trained_attention.attention(q, k, v, causal, scale)
         tensors = [gradient, q, k, v, result, sums]
         exact = trained_attention.attention_backward(*(x.double() for x in tensors), causal, scale)
-        found = generator.schedules(problem, facts)
-        us, wrong, modelled = {}, [], {}
-        for s in [] if isinstance(found, Declined) else found:
-            source = generator.emit(problem, s)
-            assert isinstance(source, CudaSource), source
-            (cubin,) = nvrtc.compile_many([CompileJob(source.text, facts.arch, source.flags)])
-            assert isinstance(cubin, CompiledCubin), cubin
-            outs = [torch.full(shape, math.nan, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-            addresses = Addresses([x.data_ptr() for x in tensors], [x.data_ptr() for x in outs], [], 0, 0)
-            bound = BoundCuda(source, cubin.path).prepare(addresses)
-            took = median_us(lambda b=bound: b(torch.cuda.current_stream().cuda_stream), launches=20, rounds=7)  # type: ignore[misc]
-            errors = [float((x.double() - y).norm() / y.norm()) for x, y in zip(outs, exact, strict=True)]
-            modelled[str(s)] = round(predicted_us(problem, s, facts) or 0.0, 1)
-            if max(errors) <= 2.0**-8:
-                us[str(s)] = round(took, 2)
-            else:
-                wrong.append(f"{s}: errors {errors}")
-        right &= not wrong
+
+        def outputs(shape: tuple[int, ...] = shape) -> list[torch.Tensor]:
+            return [torch.full(shape, math.nan, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+
+        def errors(outs: Sequence[torch.Tensor], exact: Sequence[torch.Tensor] = exact) -> list[float]:
+            return [float((x.double() - y).norm() / y.norm()) for x, y in zip(outs, exact, strict=True)]
+
+        found = measured(problem, facts, nvrtc, tensors, outputs, errors, (2.0**-8,) * 3)
+        right &= not found.wrong
         into = [torch.empty_like(q) for _ in range(3)]
 
         def theirs(tensors: list[torch.Tensor] = tensors, causal: bool = causal, scale: float = scale) -> None:
             for x, y in zip(into, trained_attention.attention_backward(*tensors, causal, scale), strict=True):  # noqa: B023
                 x.copy_(y)
 
-        flash = median_us(theirs, launches=20, rounds=7)
-        best = min(us.values(), default=math.nan)
-        line = {"best_us": best, "flash_us": round(flash, 2), "over_flash": round(flash / best, 3), "us": us}
-        print(json.dumps({"record": "case", "case": case, **line, "modelled": modelled, "wrong": wrong}), flush=True)
+        flash = median_us(theirs, launches=LAUNCHES, rounds=ROUNDS)
+        line = {
+            "best_us": found.best_us,
+            "flash_us": round(flash, 2),
+            "over_flash": round(flash / found.best_us, 3),
+            "us": found.us,
+        }
+        print(
+            json.dumps({"record": "case", "case": case, **line, "modelled": found.modelled, "wrong": found.wrong}),
+            flush=True,
+        )
     return 0 if right else 1
 
 

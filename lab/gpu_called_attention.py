@@ -14,19 +14,17 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 
 import torch
 from benchmarks.cases.called_attention import called_attention_problem
 from benchmarks.harness.gpu_time import median_us
 
+from lab.attention_schedules import LAUNCHES, ROUNDS, measured
 from weft.device.cuda.facts import gpu_facts
-from weft.device.cuda.nvrtc import CompiledCubin, CompileJob, find_nvrtc
-from weft.generate.bind import Addresses, BoundCuda
-from weft.generate.cuda import CudaGenerator
-from weft.generate.cuda.predict import predicted_us
+from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.library import trained_attention
 from weft.ir.declined import Declined
-from weft.kernels.source import CudaSource
 
 SIZES = {
     "vit_b16/b64": (64, 197, 12, 64, False),
@@ -49,7 +47,7 @@ def main() -> int:
     if isinstance(nvrtc, Declined) or not torch.cuda.is_available():
         print("lab.gpu_called_attention: no NVRTC, or torch sees no NVIDIA GPU", file=sys.stderr)
         return 2
-    facts, generator, right = gpu_facts(None, calibrate=False), CudaGenerator(), True
+    facts, right = gpu_facts(None, calibrate=False), True
     for case, (rows, positions, heads, width, causal) in SIZES.items():
         if given.only not in case:
             continue
@@ -59,35 +57,33 @@ def main() -> int:
         views = [x.unflatten(-1, (heads, width)) for x in together.chunk(3, -1)]
         problem = called_attention_problem(*shape, causal=causal, scale=scale, packed=True)
         exact = trained_attention.attention(*(x.double() for x in views), causal, scale)
-        found = generator.schedules(problem, facts)
-        us, wrong, modelled = {}, [], {}
-        for s in [] if isinstance(found, Declined) else found:
-            source = generator.emit(problem, s)
-            assert isinstance(source, CudaSource), source
-            (cubin,) = nvrtc.compile_many([CompileJob(source.text, facts.arch, source.flags)])
-            assert isinstance(cubin, CompiledCubin), cubin
+
+        def outputs(shape: tuple[int, int, int, int] = shape) -> list[torch.Tensor]:
             out = torch.full(shape, math.nan, device="cuda", dtype=torch.bfloat16)
-            sums = torch.full((rows, heads, positions), math.nan, device="cuda")
-            addresses = Addresses([together.data_ptr()], [out.data_ptr(), sums.data_ptr()], [], 0, 0)
-            bound = BoundCuda(source, cubin.path).prepare(addresses)
-            took = median_us(lambda b=bound: b(torch.cuda.current_stream().cuda_stream), launches=20, rounds=7)  # type: ignore[misc]
-            error = float((out.double() - exact[0]).norm() / exact[0].norm())
-            off = float((sums.double() - exact[1]).abs().max() / exact[1].abs().max())
-            modelled[str(s)] = round(predicted_us(problem, s, facts) or 0.0, 1)
-            if error <= 2.0**-8 and off <= 2.0**-18:
-                us[str(s)] = round(took, 2)
-            else:
-                wrong.append(f"{s}: errors {error}, {off}")
-        right &= not wrong
+            return [out, torch.full((shape[0], shape[2], shape[1]), math.nan, device="cuda")]
+
+        def errors(outs: Sequence[torch.Tensor], exact: Sequence[torch.Tensor] = exact) -> list[float]:
+            out, sums = (x.double() - y for x, y in zip(outs, exact, strict=True))
+            return [float(out.norm() / exact[0].norm()), float(sums.abs().max() / exact[1].abs().max())]
+
+        found = measured(problem, facts, nvrtc, [together], outputs, errors, (2.0**-8, 2.0**-18))
+        right &= not found.wrong
 
         def flash(copies: bool, views: list[torch.Tensor] = views, causal: bool = causal, scale: float = scale) -> None:
             q, k, v = (x.contiguous() for x in views) if copies else views
             trained_attention.attention(q, k, v, causal, scale)
 
-        best = min(us.values(), default=math.nan)
-        copied, alone = (median_us(lambda c=c: flash(c), launches=20, rounds=7) for c in (True, False))  # type: ignore[misc]
-        line = {"best_us": best, "flash_us": round(alone, 2), "with_copies_us": round(copied, 2), "us": us}
-        print(json.dumps({"record": "case", "case": case, **line, "modelled": modelled, "wrong": wrong}), flush=True)
+        copied, alone = (median_us(lambda c=c: flash(c), launches=LAUNCHES, rounds=ROUNDS) for c in (True, False))  # type: ignore[misc]
+        line = {
+            "best_us": found.best_us,
+            "flash_us": round(alone, 2),
+            "with_copies_us": round(copied, 2),
+            "us": found.us,
+        }
+        print(
+            json.dumps({"record": "case", "case": case, **line, "modelled": found.modelled, "wrong": found.wrong}),
+            flush=True,
+        )
     return 0 if right else 1
 
 
