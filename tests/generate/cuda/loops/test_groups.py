@@ -266,6 +266,24 @@ def test_only_whole_parts_and_known_chains_are_cut() -> None:
     assert split_rows(b.build([b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, d, d), [1])]), 4) is None
 
 
+def test_squares_about_the_mean_that_are_too_large_are_infinite_in_parts_too() -> None:
+    b = GraphBuilder()
+    x = b.input(f32(3, 64))
+    mean = b.apply(Prim.MUL, b.reduce(Prim.REDUCE_SUM, x, [1]), 1 / 64)
+    d = b.apply(Prim.SUB, x, b.broadcast(mean, (3, 64)))
+    graph = b.build([b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, d, d), [1])])
+    parted = split_rows(graph, 4)
+    assert parted is not None
+    values = np.random.default_rng(5).standard_normal((3, 64)).astype(np.float32)
+    values[0, 7] = 1e25
+    values[1] *= np.float32(3e17)  # squares fit, the square of a part's sum would not
+    with np.errstate(over="ignore", invalid="ignore"):
+        (whole,), (found,) = (evaluate(g, [values]) for g in (graph, parted))
+    assert np.isinf(found[0])
+    assert not np.isnan(found).any()
+    np.testing.assert_allclose(found[1:], whole[1:], rtol=1e-5)
+
+
 def test_one_read_of_the_input() -> None:
     p, form = LONG["in-registers"]
     text = trial(p, form.schedule(), []).source.text.split("w_release();")[-1]

@@ -213,11 +213,18 @@ def _squares(
     single = tuple(1 if k in opened else s for k, s in enumerate(shape))
     first = b.slice(sums, (0,) * len(shape), single, (1,) * len(shape))
     off = b.apply(Prim.SUB, sums, b.broadcast(first, shape))
-    between = b.apply(Prim.MUL, b.apply(Prim.MUL, off, off), where.num_splits / length)
+    between = _square(b, off, math.sqrt(where.num_splits / length))
     about_first = _joined(b, graph, node, where, b.apply(Prim.ADD, inside, between), Prim.REDUCE_SUM)
     firsts = b.apply(Prim.MUL, b.reshape(first, b.type_of(total).shape), float(where.num_splits))
-    moved = b.apply(Prim.SUB, total, firsts)
-    return b.apply(Prim.SUB, about_first, b.apply(Prim.MUL, b.apply(Prim.MUL, moved, moved), 1.0 / length))
+    moved = _square(b, b.apply(Prim.SUB, total, firsts), math.sqrt(1.0 / length))
+    too_large = b.apply(Prim.EQ, about_first, math.inf)  # what is infinite stays so: inf - inf were no number
+    return b.apply(Prim.SELECT, too_large, about_first, b.apply(Prim.SUB, about_first, moved))
+
+
+def _square(b: GraphBuilder, x: NodeId, factor: float) -> NodeId:
+    """(x·factor)²: not too large where x² alone were."""
+    scaled = b.apply(Prim.MUL, x, factor)
+    return b.apply(Prim.MUL, scaled, scaled)
 
 
 def _opened_axes(graph: Graph, node: NodeId, where: Cut) -> set[int]:
