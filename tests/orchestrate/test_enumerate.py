@@ -12,7 +12,7 @@ from tests.ir.random_graphs import random_graph
 from tests.orchestrate.graphs import Net, attention_block, instance_norm_relu_pad, residual_net, transformer
 
 from weft.ir import attrs as a
-from weft.ir.graph import Graph, GraphBuilder, Origin, bits, mask_of
+from weft.ir.graph import Graph, GraphBuilder, NodeId, Origin, bits, mask_of
 from weft.ir.passes import clean_up
 from weft.ir.prims import FREE, Prim
 from weft.ir.types import DType, TensorType
@@ -274,6 +274,57 @@ def test_caps_are_reported() -> None:
     assert few.rejected["over the limit of candidates"] > 0
     check_candidates(graph, few)
     assert sum(c.kind is not Kind.CONVERT for c in few.candidates) == 50
+
+
+def batch_norm_and_relu(b: GraphBuilder, x: NodeId) -> tuple[NodeId, ...]:
+    """(result, mean, variance, inverse deviation) of the batch, in the primitives that training has."""
+    shape = b.type_of(x).shape
+    wide = b.cast(x, DType.F32)
+    share = shape[1] / b.type_of(x).size
+    mean = b.apply(Prim.MUL, b.reduce(Prim.REDUCE_SUM, wide, (0, 2, 3)), share)
+    away = b.apply(Prim.SUB, wide, b.broadcast(mean, shape))
+    square = b.apply(Prim.MUL, away, away)
+    var = b.apply(Prim.MUL, b.reduce(Prim.REDUCE_SUM, square, (0, 2, 3)), share)
+    rstd = b.apply(Prim.RSQRT, b.apply(Prim.ADD, var, 1e-5))
+    y = b.apply(Prim.MUL, away, b.broadcast(rstd, shape))
+    return b.apply(Prim.MAX, b.cast(y, DType.BF16), 0.0), mean, var, rstd
+
+
+def test_statistics_are_written_without_what_they_are_made_of() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.BF16, (4, 16, 8, 8)))
+    graph = clean_up(b.build(list(batch_norm_and_relu(b, x)))).graph
+    _, mean, var, rstd = graph.outputs
+    sums = mask_of(n for n in range(len(graph)) if graph.nodes[n].prim is Prim.REDUCE_SUM)
+    assert any(
+        c.inputs == graph.inputs and c.outputs == (mean, var, rstd) and not sums & ~c.members
+        for c in enumerate_candidates(graph).candidates
+    )
+
+
+def test_what_reads_least_is_kept_of_every_value() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.BF16, (4, 16, 8, 8)))
+    results, y = [], x
+    for _ in range(4):
+        y, *statistics = batch_norm_and_relu(b, y)
+        results += statistics
+    graph = clean_up(b.build([*results, y])).graph
+    every = enumerate_candidates(graph, EnumerationLimits(per_sink=64))
+    fixed = sum(c.kind is not Kind.GROUP for c in every.candidates)
+    few = enumerate_candidates(graph, EnumerationLimits(per_sink=64, max_candidates=fixed + 200))
+    assert few.rejected["over the limit of candidates"] > 400
+
+    def least(candidates: tuple[Candidate, ...]) -> dict[tuple[NodeId, ...], int]:
+        """By what is written, the fewest bytes that a group reads."""
+        of: dict[tuple[NodeId, ...], int] = {}
+        for c in candidates:
+            if c.kind is Kind.GROUP:
+                read = sum(graph.type_of(i).nbytes for i in c.inputs)
+                of[c.outputs] = min(of.get(c.outputs, read), read)
+        return of
+
+    assert least(few.candidates) == least(every.candidates)
 
 
 def test_wide_concats_stand_alone() -> None:

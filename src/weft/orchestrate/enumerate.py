@@ -140,13 +140,25 @@ def enumerate_candidates(
 
 
 def _drop_excess(found: _Found, limit: int, rejected: Counter[str]) -> list[Candidate]:
+    """So many: what was found as a whole, then of each value those first whose groups read and write least.
+
+    The order in which groups grow says little: those of the first sets are small, and where a set may be cut at few
+    values only, what reads least comes late.
+    """
+    nbytes = [n.type.nbytes for n in found.graph.nodes]
     fixed = [c for _, c in found.candidates.values() if c.kind is not Kind.GROUP]
-    groups = sorted(
-        ((rank, i, c) for i, (rank, c) in enumerate(found.candidates.values()) if c.kind is Kind.GROUP),
-        key=lambda entry: entry[:2],
-    )
+    writers: dict[tuple[NodeId, ...], list[tuple[int, int, int, Candidate]]] = {}
+    for i, (rank, c) in enumerate(found.candidates.values()):
+        if c.kind is Kind.GROUP:
+            moved = -1 if rank < 0 else sum(nbytes[v] for v in (*c.inputs, *c.outputs))
+            writers.setdefault(c.outputs, []).append((moved, -c.members.bit_count(), i, c))
+    groups: list[tuple[int, int, Candidate]] = []
+    for of in writers.values():
+        of.sort(key=lambda entry: entry[:3])
+        groups += [(-1 if moved < 0 else place, i, c) for place, (moved, _, i, c) in enumerate(of)]
+    groups.sort(key=lambda entry: entry[:2])
     room = max(0, limit - len(fixed))
-    rejected["over the limit of candidates"] += len(groups) - room
+    rejected["over the limit of candidates"] += max(0, len(groups) - room)
     return fixed + [c for _, _, c in groups[:room]]
 
 
@@ -257,7 +269,14 @@ def _add_groups(
 def _add_store_through(
     found: _Found, stored: Stored, legality: Legality, sink: NodeId, members: Mask, written: Mask, rank: int
 ) -> None:
-    """The same set, which also writes the interior values that others read."""
+    """The same set, which also writes the interior values that others read.
+
+    One that ends in statistics may write those alone: whoever reads what they are made of has that from its inputs.
+    """
+    nodes = found.graph.nodes
+    small = mask_of(v for v in bits(written) if nodes[v].type.size <= nodes[sink].type.size)
+    if small and small != written and small.bit_count() < legality.limits.max_outputs:
+        found.add(stored, members, (*bits(small), sink), Kind.GROUP, rank + 1)
     if written.bit_count() + 1 > legality.limits.max_outputs or written.bit_count() > 2:
         return
     found.add(stored, members, (*bits(written), sink), Kind.GROUP, rank + 1)
