@@ -14,11 +14,12 @@ from weft.generate.cuda.loops.cross_cta import balanced, cross_cta_forms, stashe
 from weft.generate.cuda.loops.forms import LEAST_CTAS, Form
 from weft.generate.cuda.loops.rows import FULL, MAX_CARRIED, SHORT
 from weft.generate.cuda.loops.scatter import scatter
-from weft.generate.cuda.loops.split import centred, long_reductions, possible_splits, split_rows
+from weft.generate.cuda.loops.split import long_reductions, possible_splits, split_rows
 from weft.generate.cuda.loops.stages import MAX_ROW
 from weft.generate.loopnest.plan import REDUCTIONS, live_nodes, reduced_axes
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, NodeId
+from weft.ir.moments import centred
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format

@@ -31,13 +31,13 @@ from weft.generate.cuda.loops.forms import LEAST_CTAS
 from weft.generate.cuda.loops.lanes import Scene, digits, elementwise_root
 from weft.generate.cuda.loops.launch import Draft, Source
 from weft.generate.cuda.loops.rows import Rows, Space
-from weft.generate.cuda.loops.split import centred
 from weft.generate.cuda.loops.stages import Segment
 from weft.generate.expr import c_type
 from weft.generate.expr.ctype import storage_type
 from weft.generate.loopnest.body import Coord
 from weft.generate.loopnest.plan import Stage
 from weft.ir.graph import Graph, NodeId
+from weft.ir.moments import centred
 
 WARP = 32
 HALF_BYTES = 2

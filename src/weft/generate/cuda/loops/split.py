@@ -22,13 +22,11 @@ from typing import cast
 from weft.generate.loopnest.plan import live_nodes
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, GraphBuilder, NodeId
+from weft.ir.moments import centred
 from weft.ir.prims import Prim
 from weft.ir.rewrite import Rewriter
-from weft.ir.types import DType
 
 SPLIT = frozenset({Prim.REDUCE_SUM, Prim.REDUCE_PROD, Prim.REDUCE_MAX, Prim.REDUCE_MIN})
-TOLERANCE = 1e-5
-"""How far a factor may be from 1 / n to count as that of a mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,41 +115,6 @@ def _slowest_first(graph: Graph, node: NodeId, *, last: bool) -> tuple[int, ...]
     """Reduced axes in the order of memory; channels, all axes between the first and the last two, may be fastest."""
     rank = graph.type_of(graph.nodes[node].inputs[0]).rank
     return tuple(sorted(_axes(graph, node), key=lambda k: (last and 0 < k < rank - 2, k)))
-
-
-def centred(graph: Graph, node: NodeId) -> NodeId | None:
-    """The sum behind the mean if a node is Σ (x - mean)² over the rows of that mean, else None."""
-    square = graph.nodes[graph.nodes[node].inputs[0]]
-    if graph.nodes[node].prim is not Prim.REDUCE_SUM or square.prim is not Prim.MUL or len(set(square.inputs)) > 1:
-        return None
-    difference = graph.nodes[square.inputs[0]]
-    if difference.prim is not Prim.SUB or graph.nodes[difference.inputs[1]].prim is not Prim.BROADCAST:
-        return None
-    mean = graph.nodes[graph.nodes[difference.inputs[1]].inputs[0]]
-    if mean.prim not in (Prim.MUL, Prim.DIV):
-        return None
-    total, factor = mean.inputs
-    if mean.prim is Prim.MUL and graph.nodes[total].prim is not Prim.REDUCE_SUM:
-        total, factor = factor, total
-    value = _scalar(graph, factor)
-    record = graph.nodes[total]
-    if record.prim is not Prim.REDUCE_SUM or record.attrs != graph.nodes[node].attrs or value is None:
-        return None
-    if record.inputs[0] != difference.inputs[0] or mean.type != record.type:
-        return None
-    if difference.type.dtype not in (DType.F32, DType.F64):
-        return None  # the mean would be rounded to the type of the elements
-    count = _length(graph, node)
-    share = value * count if mean.prim is Prim.MUL else value / count
-    return total if abs(share - 1) < TOLERANCE else None
-
-
-def _scalar(graph: Graph, node: NodeId) -> float | None:
-    while graph.nodes[node].prim in (Prim.BROADCAST, Prim.RESHAPE):
-        node = graph.nodes[node].inputs[0]
-    if graph.nodes[node].prim is not Prim.CONSTANT or graph.type_of(node).size != 1:
-        return None
-    return float(graph.constant(node).reshape(-1)[0])
 
 
 def _axes(graph: Graph, node: NodeId) -> tuple[int, ...]:
