@@ -438,6 +438,9 @@ class Estimate:
     """The same of kernels of one's own, for images with channels last (`conv.depthwise_wgrad.kernel`)."""
     data_gradient: float
     """What a library's gradient of a convolution's input takes of the convolution (of ResNet-50's 67 and 38 us)."""
+    one_tap: float
+    """What a library's convolution of one tap takes of its traffic and product (of ResNet-50's 89 and 31, 50 and 30
+    us), where its weight is no constant."""
     layer_share: float
     """Of the peak that layers of 64 columns in one kernel reach; wider ones reach more."""
 

@@ -23,6 +23,8 @@ from weft.costmodel.roofline import (
 from weft.device.cuda.record import GpuFacts
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Node, NodeId
+from weft.ir.moments import centred
+from weft.ir.passes.compose_casts import FIRST_TO_LAST, LAST_TO_FIRST
 from weft.ir.prims import CATEGORY, FREE, Category, Prim
 from weft.ir.types import DType
 from weft.ir.work import TRANSCENDENTAL, node_flops
@@ -31,6 +33,7 @@ from weft.kernels.formats import Format
 from weft.orchestrate.compulsory import compulsory_work
 from weft.orchestrate.contraction_cuda import (
     contraction_us,
+    is_weight,
     on_matrix_units,
     rate_name,
 )
@@ -45,6 +48,8 @@ SECTOR = 32
 """Bytes that a store of one element costs where its neighbours are stored by others."""
 VECTOR, WARP = 8, 32
 """Elements of a row that a thread has at once; threads of a warp."""
+SMALL_SHARE = 16
+"""What is so many times smaller than all that is moved, a weight say, costs nothing to speak of where it is turned."""
 FUSED_TILE = 16
 """Side of the tile of a convolution that computes what it reads."""
 
@@ -118,9 +123,10 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     multiplied_on = {i for i in linear if on_matrix_units(graph, graph.nodes[i])}
     in_front = _in_front(graph, traits, multiplied_on)
     taken = frozenset[NodeId]().union(*(widening(graph, graph.nodes[i]) for i in multiplied_on))
+    unmoved = _unmoved(problem)
     slots = special = before = 0.0
     for i, (node, trait) in enumerate(zip(graph.nodes, traits, strict=True)):
-        if trait.free or i in multiplied_on or i in taken:
+        if trait.free or i in multiplied_on or i in taken or i in unmoved:
             continue
         if in_front[i]:
             before += again[i] * _slots(graph, node, trait, c)
@@ -146,7 +152,15 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
         across = sum(graph.nodes[i].type.size for i in linear if i not in multiplied_on)
         traffic = max(traffic, c.across_cycles * across / clocks)
     costs = (multiplied, slots / c.lanes / clocks, special / costs_of(facts).roofline.sfu_per_clock / clocks, traffic)
-    return gap_us(facts) + overlapped(costs, facts) + _latency_us(problem, traits, multiplied_on, mixed, c)
+    share = c.one_tap if any(_is_library_tap(graph, graph.nodes[i]) for i in linear) else 1.0
+    return gap_us(facts) + overlapped(costs, facts) * share + _latency_us(problem, traits, multiplied_on, mixed, c)
+
+
+def _is_library_tap(graph: Graph, node: Node) -> bool:
+    """Whether it is a convolution of one tap over all channels that no template computes, as its weight changes."""
+    if not isinstance(node.attrs, a.ConvAttrs) or node.attrs.groups > 1:
+        return False
+    return math.prod(graph.type_of(node.inputs[1]).shape[2:]) == 1 and not is_weight(graph, node.inputs[1])
 
 
 WEIGHT_GRADIENT = "conv_weight_gradient"
@@ -317,11 +331,12 @@ def _behind_contraction(graph: Graph, start: int) -> bool:
 
 
 def _reductions(graph: Graph, traits: Sequence[Trait]) -> int:
-    """Length of the longest chain of reductions."""
+    """Length of the longest chain of reductions; squares about a mean are had in the pass of its sum."""
     depth = [0] * len(graph)
     for i, (node, trait) in enumerate(zip(graph.nodes, traits, strict=True)):
         before = max((depth[j] for j in node.inputs), default=0)
-        depth[i] = before + (trait.category is Category.REDUCE)
+        one_more = trait.category is Category.REDUCE and not (before and centred(graph, i) is not None)
+        depth[i] = before + one_more
     return max(depth, default=0)
 
 
@@ -332,7 +347,14 @@ def _traffic_us(problem: Problem, facts: GpuFacts, traits: Sequence[Trait], mixe
     read = _touched(graph, traits)
     written = sum(graph.type_of(o).nbytes for o in set(graph.outputs))
     reductions = [n for n, t in zip(graph.nodes, traits, strict=True) if t.category is Category.REDUCE]
-    moves = any(n.prim is Prim.TRANSPOSE and _moves_last(n) for n in graph.nodes)
+    unmoved = _unmoved(problem)
+    moves = any(
+        n.prim is Prim.TRANSPOSE
+        and _moves_last(n)
+        and i not in unmoved
+        and n.type.nbytes * SMALL_SHARE > read + written
+        for i, n in enumerate(graph.nodes)
+    )
     sectors = _scattered(problem, traits) if moves or Format.LAST in problem.output_formats else 0.0
     scattered = sectors * SECTOR / facts.l2_bandwidth / 1e3 + c.scattered_us * sectors / max(1, written // 2)
     if not reductions:
@@ -417,6 +439,17 @@ def _mixed(problem: Problem) -> bool:
         and math.prod(graph.type_of(v).shape[2:]) > 1  # a vector of channels lies alike in both
     }  # fmt: skip
     return len(kinds) > 1
+
+
+def _unmoved(problem: Problem) -> frozenset[NodeId]:
+    """Transposes between images that lie channels-last and rows of their pixels: nothing lies elsewhere then."""
+    graph = problem.graph
+    read = {v for v, f in zip(graph.inputs, problem.input_formats, strict=True) if f is Format.LAST}
+    written = {v for v, f in zip(graph.outputs, problem.output_formats, strict=True) if f is Format.LAST}
+    turns = [(i, n.inputs[0], n.attrs.perm) for i, n in enumerate(graph.nodes) if isinstance(n.attrs, a.TransposeAttrs)]
+    return frozenset(
+        i for i, x, p in turns if (x in read and p == FIRST_TO_LAST) or (i in written and p == LAST_TO_FIRST)
+    )
 
 
 def _moves_last(node: Node) -> bool:

@@ -53,7 +53,7 @@ def _visit(b: GraphBuilder, node: Node, inputs: tuple[NodeId, ...]) -> NodeId | 
     return None
 
 
-LAST_TO_FIRST = (0, 3, 1, 2)
+LAST_TO_FIRST, FIRST_TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 """Of images, and of weights of convolutions."""
 
 
