@@ -197,12 +197,20 @@ def _with_linear(graph: Graph, stored: Stored, linear: NodeId, elementwise: Mask
             if elementwise >> c & 1 and graph.nodes[c].type.size == size:
                 epilogue |= 1 << c
                 grown |= dag.consumers[c]
-            elif graph.nodes[c].prim is Prim.TRANSPOSE and stored.results >> c & 1:
+            elif (stored.results >> c & 1 and graph.nodes[c].prim is Prim.TRANSPOSE) or _channels_to_the_front(
+                graph, c
+            ):
                 epilogue |= 1 << c  # results are stored where the graph wants them: heads apart, channels last
         frontier = grown & ~epilogue
     related = dag.ancestors[linear] | dag.descendants[linear]
     beside = mask_of(c for c in bits(elementwise & ~related) if graph.nodes[c].type.size <= size)
     return 1 << linear | epilogue | beside | _prologue(graph, stored, linear)
+
+
+def _channels_to_the_front(graph: Graph, node: NodeId) -> bool:
+    """Whether rows of pixels become an image: channels-last it lies as they do."""
+    attrs = graph.nodes[node].attrs
+    return isinstance(attrs, a.TransposeAttrs) and attrs.perm == LAST_TO_FIRST
 
 
 def _prologue(graph: Graph, stored: Stored, linear: NodeId) -> Mask:

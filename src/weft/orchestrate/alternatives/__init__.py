@@ -11,6 +11,7 @@ from weft.orchestrate.alternatives.gates import part_gated_products
 from weft.orchestrate.alternatives.integers import multiply_bytes
 from weft.orchestrate.alternatives.odd_columns import pad_columns
 from weft.orchestrate.alternatives.padded import pad_channels
+from weft.orchestrate.alternatives.pixels import multiply_pixels
 from weft.orchestrate.alternatives.products import fold_scale, merge_contractions
 from weft.orchestrate.alternatives.transposed import convolve_gradients, convolve_instead
 from weft.orchestrate.alternatives.union import Alternatives, Maker
@@ -21,8 +22,9 @@ __all__ = ["Alternatives", "find_alternatives"]
 def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = False) -> Alternatives:
     """Every alternative that applies. With `strict` none: all of them re-associate sums or round constants anew.
 
-    `on_gpu`: also gradients of convolutions by forward ones, convolutions of few channels in other forms, products of
-    bytes, tensors with channels padded to whole vectors, and norms of pieces of rows: a GPU's kernels gain by them.
+    `on_gpu`: also convolutions of one tap as products, gradients of others by forward ones, those of few
+    channels in other forms, products of bytes, tensors with channels padded to whole vectors, and norms of pieces of
+    rows: a GPU's kernels gain by them.
     The graph returned holds the original nodes under their ids, then the extra ones; originals never read extras.
     """
     if strict:
@@ -31,6 +33,7 @@ def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = Fals
     for rule in _RULES:
         rule(maker)
     if on_gpu:
+        multiply_pixels(maker)
         convolve_gradients(maker)
         multiply_patches(maker)
         pad_few_channels(maker)

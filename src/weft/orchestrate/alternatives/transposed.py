@@ -20,6 +20,7 @@ from weft.ir import attrs as a
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import Array
+from weft.orchestrate.alternatives.pixels import is_product
 from weft.orchestrate.alternatives.union import Maker
 
 MAX_PHASES = 16
@@ -76,14 +77,14 @@ def convolve_gradients(m: Maker) -> None:
     The weight's channels change places, and its taps their order; of a training step it is made anew each time.
 
     Conditions: one or two spatial dimensions, stride 1, one group, a weight that is no constant, no part of the input
-    cut off.
+    cut off; more than one tap (see `pixels`).
     """
     for i, node in enumerate(m.graph.nodes):
         c = node.attrs
         if not isinstance(c, a.ConvAttrs) or not c.transposed or not m.room or not node.type.size:
             continue
         x, w = node.inputs
-        if max(c.strides) > 1 or c.groups > 1 or m.graph.nodes[w].prim is Prim.CONSTANT:
+        if max(c.strides) > 1 or c.groups > 1 or m.graph.nodes[w].prim is Prim.CONSTANT or is_product(m, i, c):
             continue
         if dims := _dims(m, i, c):
             m.stands_for(_turned(m, x, w, dims), i)
