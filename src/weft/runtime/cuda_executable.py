@@ -268,7 +268,12 @@ class CudaExecutable:
         if self.plan.checks or self._budgeted is not None:
             return None
         linked, device = self.linked, self.device
-        return lambda bound, written: CudaExecutable(linked, device=device, bound=bound, written=written)
+
+        def placed(bound: Mapping[int, torch.Tensor], written: Sequence[tuple[int, torch.Tensor]]) -> CudaExecutable:
+            torch.cuda.empty_cache()  # a larger arena that is gone would stay as a whole, for a part of it
+            return CudaExecutable(linked, device=device, bound=bound, written=written)
+
+        return placed
 
     def with_graph(self, graph: Graph) -> CudaExecutable:
         """The same plan with the constants of another graph, which has the same nodes: its weights are packed anew."""
