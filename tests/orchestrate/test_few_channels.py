@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from tests.typed import assert_allclose
 
+from weft.fission.conv_gradient import conv_weight_gradient
 from weft.ir import attrs as a
+from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate, round_to
@@ -71,12 +73,11 @@ def test_the_same_numbers(graph: Graph) -> None:
         patched((8, 8), (4, 4), (2, 2)),
         patched((9, 8), (4, 4)),
         patched((8, 8), (4, 4), pads=(2, 2)),
-        patched((8, 8), (1, 1)),
         patched((8, 8), (4, 4), channels=4, groups=2),
         patched((8, 8), (4, 4), channels=16),
         patched((8, 8), (4, 4), weight=True),
     ],
-    ids=["overlap", "a rest", "padding", "1x1", "groups", "many channels", "a constant weight"],
+    ids=["overlap", "a rest", "padding", "groups", "many channels", "a constant weight"],
 )
 def test_where_it_is_not_offered(graph: Graph) -> None:
     assert products(find_alternatives(graph, on_gpu=True)) == []
@@ -105,18 +106,17 @@ def stem(channels: int, *, dtype: DType = DType.BF16, size: int = 224, rows: int
     return b.build([b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((2, 2), (3, 3), (3, 3), (1, 1), 1))])
 
 
-def padded(graph: Graph) -> list[int]:
-    """Channels of convolutions that stand for others."""
+def multiplied(graph: Graph) -> list[tuple[int, ...]]:
+    """Shapes of the left operands of products that stand for convolutions."""
     found = find_alternatives(graph, on_gpu=True)
     verify_graph(found.graph)
-    nodes = found.graph.nodes
-    return [found.graph.type_of(nodes[i].inputs[0]).shape[1] for i in found.classes if nodes[i].prim is Prim.CONV]
+    return [found.graph.type_of(found.graph.nodes[i].inputs[0]).shape for i in products(found)]
 
 
-def test_channels_are_padded_to_a_vector(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert padded(stem(3)) == [8]
-    for other in (stem(3, dtype=DType.F32), stem(8), stem(16), stem(1), stem(3, size=32, rows=1)):
-        assert padded(other) == []
+def test_windows_that_overlap_are_rows_of_whole_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert multiplied(stem(3)) == [(8 * 112 * 112, 7 * 8 * 3)]
+    for other in (stem(3, dtype=DType.F32), stem(8), stem(16), stem(3, size=32, rows=1), stem(3, weight=True)):
+        assert multiplied(other) == []
     monkeypatch.setattr(few_channels, "LEAST_FLOPS", 0)
     graph = stem(3, size=9, rows=1)
     found = find_alternatives(graph, on_gpu=True)
@@ -126,3 +126,16 @@ def test_channels_are_padded_to_a_vector(monkeypatch: pytest.MonkeyPatch) -> Non
     inputs = [round_to(rng.normal(size=graph.type_of(i).shape).astype(np.float32), DType.BF16) for i in graph.inputs]
     one, other_ = evaluate(whole, inputs, precise=True)
     assert_allclose(other_, one, rtol=1e-12, atol=1e-12)
+
+
+def test_a_convolution_and_its_weights_gradient_read_the_same_windows() -> None:
+    b = GraphBuilder()
+    x = b.input(TensorType(DType.BF16, (8, 3, 224, 224)))
+    w, dy = b.input(TensorType(DType.BF16, (64, 3, 7, 7))), b.input(TensorType(DType.BF16, (8, 64, 112, 112)))
+    y = b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((2, 2), (3, 3), (3, 3), (1, 1), 1))
+    dw = conv_weight_gradient(b, dy, x, kernel=(7, 7), strides=(2, 2), pads=(3, 3), dilations=(1, 1))
+    assert not isinstance(dw, Declined)
+    found = find_alternatives(b.build([y, dw]), on_gpu=True)
+    nodes = found.graph.nodes
+    forward, back = (nodes[i] for i in range(len(nodes)) if nodes[i].prim is Prim.MATMUL)
+    assert {forward.inputs[0], forward.inputs[1]} & {back.inputs[0], back.inputs[1]}

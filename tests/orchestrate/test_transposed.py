@@ -181,7 +181,6 @@ def test_where_there_is_none(graph: Graph) -> None:
 
 
 CHANGING = {
-    "1x1": transposed((5, 7), (1, 1), (1, 1), weight=False),
     "3x3": transposed((5, 7), (3, 3), (1, 1), lo=(1, 1), weight=False),
     "3x4": transposed((5, 7), (3, 4), (1, 1), lo=(2, 1), hi=(0, 1), weight=False),
     "dilated": transposed((9, 9), (3, 3), (1, 1), lo=(2, 2), dilation=(2, 2), weight=False),

@@ -6,7 +6,7 @@ from weft.ir.graph import Graph
 from weft.orchestrate.alternatives import norms
 from weft.orchestrate.alternatives.attention import column_of_ones, divide_after_product, sum_as_product
 from weft.orchestrate.alternatives.channels import mix_channels_elsewhere
-from weft.orchestrate.alternatives.few_channels import multiply_patches, pad_few_channels
+from weft.orchestrate.alternatives.few_channels import multiply_patches, multiply_windows
 from weft.orchestrate.alternatives.gates import part_gated_products
 from weft.orchestrate.alternatives.integers import multiply_bytes
 from weft.orchestrate.alternatives.odd_columns import pad_columns
@@ -36,7 +36,7 @@ def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = Fals
         multiply_pixels(maker)
         convolve_gradients(maker)
         multiply_patches(maker)
-        pad_few_channels(maker)
+        multiply_windows(maker)
         multiply_bytes(maker)
         pad_channels(maker)
         pad_columns(maker)

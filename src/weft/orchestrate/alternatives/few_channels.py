@@ -3,6 +3,9 @@
 The first layer of a network that is trained: a library's convolution of three channels takes many times what its bytes
 would, and kernels that read them as they are want constant weights.
 
+Windows that overlap, as those of a network of convolutions, are written side by side, with whole vectors of elements
+in a row: the weight's gradient is a product of the same matrix.
+
 Windows that lie side by side, as those of a vision transformer: y[n, o, i, j] = sum over c, p, q of
 x[n, c, s i + p, t j + q] w[o, c, p, q] is a product of patches in rows and a weight's taps in columns. Others: with
 zeros behind the channels of both operands these are whole vectors.
@@ -11,18 +14,22 @@ zeros behind the channels of both operands these are whole vectors.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from weft.fission.windows import Windows
 from weft.ir import attrs as a
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
 from weft.ir.work import node_flops
-from weft.orchestrate.alternatives.padded import CHUNK, padded_copy
+from weft.orchestrate.alternatives.padded import CHUNK
 from weft.orchestrate.alternatives.union import Maker
 
 CHANNELS = CHUNK // 2
 """A vector of 16 bits: with so many, a library's convolution reads whole ones."""
+HALF = 2
+"""Bytes of elements whose products are on the fast units."""
 LEAST_FLOPS = 1 << 30
-"""Of a convolution that is worth a copy of its image."""
+"""Of a convolution that is worth a matrix of its windows."""
 
 
 def multiply_patches(m: Maker) -> None:
@@ -37,21 +44,32 @@ def multiply_patches(m: Maker) -> None:
             m.stands_for(_product(m, *node.inputs), i)
 
 
-def pad_few_channels(m: Maker) -> None:
-    """conv(x, w) → conv(pad(x), pad(w)), zeros behind the channels of both.
+def multiply_windows(m: Maker) -> None:
+    """conv(x, w) → windows(x) @ w, the windows as those of its weight's gradient (`fission.windows`).
 
-    Conditions: 16-bit types, one group, a large convolution, a weight that is no constant: see `padded` for those.
+    Conditions: images of 16 bits, windows that overlap; one group, few channels, a large convolution, a weight that is
+    no constant.
     """
     for i, node in enumerate(m.graph.nodes):
         c = node.attrs
-        if not isinstance(c, a.ConvAttrs) or c.transposed or c.groups > 1 or not m.room:
+        if not isinstance(c, a.ConvAttrs) or c.transposed or c.groups > 1 or not m.room or len(c.strides) != 2:
             continue
         x, w = node.inputs
-        channels, size = m.graph.type_of(x).shape[1], node.type.dtype.itemsize
-        changing = m.graph.nodes[w].prim is not Prim.CONSTANT
-        if size == 2 and 1 < channels < CHANNELS and changing and node_flops(node, m.graph) >= LEAST_FLOPS:
-            wide = (padded_copy(m, operand, 1, CHANNELS) for operand in (x, w))
-            m.stands_for(m.b.add(Prim.CONV, *wide, attrs=c), i)
+        channels, taps = m.graph.type_of(x).shape[1], m.graph.type_of(w).shape[2:]
+        changing = m.graph.nodes[w].prim is not Prim.CONSTANT and math.prod(taps) > 1 and c.strides != taps
+        few = channels < CHANNELS and node.type.dtype.itemsize == HALF
+        if changing and few and node_flops(node, m.graph) >= LEAST_FLOPS:
+            rows, _, *counts = node.type.shape
+            windows = Windows(channels, *(_two(n) for n in (taps, c.strides, c.pads_lo, c.dilations, counts)))
+            right = m.b.transpose(windows.weights(m.b, w), (1, 0))
+            product = m.b.add(Prim.MATMUL, windows.rows(m.b, x), right)
+            spread = m.b.reshape(product, (rows, *counts, node.type.shape[1]))
+            m.stands_for(m.b.transpose(spread, (0, 3, 1, 2)), i)
+
+
+def _two(sizes: Sequence[int]) -> tuple[int, int]:
+    high, wide = sizes
+    return high, wide
 
 
 def _side_by_side(m: Maker, i: NodeId, c: a.ConvAttrs) -> bool:
