@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from weft.errors import InvalidGraphError
 from weft.ir.graph import bits, mask_of
 from weft.orchestrate import program
 from weft.orchestrate.abstract import Dag, Reentry, grow
-from weft.orchestrate.heuristic import heuristic_plan, improved
+from weft.orchestrate.heuristic import _Cover, heuristic_plan, improved
 from weft.orchestrate.instance import Instance, Option, Way, execute, out_of_reach, trim
 from weft.orchestrate.program import best_solutions, presolve, solve
 
@@ -348,6 +349,27 @@ def test_presolve_keeps_the_optimum() -> None:
         kept = presolve(instance)
         smaller = Instance(tuple(options[k] for k in kept), frozenset(), instance.results)
         assert oracle(smaller) == pytest.approx(oracle(instance))
+
+
+def test_references_are_what_the_choice_says() -> None:
+    """However options with several outputs took each other's place, by the definition: what is needed, counted anew."""
+    rng = random.Random(5)
+    for _ in range(GRAPHS):
+        dag = random_dag(rng, rng.randint(5, 9))
+        options = grown_options(dag, rng, reentrant=True, several=True)
+        cover = _Cover(Instance(tuple(options), frozenset(), sinks_of(dag)), range(len(options)), several=True)
+        plan = cover.plan()
+        needs, used, waiting = Counter[int](), Counter[int](), sorted(sinks_of(dag))
+        while waiting:
+            v = waiting.pop()
+            needs[v] += 1
+            if needs[v] == 1:
+                k = cover.choice[v]
+                used[k] += 1
+                waiting += options[k].reads if used[k] == 1 else ()
+        assert {v: n for v, n in cover.needs.items() if n} == needs
+        assert {k: n for k, n in cover.used.items() if n} == used
+        assert set(plan) == set(used) and not execute(cover.instance, plan)[1]
 
 
 def test_trim_drops_what_is_not_needed() -> None:

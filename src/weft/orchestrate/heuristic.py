@@ -228,27 +228,29 @@ class _Cover:
         return best
 
     def _switch(self, k: int, value: int) -> tuple[list[tuple[int, int]], float]:
-        """Let `k` produce `value` and what else it writes and is needed: (value, old option) each, and the saving."""
-        freed = 0.0
-        switched: list[tuple[int, int]] = []
-        for w in [value, *sorted(self.instance.options[k].writes - {value})]:
-            if self.needs.get(w) and self.choice[w] != k:
-                switched.append((w, self.choice[w]))
-                freed += self._leave(self.choice[w])
-        added = 0.0
-        for w, _ in switched:
-            self.choice[w] = k
+        """Let `k` produce `value` and what else it writes and is needed: (value, old option) each, and the saving.
+
+        It is referenced before the others are left: what only these need may be one of its values.
+        """
+        choice = self.choice
+        writes = [value, *sorted(self.instance.options[k].writes - {value})]
+        switched = [(w, choice[w]) for w in writes if self.needs.get(w) and choice[w] != k]
+        choice.update((w, k) for w, _ in switched)
+        added = freed = 0.0
         for _ in switched:
             added += self._use(k)
+        for _, old in switched:
+            freed += self._leave(old)
         return switched, freed - added
 
     def _restore(self, k: int, switched: list[tuple[int, int]]) -> None:
-        for _ in switched:
-            self._leave(k)
-        for w, old in switched:
-            self.choice[w] = old
-        for _, old in switched:
+        """Take a switch back. A value that nobody needed any more comes back with what needs it."""
+        needed = [old for w, old in switched if self.needs[w]]
+        self.choice.update(switched)
+        for old in needed:
             self._use(old)
+        for _ in needed:
+            self._leave(k)
 
     def _available(self, k: int) -> bool:
         """Every read has a producer, a conversion's a real one, and nothing is converted from a conversion."""
