@@ -103,7 +103,7 @@ def enumerate_candidates(
         if stop():
             capped = True
             continue  # what no plan can do without is there; an alternative needs its primitives to be one
-        sinks = _near(stored, legality, grows) if version else stored.work
+        sinks = _near(stored, legality, grows, alternatives.ends) if version else stored.work
         cuts = stored.work if limits.every_cut else sensible_cuts(graph, stored, whole)
         grown = _grow_all(graph, stored, legality, sinks & cuts, rejected, stop)
         groups: dict[NodeId, tuple[Mask, ...]] = {}
@@ -162,12 +162,15 @@ def _drop_excess(found: _Found, limit: int, rejected: Counter[str]) -> list[Cand
     return fixed + [c for _, _, c in groups[:room]]
 
 
-def _near(stored: Stored, legality: Legality, extra: Mask) -> Mask:
-    """Sinks whose sets can hold one of `extra`: followers of it up to the next contraction or opaque call."""
+def _near(stored: Stored, legality: Legality, extra: Mask, ends: Mask) -> Mask:
+    """Sinks whose sets can hold one of `extra`: followers of it up to the next contraction or opaque call.
+
+    Behind `ends` none is looked for.
+    """
     barrier = legality.linear | legality.alone
     found = extra & stored.work
     by_itself = mask_of(v for v, mask in legality.with_linear.items() if mask == 1 << v)
-    frontier = found & ~by_itself
+    frontier = found & ~by_itself & ~ends
     while frontier:
         grown = 0
         for v in bits(frontier):

@@ -64,7 +64,7 @@ def multiply_windows(m: Maker) -> None:
             right = m.b.transpose(windows.weights(m.b, w), (1, 0))
             product = m.b.add(Prim.MATMUL, windows.rows(m.b, x), right)
             spread = m.b.reshape(product, (rows, *counts, node.type.shape[1]))
-            m.stands_for(m.b.transpose(spread, (0, 3, 1, 2)), i)
+            m.stands_for(m.b.transpose(spread, (0, 3, 1, 2)), i, ends=True)
 
 
 def _two(sizes: Sequence[int]) -> tuple[int, int]:

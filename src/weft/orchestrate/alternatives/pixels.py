@@ -25,7 +25,7 @@ def multiply_pixels(m: Maker) -> None:
     for i, node in enumerate(m.graph.nodes):
         c = node.attrs
         if isinstance(c, a.ConvAttrs) and m.room and node.type.size and is_product(m, i, c):
-            m.stands_for(_product(m, i, c), i)
+            m.stands_for(_product(m, i, c), i, ends=not c.transposed or max(c.strides) == 1)
 
 
 def is_product(m: Maker, i: NodeId, c: a.ConvAttrs) -> bool:

@@ -27,6 +27,9 @@ class Alternatives:
     """Versions to enumerate: (extra nodes of it, original -> extra), at most one alternative per class in each."""
     apart: Mask = 0
     """Of the extra nodes those that only candidates made for them compute: no sets are grown from them."""
+    ends: Mask = 0
+    """Of the extra nodes those that cost nothing behind what they read: no set that begins with them is worth more than
+    one that reads what they stand for."""
 
     def __post_init__(self) -> None:
         for extra, original in self.classes.items():
@@ -105,6 +108,8 @@ class Maker:
         self.users = graph.users()
         self.apart = 0
         """Extra nodes that only candidates made for them compute."""
+        self.ends = 0
+        """See `Alternatives`."""
         self.sound = all(self._copy(i) == i for i in range(len(graph)))
 
     def _copy(self, i: NodeId) -> NodeId:
@@ -120,15 +125,17 @@ class Maker:
         """False once the graph has doubled: then no further alternative is begun."""
         return len(self.b) < 2 * len(self.graph) + 16
 
-    def stands_for(self, extra: NodeId, original: NodeId, *, alone: bool = False) -> None:
+    def stands_for(self, extra: NodeId, original: NodeId, *, alone: bool = False, ends: bool = False) -> None:
         """Note an alternative; one that turned out to be an old node is none, nor is one of too many.
 
         `alone`: what it is made of takes the place of values in front of it, which no version of it would compute.
+        `ends`: it is stored where it is computed, see `Alternatives.ends`.
         """
         fits = extra >= len(self.graph) and self.b.type_of(extra) == self.graph.type_of(original)
         if fits and sum(o == original for o, _ in self.found) < MAX_PER_VALUE:
             self.found.append((original, extra))
             self.alone |= {extra} if alone else set()
+            self.ends |= 1 << extra if ends else 0
 
     def factor(self, node: NodeId, rank: int, axis: int) -> Array | None:
         """A constant operand that varies along one axis at most: its values along that axis (one, or all).
@@ -169,7 +176,7 @@ class Maker:
                 if _assemble(union, [*found, pair], old, self.alone).acyclic():
                     found.append(pair)
             made = _assemble(union, found, old, self.alone)
-        return replace(made, apart=self.apart & made.extra)
+        return replace(made, apart=self.apart & made.extra, ends=self.ends & made.extra)
 
 
 def _assemble(
