@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.orchestrate.test_enumerate import prims_of
+from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import profile
 from weft.generate.cuda import CudaGenerator
@@ -55,7 +56,7 @@ def test_the_product_is_the_convolution(graph: Graph) -> None:
     values = [rng.standard_normal(graph.type_of(i).shape).astype(np.float32) for i in graph.inputs]
     (expected,) = evaluate(graph, values)
     (result,) = evaluate(replace(found.graph, outputs=(extra,)), values)
-    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_others_are_left_as_they_are() -> None:

@@ -11,6 +11,7 @@ from tests.generate.cpp.test_groups import NAMED, f32, joined_sums, norm_relu_pa
 from tests.generate.cuda.emulate import Trial, build, check, run, trial, trials
 from tests.ir.random_graphs import random_inputs
 from tests.slow import few
+from tests.typed import assert_allclose
 
 from weft.device.cuda.facts import profile
 from weft.generate.cuda import CudaGenerator
@@ -281,7 +282,7 @@ def test_squares_about_the_mean_that_are_too_large_are_infinite_in_parts_too() -
         (whole,), (found,) = (evaluate(g, [values]) for g in (graph, parted))
     assert np.isinf(found[0])
     assert not np.isnan(found).any()
-    np.testing.assert_allclose(found[1:], whole[1:], rtol=1e-5)
+    assert_allclose(found[1:], whole[1:], rtol=1e-5)
 
 
 def test_one_read_of_the_input() -> None:
