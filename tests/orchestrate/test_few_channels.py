@@ -139,3 +139,17 @@ def test_a_convolution_and_its_weights_gradient_read_the_same_windows() -> None:
     nodes = found.graph.nodes
     forward, back = (nodes[i] for i in range(len(nodes)) if nodes[i].prim is Prim.MATMUL)
     assert {forward.inputs[0], forward.inputs[1]} & {back.inputs[0], back.inputs[1]}
+
+
+def test_what_only_makes_lines_longer_reads_no_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An infinite pixel beside a window is not multiplied with the zero that stands behind its last tap."""
+    monkeypatch.setattr(few_channels, "LEAST_FLOPS", 0)
+    graph = stem(3, size=9, rows=1)
+    found = find_alternatives(graph, on_gpu=True)
+    ((extra, original),) = found.classes.items()
+    whole = Graph(found.graph.nodes, found.graph.inputs, (original, extra), found.graph.constants)
+    inputs = [np.ones(graph.type_of(i).shape, np.float32) for i in graph.inputs]
+    inputs[0][0, :, 0, 4] = np.inf  # of the fields of the first column of results the seventh tap is at column 3
+    one, other = evaluate(whole, inputs, precise=True)
+    assert np.isfinite(one[..., 0]).all() and not np.isfinite(one[..., 0, 1]).any()
+    np.testing.assert_array_equal(np.isfinite(other), np.isfinite(one))

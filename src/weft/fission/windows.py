@@ -45,30 +45,27 @@ class Windows:
         return -(-self.kernel[0] * self.width * self.channels // LANES) * LANES
 
     def rows(self, b: GraphBuilder, x: NodeId) -> NodeId:
-        """(N·P·Q, columns) of (N, C, H, W)."""
+        """(N·P·Q, columns) of (N, C, H, W); where a line is longer than its taps zeros, whatever an image has there."""
         n, c, h, w = b.type_of(x).shape
-        (high, _), (p, q) = self.kernel, self.counts
-        lines = b.reshape(b.transpose(x, (0, 2, 3, 1)), (n, h, w * c))
-        ends = [s * (k - 1) + d * (t - 1) + 1 for s, k, d, t in
-                zip(self.strides, self.counts, self.dilations, (high, self.width), strict=True)]  # fmt: skip
+        (high, wide), (p, q) = self.kernel, self.counts
+        places = [
+            s * np.arange(k)[:, None] + d * np.arange(t)
+            for s, k, d, t in zip(self.strides, self.counts, self.dilations, self.kernel, strict=True)
+        ]
         above, before = self.pads
-        behind = max(ends[0] - above - h, 0), max(ends[1] - before - w, 0) * c
-        if any((above, before, *behind)):
-            lines = b.add(Prim.PAD, lines, attrs=PadAttrs((0, above, before * c), (0, *behind), "constant", 0.0))
-        read = self.strides[0] * np.arange(p)[:, None] + self.dilations[0] * np.arange(high)
-        lines = b.add(Prim.GATHER, lines, b.constant(read.astype(np.int64)), attrs=GatherAttrs(1))
-        taps = (self.dilations[1] * np.arange(self.width)[:, None] * c + np.arange(c)).reshape(-1)
-        read = self.strides[1] * c * np.arange(q)[:, None] + taps
+        lines = b.reshape(b.transpose(x, (0, 2, 3, 1)), (n, h, w * c))
+        below, after = max(int(places[0].max()) + 1 - above - h, 0), max(int(places[1].max()) + 1 - before - w, 0)
+        lines = _padded(b, lines, (0, above, before * c), (0, below, after * c))
+        lines = b.add(Prim.GATHER, lines, b.constant(places[0].astype(np.int64)), attrs=GatherAttrs(1))
+        read = (places[1][:, :, None] * c + np.arange(c)).reshape(q, wide * c)
         found = b.add(Prim.GATHER, lines, b.constant(read.astype(np.int64)), attrs=GatherAttrs(3))
+        found = _padded(b, found, (0,) * 5, (0, 0, 0, 0, (self.width - wide) * c))
         found = b.transpose(found, (0, 1, 3, 2, 4))
         return self._whole(b, b.reshape(found, (n * p * q, high * self.width * c)))
 
     def weights(self, b: GraphBuilder, w: NodeId) -> NodeId:
         """(O, columns) of (O, C, *kernel), with zeros where a row has elements that count for nothing."""
-        turned = b.transpose(w, (0, 2, 3, 1))
-        more = self.width - self.kernel[1]
-        if more:
-            turned = b.add(Prim.PAD, turned, attrs=PadAttrs((0,) * 4, (0, 0, more, 0), "constant", 0.0))
+        turned = _padded(b, b.transpose(w, (0, 2, 3, 1)), (0,) * 4, (0, 0, self.width - self.kernel[1], 0))
         return self._whole(b, b.reshape(turned, (b.type_of(w).shape[0], self.kernel[0] * self.width * self.channels)))
 
     def back(self, b: GraphBuilder, matrix: NodeId) -> NodeId:
@@ -79,8 +76,12 @@ class Windows:
         return b.transpose(_first(b, taps, (results, high, wide, self.channels)), (0, 3, 1, 2))
 
     def _whole(self, b: GraphBuilder, matrix: NodeId) -> NodeId:
-        more = self.columns - b.type_of(matrix).shape[1]
-        return b.add(Prim.PAD, matrix, attrs=PadAttrs((0, 0), (0, more), "constant", 0.0)) if more else matrix
+        return _padded(b, matrix, (0, 0), (0, self.columns - b.type_of(matrix).shape[1]))
+
+
+def _padded(b: GraphBuilder, x: NodeId, lo: Sequence[int], hi: Sequence[int]) -> NodeId:
+    """With zeros around it; itself where there are none."""
+    return b.add(Prim.PAD, x, attrs=PadAttrs(tuple(lo), tuple(hi), "constant", 0.0)) if any((*lo, *hi)) else x
 
 
 def _first(b: GraphBuilder, x: NodeId, sizes: Sequence[int]) -> NodeId:
