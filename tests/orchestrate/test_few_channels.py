@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from tests.typed import assert_allclose
 
-from weft.fission.conv_gradient import conv_weight_gradient
 from weft.ir import attrs as a
-from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate, round_to
@@ -126,19 +124,6 @@ def test_windows_that_overlap_are_rows_of_whole_vectors(monkeypatch: pytest.Monk
     inputs = [round_to(rng.normal(size=graph.type_of(i).shape).astype(np.float32), DType.BF16) for i in graph.inputs]
     one, other_ = evaluate(whole, inputs, precise=True)
     assert_allclose(other_, one, rtol=1e-12, atol=1e-12)
-
-
-def test_a_convolution_and_its_weights_gradient_read_the_same_windows() -> None:
-    b = GraphBuilder()
-    x = b.input(TensorType(DType.BF16, (8, 3, 224, 224)))
-    w, dy = b.input(TensorType(DType.BF16, (64, 3, 7, 7))), b.input(TensorType(DType.BF16, (8, 64, 112, 112)))
-    y = b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((2, 2), (3, 3), (3, 3), (1, 1), 1))
-    dw = conv_weight_gradient(b, dy, x, kernel=(7, 7), strides=(2, 2), pads=(3, 3), dilations=(1, 1))
-    assert not isinstance(dw, Declined)
-    found = find_alternatives(b.build([y, dw]), on_gpu=True)
-    nodes = found.graph.nodes
-    forward, back = (nodes[i] for i in range(len(nodes)) if nodes[i].prim is Prim.MATMUL)
-    assert {forward.inputs[0], forward.inputs[1]} & {back.inputs[0], back.inputs[1]}
 
 
 def test_what_only_makes_lines_longer_reads_no_pixel(monkeypatch: pytest.MonkeyPatch) -> None:

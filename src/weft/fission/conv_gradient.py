@@ -12,7 +12,6 @@ import numpy as np
 
 from weft.fission.conv import conv, conv_transpose
 from weft.fission.rule import narrow, not_float, shape_of, widen
-from weft.fission.windows import Windows
 from weft.ir.attrs import ConcatAttrs, GatherAttrs, PadAttrs
 from weft.ir.declined import Declined
 from weft.ir.graph import GraphBuilder, NodeId
@@ -76,8 +75,7 @@ def conv_weight_gradient(
 
     Both are laid on one grid of positions with zeros behind the rows of dy, so that each tap is a range of the rows of
     one matrix; with strides there is a matrix for each phase. One channel a group → reduce_sum(dy · x at the tap).
-    Fewer than eight, or windows that do not overlap → one matmul with the windows of x as columns; those of images that
-    overlap are `fission.windows`.
+    Fewer than eight, or windows that do not overlap → one matmul with the windows of x as columns.
 
     Shapes: dy (N, O, *T), x (N, C, *S), `kernel` *K give (O, C/groups, *K); transposed (C, O/groups, *K).
     Conditions: floats of one type; pads ≥ 0; at most 49 taps, as columns 2²⁸ numbers. A value that is not finite may
@@ -105,8 +103,6 @@ def conv_weight_gradient(
         found = _by_sums(b, small, large, taps)
     elif few and math.prod((of[0] * of[1], *given[2:], *kernel)) > MOST_COLUMNS:
         return Declined(f"{text}: more than {MOST_COLUMNS} numbers in windows")
-    elif few and rank == 2 and groups == 1 and not apart:
-        found = _by_rows(b, small, large, taps)
     elif few:
         found = _by_windows(b, small, large, taps, groups)
     else:
@@ -177,22 +173,6 @@ def _by_sums(b: GraphBuilder, small: NodeId, large: NodeId, taps: Sequence[_Taps
         total = b.reduce(Prim.REDUCE_SUM, b.apply(Prim.MUL, wide, part), axes)
         found.append(b.reshape(total, (channels, *(1,) * (rank - 1))))
     return narrow(b, _joined(b, found, 1), small)
-
-
-def _by_rows(b: GraphBuilder, small: NodeId, large: NodeId, taps: Sequence[_Taps]) -> NodeId:
-    """(O, C, *K): one product, of windows of an image that overlap, as the convolution itself may read them."""
-    high, wide = taps
-    windows = Windows(
-        shape_of(b, large)[1],
-        (high.kernel, wide.kernel),
-        (high.stride, wide.stride),
-        (high.pad, wide.pad),
-        (high.dilation, wide.dilation),
-        (high.count, wide.count),
-    )
-    left = _columns(b, small, 1)
-    left = b.reshape(left, shape_of(b, left)[1:])
-    return windows.back(b, b.add(Prim.MATMUL, left, windows.rows(b, large)))
 
 
 def _by_windows(b: GraphBuilder, small: NodeId, large: NodeId, taps: Sequence[_Taps], groups: int) -> NodeId:

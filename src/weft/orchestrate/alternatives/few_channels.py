@@ -4,7 +4,7 @@ The first layer of a network that is trained: a library's convolution of three c
 would, and kernels that read them as they are want constant weights.
 
 Windows that overlap, as those of a network of convolutions, are written side by side, with whole vectors of elements
-in a row: the weight's gradient is a product of the same matrix.
+in a row.
 
 Windows that lie side by side, as those of a vision transformer: y[n, o, i, j] = sum over c, p, q of
 x[n, c, s i + p, t j + q] w[o, c, p, q] is a product of patches in rows and a weight's taps in columns. Others: with
@@ -16,13 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from weft.fission.windows import Windows
 from weft.ir import attrs as a
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
 from weft.ir.work import node_flops
 from weft.orchestrate.alternatives.padded import CHUNK
 from weft.orchestrate.alternatives.union import Maker
+from weft.orchestrate.alternatives.windows import Windows
 
 CHANNELS = CHUNK // 2
 """A vector of 16 bits: with so many, a library's convolution reads whole ones."""
@@ -45,7 +45,7 @@ def multiply_patches(m: Maker) -> None:
 
 
 def multiply_windows(m: Maker) -> None:
-    """conv(x, w) → windows(x) @ w, the windows as those of its weight's gradient (`fission.windows`).
+    """conv(x, w) → windows(x) @ w, see `windows`.
 
     Conditions: images of 16 bits, windows that overlap; one group, few channels, a large convolution, a weight that is
     no constant.

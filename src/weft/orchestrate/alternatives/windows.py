@@ -1,4 +1,4 @@
-"""Windows of images as the rows of a matrix, of which a convolution and its weight's gradient are products.
+"""Windows of images as the rows of a matrix, of which a convolution is a product.
 
 An element of a row is a tap and a channel, channels fastest: what a window reads of one line of an image that lies
 channels-last is one piece of memory, and a piece of the row. Rows end in zeros, so that they are whole vectors.
@@ -68,13 +68,6 @@ class Windows:
         turned = _padded(b, b.transpose(w, (0, 2, 3, 1)), (0,) * 4, (0, 0, self.width - self.kernel[1], 0))
         return self._whole(b, b.reshape(turned, (b.type_of(w).shape[0], self.kernel[0] * self.width * self.channels)))
 
-    def back(self, b: GraphBuilder, matrix: NodeId) -> NodeId:
-        """(O, C, *kernel) of (O, columns): what `weights` is made of."""
-        results, (high, wide) = b.type_of(matrix).shape[0], self.kernel
-        size = high * self.width * self.channels
-        taps = b.reshape(_first(b, matrix, (results, size)), (results, high, self.width, self.channels))
-        return b.transpose(_first(b, taps, (results, high, wide, self.channels)), (0, 3, 1, 2))
-
     def _whole(self, b: GraphBuilder, matrix: NodeId) -> NodeId:
         return _padded(b, matrix, (0, 0), (0, self.columns - b.type_of(matrix).shape[1]))
 
@@ -82,8 +75,3 @@ class Windows:
 def _padded(b: GraphBuilder, x: NodeId, lo: Sequence[int], hi: Sequence[int]) -> NodeId:
     """With zeros around it; itself where there are none."""
     return b.add(Prim.PAD, x, attrs=PadAttrs(tuple(lo), tuple(hi), "constant", 0.0)) if any((*lo, *hi)) else x
-
-
-def _first(b: GraphBuilder, x: NodeId, sizes: Sequence[int]) -> NodeId:
-    """The first elements along each dimension."""
-    return b.slice(x, (0,) * len(sizes), tuple(sizes), (1,) * len(sizes))
