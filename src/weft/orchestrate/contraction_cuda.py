@@ -68,7 +68,7 @@ def contraction_us(problem: Problem, at: NodeId, facts: GpuFacts) -> float:
     block = least_cycles(facts, sizes) / facts.clock_ghz / 1e3 - gap_us(facts)
     persistent = product_us(facts, replace(product, dtype="tf32") if tf32 else product)[0] + c.persistent_us
     best = min(block, persistent if load in ("rows", "taps") and _in_place(graph, node) else math.inf)
-    if isinstance(node.attrs, a.ConvAttrs) and node.attrs.transposed and not is_weight(graph, node.inputs[1]):
+    if isinstance(node.attrs, a.ConvAttrs) and node.attrs.transposed and not is_fixed(graph, node.inputs[1]):
         factor *= c.data_gradient
     return best * factor + _turned_us(problem, node, facts)
 
@@ -80,7 +80,7 @@ def _turned_us(problem: Problem, node: Node, facts: GpuFacts) -> float:
     """
     graph = problem.graph
     image = graph.type_of(node.inputs[0])
-    own = node.prim is not Prim.CONV or is_weight(graph, node.inputs[1])
+    own = node.prim is not Prim.CONV or is_fixed(graph, node.inputs[1])
     if own or image.dtype.itemsize != 2 or Format.LAST in (*problem.input_formats, *problem.output_formats):
         return 0.0
     moved = sum(t.nbytes for t in (image, node.type) if t.shape[1] > 1 and math.prod(t.shape[2:]) > 1)
@@ -108,10 +108,10 @@ def are_layers(graph: Graph, products: Sequence[NodeId]) -> bool:
         return False
     if any(graph.type_of(i).dtype not in (DType.F16, DType.BF16) for i in products):
         return False
-    return all(is_weight(graph, graph.nodes[i].inputs[1]) for i in products)
+    return all(is_fixed(graph, graph.nodes[i].inputs[1]) for i in products)
 
 
-def is_weight(graph: Graph, node: NodeId) -> bool:
+def is_fixed(graph: Graph, node: NodeId) -> bool:
     """Whether a value, or what it is a view of, is the same with each call."""
     while graph.nodes[node].prim in (Prim.RESHAPE, Prim.TRANSPOSE, Prim.BROADCAST):
         node = graph.nodes[node].inputs[0]

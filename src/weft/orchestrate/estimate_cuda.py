@@ -33,7 +33,7 @@ from weft.kernels.formats import Format
 from weft.orchestrate.compulsory import compulsory_work
 from weft.orchestrate.contraction_cuda import (
     contraction_us,
-    is_weight,
+    is_fixed,
     on_matrix_units,
     rate_name,
 )
@@ -147,7 +147,7 @@ def gpu_estimate_us(problem: Problem, facts: GpuFacts) -> float:
     else:
         multiplied += waited
     mixed = _mixed(problem)
-    traffic = _traffic_us(problem, facts, traits, mixed)
+    traffic = _traffic_us(problem, facts, traits, unmoved, mixed)
     if Format.LAST in problem.output_formats and Format.LAST not in problem.input_formats:
         across = sum(graph.nodes[i].type.size for i in linear if i not in multiplied_on)
         traffic = max(traffic, c.across_cycles * across / clocks)
@@ -160,7 +160,7 @@ def _is_library_tap(graph: Graph, node: Node) -> bool:
     """Whether it is a convolution of one tap over all channels that no template computes, as its weight changes."""
     if not isinstance(node.attrs, a.ConvAttrs) or node.attrs.groups > 1:
         return False
-    return math.prod(graph.type_of(node.inputs[1]).shape[2:]) == 1 and not is_weight(graph, node.inputs[1])
+    return math.prod(graph.type_of(node.inputs[1]).shape[2:]) == 1 and not is_fixed(graph, node.inputs[1])
 
 
 WEIGHT_GRADIENT = "conv_weight_gradient"
@@ -340,14 +340,15 @@ def _reductions(graph: Graph, traits: Sequence[Trait]) -> int:
     return max(depth, default=0)
 
 
-def _traffic_us(problem: Problem, facts: GpuFacts, traits: Sequence[Trait], mixed: bool) -> float:
+def _traffic_us(
+    problem: Problem, facts: GpuFacts, traits: Sequence[Trait], unmoved: Collection[NodeId], mixed: bool
+) -> float:
     """Time of the problem's bytes; long rows are read once per reduction of a chain, few rows keep few blocks busy."""
     c = costs_of(facts).estimate
     graph = problem.graph
     read = _touched(graph, traits)
     written = sum(graph.type_of(o).nbytes for o in set(graph.outputs))
     reductions = [n for n, t in zip(graph.nodes, traits, strict=True) if t.category is Category.REDUCE]
-    unmoved = _unmoved(problem)
     moves = any(
         n.prim is Prim.TRANSPOSE
         and _moves_last(n)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from weft.ir.attrs import TransposeAttrs
 from weft.ir.graph import Graph, Mask, Node, NodeId
-from weft.ir.passes.compose_casts import LAST_TO_FIRST
+from weft.ir.passes.compose_casts import turns_to_first
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.remembered import while_it_lives
 from weft.kernels.formats import Format, formats_of
@@ -56,7 +55,7 @@ def image_values(graph: Graph) -> Mask:
 
 def _of_pixels(graph: Graph, node: Node) -> bool:
     """Whether a value is the rows of a product, as an image: what stands for a convolution of one tap."""
-    if not isinstance(node.attrs, TransposeAttrs) or node.attrs.perm != LAST_TO_FIRST:
+    if not turns_to_first(node):
         return False
     rows = node.inputs[0]
     while graph.nodes[rows].prim in (Prim.RESHAPE, Prim.PAD, Prim.SLICE):

@@ -12,7 +12,7 @@ from typing import cast
 
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
-from weft.ir.passes.compose_casts import LAST_TO_FIRST
+from weft.ir.passes.compose_casts import turns_to_first
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.orchestrate.stored import Stored, stored_root
 
@@ -173,9 +173,7 @@ def _with_scan(graph: Graph, stored: Stored, scan: NodeId, plain: Mask) -> Mask:
 def _turned_weight(graph: Graph, conv: NodeId) -> Mask:
     """What brings a weight's channels to the front: libraries read weights with channels last, and copy others."""
     at = graph.nodes[conv].inputs[1]
-    node = graph.nodes[at]
-    turns = isinstance(node.attrs, a.TransposeAttrs) and node.attrs.perm == LAST_TO_FIRST
-    return 1 << at if turns else 0
+    return 1 << at if turns_to_first(graph.nodes[at]) else 0
 
 
 def _changes(graph: Graph, linear: NodeId) -> bool:
@@ -197,20 +195,12 @@ def _with_linear(graph: Graph, stored: Stored, linear: NodeId, elementwise: Mask
             if elementwise >> c & 1 and graph.nodes[c].type.size == size:
                 epilogue |= 1 << c
                 grown |= dag.consumers[c]
-            elif (stored.results >> c & 1 and graph.nodes[c].prim is Prim.TRANSPOSE) or _channels_to_the_front(
-                graph, c
-            ):
+            elif turns_to_first(graph.nodes[c]) or (stored.results >> c & 1 and graph.nodes[c].prim is Prim.TRANSPOSE):
                 epilogue |= 1 << c  # results are stored where the graph wants them: heads apart, channels last
         frontier = grown & ~epilogue
     related = dag.ancestors[linear] | dag.descendants[linear]
     beside = mask_of(c for c in bits(elementwise & ~related) if graph.nodes[c].type.size <= size)
     return 1 << linear | epilogue | beside | _prologue(graph, stored, linear)
-
-
-def _channels_to_the_front(graph: Graph, node: NodeId) -> bool:
-    """Whether rows of pixels become an image: channels-last it lies as they do."""
-    attrs = graph.nodes[node].attrs
-    return isinstance(attrs, a.TransposeAttrs) and attrs.perm == LAST_TO_FIRST
 
 
 def _prologue(graph: Graph, stored: Stored, linear: NodeId) -> Mask:

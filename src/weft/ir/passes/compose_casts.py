@@ -57,9 +57,14 @@ LAST_TO_FIRST, FIRST_TO_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 """Of images, and of weights of convolutions."""
 
 
+def turns_to_first(node: Node) -> bool:
+    """Whether it brings channels that are the last dimension to the front: channels-last nothing moves then."""
+    return isinstance(node.attrs, a.TransposeAttrs) and node.attrs.perm == LAST_TO_FIRST
+
+
 def _turned_input(b: GraphBuilder, node: Node) -> NodeId | None:
     """The input of the graph whose channels this brings to the front."""
-    if node.prim is not Prim.TRANSPOSE or cast("a.TransposeAttrs", node.attrs).perm != LAST_TO_FIRST:
+    if not turns_to_first(node):
         return None
     return node.inputs[0] if b.node(node.inputs[0]).prim is Prim.INPUT else None
 

@@ -7,8 +7,7 @@ Windows that overlap, as those of a network of convolutions, are written side by
 in a row.
 
 Windows that lie side by side, as those of a vision transformer: y[n, o, i, j] = sum over c, p, q of
-x[n, c, s i + p, t j + q] w[o, c, p, q] is a product of patches in rows and a weight's taps in columns. Others: with
-zeros behind the channels of both operands these are whole vectors.
+x[n, c, s i + p, t j + q] w[o, c, p, q] is a product of patches in rows and a weight's taps in columns.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
 from weft.ir.work import node_flops
 from weft.orchestrate.alternatives.padded import CHUNK
+from weft.orchestrate.alternatives.pixels import image_of
 from weft.orchestrate.alternatives.union import Maker
 from weft.orchestrate.alternatives.windows import Windows
 
@@ -64,7 +64,7 @@ def multiply_windows(m: Maker) -> None:
             right = m.b.transpose(windows.weights(m.b, w), (1, 0))
             product = m.b.add(Prim.MATMUL, windows.rows(m.b, x), right)
             spread = m.b.reshape(product, (rows, *counts, node.type.shape[1]))
-            m.stands_for(m.b.transpose(spread, (0, 3, 1, 2)), i, ends=True)
+            m.stands_for(image_of(m.b, spread), i, ends=True)
 
 
 def _two(sizes: Sequence[int]) -> tuple[int, int]:
@@ -91,4 +91,4 @@ def _product(m: Maker, x: NodeId, w: NodeId) -> NodeId:
     order = m.b.transpose(w, (*range(2, 2 + spatial), 1, 0))
     right = m.b.reshape(order, (math.prod(taps) * channels, results))
     product = m.b.reshape(m.b.add(Prim.MATMUL, left, right), (rows, *counts, results))
-    return m.b.transpose(product, (0, 1 + spatial, *range(1, 1 + spatial)))
+    return image_of(m.b, product)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 from weft.ir import attrs as a
-from weft.ir.graph import NodeId
+from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.orchestrate.alternatives.union import Maker
 
@@ -48,7 +48,13 @@ def _product(m: Maker, i: NodeId, c: a.ConvAttrs) -> NodeId:
     spread = b.reshape(product, (rows, *sizes, result[1]))
     if max(c.strides) > 1 and c.transposed:
         spread = _apart(m, spread, c.strides, (rows, *result[2:], result[1]))
-    return b.transpose(spread, (0, rank - 1, *range(1, rank - 1)))
+    return image_of(b, spread)
+
+
+def image_of(b: GraphBuilder, pixels: NodeId) -> NodeId:
+    """(N, C, *S) of (N, *S, C): nothing moves where images lie channels-last."""
+    rank = b.type_of(pixels).rank
+    return b.transpose(pixels, (0, rank - 1, *range(1, rank - 1)))
 
 
 def _apart(m: Maker, x: NodeId, strides: Sequence[int], sizes: tuple[int, ...]) -> NodeId:
