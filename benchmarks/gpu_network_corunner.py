@@ -32,7 +32,7 @@ from typing import final
 
 import torch
 
-from benchmarks.co_runner.beside import alone, quietly
+from benchmarks.co_runner.beside import Served, alone, quietly
 from benchmarks.co_runner.machine import Gpu
 from benchmarks.co_runner.networks import WAYS, Given, Network, NetworkWay, asked, in_slices, row, with_network
 from benchmarks.co_runner.plans import Posed, compiled, posed
@@ -105,23 +105,33 @@ class BestEffort:
                 stage_kernels=self._chosen.stage_kernels,
             )
             return Network(made, gpu.low, self._batches, self._chosen.most_queued)
-        lanes = [gpu.low, *(gpu.stream(gpu.least) for _ in range(LANES - 1))]
         if way.kind == "green":
-            part = self._model.green(way.number, plain=True)
-            if isinstance(part, Declined):
-                return part
-            _, low, sms = part
-            if (why := fits(plain, gpu.facts, sms)) is not None:
-                return why
-            lanes = [low]
-        # one stream of a part: its other lanes would be on all SMs
-        made = CudaExecutable(
-            plain.linked,
-            device=plain.device,
-            lease=Lease(plain.device, lanes),
-            stage_kernels=1 << 20 if way.kind == "green" else 0,
-        )
+            return self._on_a_part(way)
+        lanes = [gpu.low, *(gpu.stream(gpu.least) for _ in range(LANES - 1))]
+        made = CudaExecutable(plain.linked, device=plain.device, lease=Lease(plain.device, lanes))
         return Network(made, lanes[0], self._batches, AHEAD * sum(x.kernels for x in made.stages))
+
+    def _on_a_part(self, way: NetworkWay) -> Network | Declined:
+        """On some multiprocessors, by the plan without a budget, or if it has a call by the one within."""
+        part = on_a_part(self._model, way)
+        if isinstance(part, Declined):
+            return part
+        _, low, sms = part
+        found, budgeted = self.found[True], None
+        if fits(found, self._gpu.facts, sms) is not None:
+            found = self.found[False]
+            budgeted = Budgeted(self._gpu.facts.within(budget_of(found.linked, "network")))
+            if (why := fits(found, self._gpu.facts, sms)) is not None:
+                return why
+        # one stream: other lanes would be on all SMs
+        made = CudaExecutable(
+            found.linked,
+            device=found.device,
+            lease=Lease(found.device, [low]),
+            budgeted=budgeted,
+            stage_kernels=1 << 20,
+        )
+        return Network(made, low, self._batches, AHEAD * sum(x.kernels for x in made.stages))
 
     def close(self) -> None:
         """Give the plans back."""
@@ -132,6 +142,12 @@ class BestEffort:
         torch.cuda.empty_cache()
 
 
+def on_a_part(model: Model, way: NetworkWay) -> tuple[Served, torch.cuda.Stream, int] | Declined:
+    """The model on all but a network's SMs, by the plan without a budget, or if it has a call by that within."""
+    found = model.green(way.number, plain=True)
+    return model.green(way.number, plain=False) if isinstance(found, Declined) else found
+
+
 def round_of(model: Model, network: BestEffort, way: NetworkWay, count: int, query_us: float) -> Sample | Declined:
     """A round of so many queries in one way, its stop's seconds among `stop_s`."""
     made = network.of(way)
@@ -139,7 +155,7 @@ def round_of(model: Model, network: BestEffort, way: NetworkWay, count: int, que
         return made
     served = model.served[way.plain]
     if way.kind == "green":
-        part = model.green(way.number, plain=True)
+        part = on_a_part(model, way)
         if isinstance(part, Declined):
             return part
         served = part[0]

@@ -29,7 +29,7 @@ def test_kernels_over_a_budget_are_counted_by_themselves() -> None:
 
 
 def test_an_error_has_what_was_declined_most_often_and_what_was_refused() -> None:
-    known = Known()
+    known = Known(complete=True)
     declines = ["library: a call", "cuda: sort is not a primitive of fused loops", "library: a call"]
     for number, why in enumerate(declines):
         known.wrote(f"p{number}", Kernels((), declined=(why,)))
@@ -44,6 +44,15 @@ def test_an_error_has_what_was_declined_most_often_and_what_was_refused() -> Non
     )
     assert said.index(f"5 times: {OVER}") < said.index("2 times: library: a call") < said.index("1 times: cuda: sort")
     assert "far off" not in said and "[W001]" in said
+
+
+def test_a_search_that_its_time_ended_does_not_say_that_there_is_no_plan() -> None:
+    known = Known()
+    found = outcome(0, Verdict.OK, "")
+    known.measurements[found.problem_key, found.schedule] = found
+    said = str(over_budget(options(12.0), known, ["no kernel produces the values [7]"]))
+    assert "12 s of budget_s ended before" in said and "compiling it again goes on" in said and "[7]" in said
+    assert "no plan of this model" not in said
 
 
 def test_an_error_without_reasons_says_that_there_was_no_time() -> None:

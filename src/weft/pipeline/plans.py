@@ -156,6 +156,10 @@ def over_budget(options: Options, known: Known, lost: Sequence[str]) -> OptionEr
     counts.update(m.error for m in known.measurements.values() if "sm_budget" in m.error)
     reasons = [f"{n} times: {why}" for why, n in counts.most_common(_REASONS)]
     said = "; ".join(dict.fromkeys([*lost, *reasons]))[:1000] or "there was no time to find one"
+    if known.measurements and not known.complete:
+        ended = f"the {options.budget_s:g} s of budget_s ended before each operator had a kernel that was measured"
+        problem = f"{ended}; compiling it again goes on from what was. {said}"
+        return OptionError(option="sm_budget", problem=problem)
     return OptionError(option="sm_budget", problem=f"no plan of this model keeps to {options.sm_budget}: {said}")
 
 
