@@ -162,11 +162,14 @@ def chosen(rows: Iterable[Mapping[str, Any]], batch: int) -> str:
     Of those that keep the limit of the batch and add work at all, the one that adds most; of equals the smaller one.
     """
     name, limit = LIMITS[batch]
-    kept = [
-        x for x in rows if x.get("way") == "co-runner" and "failed" not in x and x[name] <= limit and x["added"] > 1.0
-    ]
+    kept = [x for x in rows if _is_co_runner(x) and x[name] <= limit and x["added"] > 1.0]
     best = max(kept, key=lambda x: (x["added"], -x["be"], str(x["case"])), default=None)
     return "" if best is None else str(best["case"])
+
+
+def _is_co_runner(row: Mapping[str, Any]) -> bool:
+    """Whether it is of a co-runner that was measured: neither failed nor declined."""
+    return row.get("way") == "co-runner" and "failed" not in row and "declined" not in row
 
 
 PRESENCE = 0.02
@@ -193,7 +196,7 @@ def fitted(found: Mapping[Way, float], batch: int) -> list[Way]:
 def marked(rows: Sequence[Mapping[str, Any]], batch: int) -> list[dict[str, Any]]:
     """Rows of one model and kind of work whose mark is another than before, anew."""
     best = chosen(rows, batch)
-    anew = ({**x, "chosen": x["case"] == best} for x in rows if x.get("way") == "co-runner" and "failed" not in x)
+    anew = ({**x, "chosen": x["case"] == best} for x in rows if _is_co_runner(x))
     before = {str(x["case"]): x.get("chosen") for x in rows}
     return [x for x in anew if x["chosen"] != before[str(x["case"])]]
 

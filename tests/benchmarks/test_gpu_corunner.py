@@ -126,6 +126,8 @@ def test_only_marks_that_change_are_written_anew() -> None:
     found = {x["case"]: x["chosen"] for x in marked(rows, 1)}
     assert found == {"a": False, "b": True}
     assert marked([row("g", 1.0, 1.2, way="green")], 1) == []
+    declined = {"case": "d", "way": "co-runner", "declined": "over the budget"}
+    assert marked([declined], 1) == [] and chosen([declined], 1) == ""
 
 
 def test_cases_are_named_by_whole_parts() -> None:

@@ -33,7 +33,7 @@ def test_what_runs_is_given_up_within_the_slack(budget_s: float) -> None:
     assert deadline.end < deadline.last < budget_s + slack_s, "some of the slack is left for what follows"
     assert deadline.at_last(0.25) == pytest.approx(0.25 * deadline.last)
     assert deadline.within(0.5) == pytest.approx(0.5 * budget_s)
-    assert deadline.ready_by == pytest.approx(budget_s / 3)
+    assert deadline.ready_by == pytest.approx(budget_s / 2)
     assert deadline.seconds_to(deadline.end) == budget_s and deadline.seconds_to(-1.0) == 0.0
 
 

@@ -25,7 +25,7 @@ GIVE_UP = 0.6
 """The part of that after which what runs is given up; the rest is for what must be done still."""
 NO_BUDGET_S = 2.4
 """The same in seconds where there is no budget; the framework's own export of the model is not counted."""
-READY_SHARE, READY_BY = 1 / 3, 2 / 3
+READY_SHARE, READY_BY = 1 / 2, 2 / 3
 """Of the budget: how long a measuring process that was started is waited for, and until when at most."""
 
 
