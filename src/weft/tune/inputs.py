@@ -30,6 +30,7 @@ from functools import lru_cache
 import torch
 
 from weft.generate.library.execute import TORCH_DTYPE
+from weft.generate.library.opaque_aten import EmbeddingTable, embedding_table
 from weft.ir import attrs as a
 from weft.ir.graph import Graph
 from weft.ir.prims import CATEGORY, Category, Prim
@@ -106,10 +107,11 @@ def roles(graph: Graph) -> tuple[Role, ...]:
                 found[i].shift_below = node.type.dtype.itemsize * 8
         elif node.prim is Prim.OPAQUE:
             # nothing is known of a framework's operator; 0 and 1 are valid as index, count or flag nearly everywhere
+            table = _embedding_table(node.attrs)
             for operand in node.inputs:
                 for i in _sources(graph, operand, found, through_arithmetic=False):
                     if graph.type_of(i).dtype.is_integer:
-                        found[i].index_below = 2
+                        found[i].index_below = 2 if table is None else max(table.rows, 1)
         elif node.prim is Prim.SCAN and len(node.inputs) == 2 and isinstance(node.attrs, a.ScanAttrs):
             for i in _decaying(graph, node.inputs[0], node.inputs[1], found):
                 found[i].decay = 1.0 / max(node.type.shape[node.attrs.axis], 1)
@@ -122,6 +124,12 @@ def roles(graph: Graph) -> tuple[Role, ...]:
                 found[i].scale = 1.0 / math.sqrt(max(k, 1))
                 found[i].thinned = k if chained else 0
     return tuple(found[i] for i in graph.inputs)
+
+
+def _embedding_table(attrs: object) -> EmbeddingTable | None:
+    if not isinstance(attrs, a.OpaqueAttrs) or attrs.framework != "aten":
+        return None
+    return embedding_table(attrs.payload)
 
 
 def _decaying(graph: Graph, factor: int, term: int, inputs: dict[int, Role]) -> list[int]:

@@ -12,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -153,11 +154,39 @@ def _flat(found: Any) -> list[torch.Tensor]:
     raise _refuse(f"a result is {type(found).__name__}, not a tensor")
 
 
-def has_float64(payload: str, shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether a call is of an operator of this project's that is written out in float64, and there is memory for that.
+@dataclass(frozen=True, slots=True)
+class EmbeddingTable:
+    """A call of `aten::embedding_dense_backward`."""
 
-    `shapes`: of the call's operands.
+    dy: int
+    """Which operand of the call is the gradient of what was read; `index`: by which indices."""
+    index: int
+    rows: int
+    padding: int
+    """The row that has no gradient; one that the table does not have: none is."""
+
+
+def embedding_table(payload: str) -> EmbeddingTable | None:
+    """The gradient of an embedding table that a call is; None: it is another one, or scales by frequency."""
+    call = json.loads(payload)
+    given = call.get("args", [])
+    if call.get("op") != "aten::embedding_dense_backward" or call.get("kwargs") or len(given) != 5:
+        return None
+    dy, index = (x.get("tensor") if isinstance(x, dict) else None for x in given[:2])
+    rows, padding, scaled = given[2:]
+    if not isinstance(dy, int) or not isinstance(index, int) or scaled is not False:
+        return None
+    return EmbeddingTable(dy, index, rows, padding) if type(rows) is type(padding) is int else None
+
+
+def has_float64(payload: str, shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether float64 tells what a call gives, and there is memory for that.
+
+    So it is of the gradient of an embedding table, which is sums, and of operators of this project's that are written
+    out in float64. `shapes`: of the call's operands.
     """
+    if embedding_table(payload) is not None:
+        return True
     call = json.loads(payload)
     namespace, _, name = str(call.get("op")).partition("::")
     if namespace != "weft" or name not in trained_attention.NAMES:
