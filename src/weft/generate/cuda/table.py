@@ -19,6 +19,7 @@ from weft.generate.cuda.conv.pooled import template as pooled
 from weft.generate.cuda.conv.separable import template as separable
 from weft.generate.cuda.conv.squeeze_excite import template as squeeze_excite
 from weft.generate.cuda.conv.stacked import template as stacked
+from weft.generate.cuda.embedding_gradient import template as embedding_gradient
 from weft.generate.cuda.gemm import pattern as gemm
 from weft.generate.cuda.gemm.gemv import template as gemv
 from weft.generate.cuda.gemm.grouped import template as grouped
@@ -34,6 +35,7 @@ PATTERNS: tuple[Pattern[Any], ...] = (
     attention.LINEAR_ATTENTION_PROBLEM,
     attention.ATTENTION_PROBLEM,
     attention_gradient.ATTENTION_GRADIENT_PROBLEM,
+    embedding_gradient.EMBEDDING_GRADIENT_PROBLEM,
     squeeze_excite.SQUEEZE_EXCITE_PROBLEM,
     separable.SEPARABLE_CONVOLUTIONS,
     stacked.STACKED_CONVOLUTIONS,
@@ -46,6 +48,7 @@ BY_OPERATOR: tuple[Pattern[Any], ...] = (
     depthwise_wgrad.DEPTHWISE_WEIGHT_GRADIENT,
     attention.ATTENTION_PROBLEM,
     attention_gradient.ATTENTION_GRADIENT_PROBLEM,
+    embedding_gradient.EMBEDDING_GRADIENT_PROBLEM,
 )
 """Of these the patterns of problems without a contraction, which are known by the operator that they are."""
 TEMPLATES: tuple[Template[Any], ...] = (
@@ -65,6 +68,7 @@ TEMPLATES: tuple[Template[Any], ...] = (
     attention.ATTENTION,
     attention.ATTENTION_TMA,
     attention_gradient.ATTENTION_GRADIENT,
+    embedding_gradient.EMBEDDING_GRADIENT,
     mlp.MLP_PAIR,
     mlp.MLP,
     mlp.MLP_WIDE,

@@ -25,3 +25,16 @@ def unpacked(dtype: DType, width: int, name: str, to: str) -> list[str]:
         f"{{ const float2 h = {unpack}({w}); {to}[{2 * i}] = h.x; {to}[{2 * i + 1}] = h.y; }}"
         for i, w in enumerate(words)
     ]
+
+
+def packed(dtype: DType, width: int, name: str, first: int) -> str:
+    """Expression: so many floats of the array `name`, from `first` on, as a vector of memory, each rounded once."""
+    at = [f"{name}[{first + i}]" for i in range(width)]
+    if dtype is DType.F32:
+        words = [f"__float_as_uint({x})" for x in at]
+    elif width == 1:
+        return f"(u16)w_narrow2_{dtype.value}({at[0]}, 0.0f)"
+    else:
+        words = [f"w_narrow2_{dtype.value}({x}, {y})" for x, y in zip(at[::2], at[1::2], strict=True)]
+    kind = kind_of(dtype, width)
+    return f"make_{kind}({', '.join(words)})" if len(words) > 1 else words[0]

@@ -1,0 +1,171 @@
+// test_embedding_gradient CASES padding
+// {"generator": "cuda", "params": [["lanes", 8], ["template", "embedding_gradient"], ["width", 4]]}
+// k: (4, 1, 1) x (256, 1, 1), 1536 bytes
+// k_summed: (1, 1, 1) x (256, 1, 1), 4352 bytes
+// weft_cuda_machine.h
+// weft_cuda.h
+// weft_cuda_role.h
+// weft_cuda_tensor.h
+// weft_cuda_rough.h
+// weft_cuda_end.h
+extern "C" __global__ void __launch_bounds__(256) k(const void* __restrict__ in1, void* __restrict__ work) {
+  static constexpr w_solo role{};
+  W_DYNAMIC(sm);
+  const int t = role.thread(), lane = t % 32, part = t / 32;
+  u32* const keys = (u32*)sm;
+  u32* const counts = keys + 128;
+  role.pdl_wait();
+  role.pdl_trigger();
+  for (int j = t; j < 128; j += 256) {
+    const long long x = j < 120 ? ((const long long*)in1)[j] : 0;
+    keys[j] = j >= 120 ? 0xffffffffu : x < 0 || x >= 20 || x == 0 ? 20u : (u32)x;
+  }
+  role.sync();
+  const int i = role.block_x() * 32 + lane;
+  const u32 own = keys[i];
+  u32 before = 0;
+  #pragma unroll 4
+  for (int j = part * 16; j < (part + 1) * 16; j += 4) {
+    const uint4 k = *(const uint4*)(keys + j);
+    before += k.x < own + (u32)(j < i);
+    before += k.y < own + (u32)(j + 1 < i);
+    before += k.z < own + (u32)(j + 2 < i);
+    before += k.w < own + (u32)(j + 3 < i);
+  }
+  counts[t] = before;
+  role.sync();
+  if (t < 32 && i < 120) {
+    for (int p = 1; p < 8; ++p) before += counts[t + p * 32];
+    ((u32*)work)[before] = (u32)i;
+    ((u32*)work)[before + 120] = own;
+  }
+}
+extern "C" __global__ void __launch_bounds__(256) k_summed(const void* __restrict__ in0, const void* __restrict__ work,
+    void* __restrict__ out0) {
+  static constexpr w_solo role{};
+  W_DYNAMIC(sm);
+  const int t = role.thread();
+  const int lane = t % 8, own = t / 8;
+  const u32* const order = (const u32*)work;
+  const u32* const rows = order + 120;
+  const uint4* const G = (const uint4*)in0;
+  int* const firsts = (int*)sm;
+  int* const ends = firsts + 32;
+  float* const parts = (float*)(ends + 32);
+  const int row = role.block_x() * 32 + own;
+  role.pdl_wait();
+  role.pdl_trigger();
+  int first = 0;
+  #pragma unroll
+  for (int step = 64; step > 0; step /= 2)
+    if (first + step <= 120 && rows[first + step - 1] < (u32)row) first += step;
+  int end = first;
+  if (row < 20 && first < 120 && rows[first] == (u32)row) {
+    end = 0;
+    #pragma unroll
+    for (int step = 64; step > 0; step /= 2)
+      if (end + step <= 120 && rows[end + step - 1] < (u32)row + 1u) end += step;
+  }
+  if (lane == 0) {
+    firsts[own] = first;
+    ends[own] = end;
+  }
+  if (row < 20 && end - first <= 64) {
+    #pragma unroll 1
+    for (int base = 0; base < 6; base += 8) {
+      const int at = base + lane;
+      float acc[4] = {};
+      #pragma unroll 1
+      for (int k = first; k < end; k += 8) {
+        uint4 x[8][1];
+        #pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          const bool there = k + n < end;
+          const uint4* const g = G + (long long)(there ? order[k + n] : 0u) * 6 + at;
+          #pragma unroll
+          for (int v = 0; v < 1; ++v) w_read_if(x[n][v], g + v * 8, there && v * 8 + at < 6);
+        }
+        #pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          if (k + n < end) {
+            #pragma unroll
+            for (int v = 0; v < 1; ++v) {
+              float f[4];
+              f[0] = __uint_as_float(x[n][v].x);
+              f[1] = __uint_as_float(x[n][v].y);
+              f[2] = __uint_as_float(x[n][v].z);
+              f[3] = __uint_as_float(x[n][v].w);
+              #pragma unroll
+              for (int e = 0; e < 4; ++e) acc[v * 4 + e] += f[e];
+            }
+          }
+        }
+      }
+      uint4* const to = (uint4*)out0 + (long long)row * 6 + at;
+      #pragma unroll
+      for (int v = 0; v < 1; ++v) {
+        const float* const f = acc + v * 4;
+        if (v * 8 + at < 6)
+          to[v * 8] = make_uint4(__float_as_uint(f[0]), __float_as_uint(f[1]), __float_as_uint(f[2]),
+              __float_as_uint(f[3]));
+      }
+    }
+  }
+  role.sync();
+  #pragma unroll 1
+  for (int r = 0; r < 32; ++r) {
+    const int begin = firsts[r], stop = ends[r];
+    if (stop - begin <= 64) continue;
+    const int each = (stop - begin + 31) / 32;
+    const int from = begin + own * each, until = from + each < stop ? from + each : stop;
+    #pragma unroll 1
+    for (int base = 0; base < 6; base += 8) {
+      const int at = base + lane;
+      float acc[4] = {};
+      #pragma unroll 1
+      for (int k = from; k < until; k += 8) {
+        uint4 x[8][1];
+        #pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          const bool there = k + n < until;
+          const uint4* const g = G + (long long)(there ? order[k + n] : 0u) * 6 + at;
+          #pragma unroll
+          for (int v = 0; v < 1; ++v) w_read_if(x[n][v], g + v * 8, there && v * 8 + at < 6);
+        }
+        #pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          if (k + n < until) {
+            #pragma unroll
+            for (int v = 0; v < 1; ++v) {
+              float f[4];
+              f[0] = __uint_as_float(x[n][v].x);
+              f[1] = __uint_as_float(x[n][v].y);
+              f[2] = __uint_as_float(x[n][v].z);
+              f[3] = __uint_as_float(x[n][v].w);
+              #pragma unroll
+              for (int e = 0; e < 4; ++e) acc[v * 4 + e] += f[e];
+            }
+          }
+        }
+      }
+      #pragma unroll
+      for (int q = 0; q < 4; ++q) parts[t * 4 + q] = acc[q];
+      role.sync();
+      if (own == 0) {
+        #pragma unroll 1
+        for (int p = 1; p < 32; ++p)
+          #pragma unroll
+          for (int q = 0; q < 4; ++q) acc[q] += parts[(p * 8 + t) * 4 + q];
+        uint4* const to = (uint4*)out0 + (long long)(role.block_x() * 32 + r) * 6 + at;
+        #pragma unroll
+        for (int v = 0; v < 1; ++v) {
+          const float* const f = acc + v * 4;
+          if (v * 8 + at < 6)
+            to[v * 8] = make_uint4(__float_as_uint(f[0]), __float_as_uint(f[1]), __float_as_uint(f[2]),
+                __float_as_uint(f[3]));
+        }
+      }
+      role.sync();
+    }
+  }
+}
