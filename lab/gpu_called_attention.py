@@ -20,7 +20,7 @@ import torch
 from benchmarks.cases.called_attention import called_attention_problem
 from benchmarks.harness.gpu_time import median_us
 
-from lab.attention_schedules import LAUNCHES, ROUNDS, measured
+from lab.schedules import LAUNCHES, ROUNDS, measured
 from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.generate.library import trained_attention

@@ -1,4 +1,4 @@
-"""Every schedule of a problem of attention on an NVIDIA GPU: compared with float64, then timed."""
+"""Every schedule of a problem on an NVIDIA GPU: compared with float64, then timed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def measured(
         (cubin,) = nvrtc.compile_many([CompileJob(source.text, facts.arch, source.flags)])
         assert isinstance(cubin, CompiledCubin), cubin
         outs = outputs()
-        addresses = Addresses([x.data_ptr() for x in inputs], [x.data_ptr() for x in outs], [], 0, 0)
+        room = torch.empty(max(source.workspace_bytes, 1), dtype=torch.uint8, device="cuda")
+        addresses = Addresses([x.data_ptr() for x in inputs], [x.data_ptr() for x in outs], [], room.data_ptr(), 0)
         bound = BoundCuda(source, cubin.path).prepare(addresses)
         took = median_us(lambda b=bound: b(torch.cuda.current_stream().cuda_stream), launches=LAUNCHES, rounds=ROUNDS)  # type: ignore[misc]
         off = list(errors(outs))

@@ -23,7 +23,7 @@ from weft.sm_budget import SmBudget
 
 BUDGET = str(gpu.BUDGET)
 """What a plan may take of each SM, as an option."""
-TRIES = 3
+TRIES = 6
 """To compile under a budget: each goes on from what the one before measured."""
 
 

@@ -64,7 +64,7 @@ def test_all_triples_once_and_the_most_unlike_ones_first() -> None:
     assert set(counts.values()) == {4} and counts[NO_LC, CO_RUNNER] == counts[NO_LC, CHUNKS] == 4
 
 
-OF_TRAINING = {"depthwise_wgrad", "attention_gradient"}
+OF_TRAINING = {"depthwise_wgrad", "attention_gradient", "embedding_gradient"}
 """No latency-critical model has them."""
 
 
