@@ -12,6 +12,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import final
 
 from weft.ir.graph import Mask, NodeId, bits
 
@@ -106,7 +107,7 @@ class Reentry:
                 forward[v] |= forward[c] | 1 << c
         return Reentry(tuple(forward), tuple(backward), forbidden, slack)
 
-    def reach(self, members: Mask, known: tuple[Mask, Mask] = (0, 0)) -> tuple[Mask, Mask]:
+    def reach(self, members: Mask, known: tuple[Mask, Mask]) -> tuple[Mask, Mask]:
         """What these reach, and what reaches them, over paths without a barrier; `known`: of other members."""
         below, above = known
         for m in bits(members):
@@ -114,28 +115,96 @@ class Reentry:
             above |= self.backward[m]
         return below, above
 
-    def reason(self, dag: Dag, members: Mask, larger: Mask, weight: Callable[[Mask], float] | None) -> str:
-        """Why `larger`, grown from `members`, is refused; "" where it is convex or may re-enter."""
-        missing = dag.missing(larger)
-        if not missing:
+    def reason(self, larger: Around, members: Around, *, weighed: bool) -> str:
+        """Why `larger`, grown from `members`, is refused; "" where it is convex or may re-enter.
+
+        `weighed`: their costs are what reading them costs.
+        """
+        if not larger.missing:
             return ""
-        if missing & self.forbidden:
+        if larger.missing & self.forbidden:
             return "re-entrant past a linear primitive"
-        if weight is not None and weight(dag.inputs_of(larger)) > weight(dag.inputs_of(members)) * self.slack:
+        if weighed and larger.cost > members.cost * self.slack:
             return "re-entrant set reads more"
         return ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What lies around a set, kept with it: a larger one differs in the members that it adds."""
+
+    members: Mask
+    producers: Mask
+    above: Mask
+    below: Mask
+    reads: Mask
+    reached: tuple[Mask, Mask]
+    """See `Reentry.reach`."""
+    cost: float
+    """Of reading what producers give."""
+
+    @property
+    def inputs(self) -> Mask:
+        """See `Dag.inputs_of`."""
+        return self.producers & ~self.members
+
+    @property
+    def read(self) -> Mask:
+        """What members read of others."""
+        return self.reads & ~self.members
+
+    @property
+    def missing(self) -> Mask:
+        """See `Dag.missing`."""
+        return self.above & self.below & ~self.members
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
     """The sets of one sink."""
 
-    sets: tuple[Mask, ...]
-    """In the order found: {sink} first."""
+    around: tuple[Around, ...]
+    """Of each set, in the order found: {sink} first."""
     raw: int
     """Sets made, repetitions included."""
     capped: bool
     """True when `cap` stopped the growth."""
+
+    @property
+    def sets(self) -> tuple[Mask, ...]:
+        """In the order found."""
+        return tuple(x.members for x in self.around)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Surveyor:
+    """Says what lies around sets."""
+
+    dag: Dag
+    reads: Sequence[Mask]
+    weight: Callable[[Mask], float]
+    reentry: Reentry | None
+
+    def around(self, members: Mask, smaller: Around | None = None) -> Around:
+        """Of a set that holds a `smaller` one."""
+        dag, reads, reentry = self.dag, self.reads, self.reentry
+        producers = above = below = read = 0
+        reached = 0, 0
+        added = members
+        if smaller is not None:
+            added &= ~smaller.members
+            producers, above, below, read = smaller.producers, smaller.above, smaller.below, smaller.reads
+            reached = smaller.reached
+        for m in bits(added):
+            producers |= dag.producers[m]
+            above |= dag.ancestors[m]
+            below |= dag.descendants[m]
+            read |= reads[m]
+        if reentry is not None:
+            reached = reentry.reach(added, reached)
+        return Around(members, producers, above, below, read, reached, self.weight(producers & ~members))
 
 
 def grow(
@@ -146,6 +215,7 @@ def grow(
     weight: Callable[[Mask], float] | None = None,
     cap: int = 0,
     reentry: Reentry | None = None,
+    reads: Sequence[Mask] | None = None,
     rejected: Counter[str] | None = None,
 ) -> Grown:
     """All admitted sets with this sink: convex ones, and with `reentry` those it allows.
@@ -155,79 +225,97 @@ def grow(
 
     `admit` gives "" or the reason against a set. It must be monotone: no superset of a refused set is admitted.
     `weight(inputs)` says what the reading of some nodes costs. With a `cap` the cheapest sets by it are visited first,
-    after one greedy chain to a maximal set, so that a wide join keeps its full fusion.
+    after one greedy chain to a maximal set, so that a wide join keeps its full fusion. `reads` (None: producers) is
+    what `Around.read` tells of.
     """
     rejected = Counter() if rejected is None else rejected
+    around = _Surveyor(
+        dag, dag.producers if reads is None else reads, weight or (lambda mask: float(mask.bit_count())), reentry
+    ).around
     start = 1 << sink
     reason = admit(start)
     if reason:
         rejected[reason] += 1
         return Grown((), 1, capped=False)
     seen = {start}
-    found: list[Mask] = []
+    found: list[Around] = []
     raw = 1
 
-    def choices(members: Mask) -> Iterator[Mask]:
-        """Sets with one more producer, closed; such as nothing that holds them is admitted are left as they are."""
-        reached = reentry.reach(members) if reentry is not None else (0, 0)
-        for p in bits(dag.inputs_of(members)):
+    def choices(at: Around) -> Iterator[tuple[Mask, str | None]]:
+        """Sets with one more producer, closed, and why not, as far as that was asked.
+
+        Such as nothing that holds them is admitted are left as they are.
+        """
+        members = at.members
+        reached = at.reached
+        for p in bits(at.inputs):
             near = members | 1 << p
-            if admit(near):
-                yield near
+            if refused := admit(near):
+                yield near, refused
                 continue
             closed = near | dag.descendants[p] & dag.ancestors[sink]
             if reentry is None:
-                yield closed
+                yield closed, None
                 continue
-            both: dict[Mask, None] = {}
-            for s in (closed, near):
-                below, above = (0, 0) if s != near and admit(s) else reentry.reach(s & ~members, reached)
-                both[s | below & above] = None
-            yield from both
+            larger = closed
+            if closed == near or not (refused := admit(closed)):
+                below, above = reentry.reach(closed & ~members, reached)
+                larger |= below & above
+            yield larger, (refused if larger == closed else None)
+            if closed != near:
+                own = near | (reached[0] | reentry.forward[p]) & (reached[1] | reentry.backward[p])
+                if own != larger:
+                    yield own, ("" if own == near else None)
 
-    def steps(members: Mask) -> Iterator[Mask]:
+    def steps(at: Around) -> Iterator[Around]:
         nonlocal raw
-        for larger in choices(members):
+        for larger, known in choices(at):
             raw += 1
             if larger in seen:
                 continue
             seen.add(larger)
-            reason = admit(larger)
-            if not reason and reentry is not None:
-                reason = reentry.reason(dag, members, larger, weight)
+            reason = admit(larger) if known is None else known
             if reason:
                 rejected[reason] += 1
-            else:
-                yield larger
+                continue
+            grown = around(larger, at)
+            if reentry is not None and (reason := reentry.reason(grown, at, weighed=weight is not None)):
+                rejected[reason] += 1
+                continue
+            yield grown
 
+    first = around(start)
     if not cap:
-        stack = [start]
+        stack = [first]
         while stack:
-            members = stack.pop()
-            found.append(members)
-            stack.extend(steps(members))
+            at = stack.pop()
+            found.append(at)
+            stack.extend(steps(at))
         return Grown(tuple(found), raw, capped=False)
 
-    price = weight or (lambda mask: float(mask.bit_count()))
-    found.append(start)
-    heap: list[tuple[float, int, Mask]] = []
-    current = start
+    found.append(first)
+    heap: list[tuple[float, int, Mask, Around]] = []
+
+    def priced(at: Around) -> tuple[float, int, Mask, Around]:
+        return at.cost, -at.members.bit_count(), at.members, at
+
+    current = first
     while True:  # the greedy chain: the next set is always the one that reads least
-        ahead = [(price(dag.inputs_of(t)), -t.bit_count(), t) for t in steps(current)]
+        ahead = [priced(t) for t in steps(current)]
         if not ahead:
             break
         ahead.sort()
-        current = ahead[0][2]
+        current = ahead[0][3]
         found.append(current)
         for entry in ahead[1:]:
             heapq.heappush(heap, entry)
         if len(found) >= cap:
             break
     while heap and len(found) < cap:
-        members = heapq.heappop(heap)[2]
-        found.append(members)
-        for t in steps(members):
-            heapq.heappush(heap, (price(dag.inputs_of(t)), -t.bit_count(), t))
+        at = heapq.heappop(heap)[3]
+        found.append(at)
+        for t in steps(at):
+            heapq.heappush(heap, priced(t))
     return Grown(tuple(found), raw, capped=bool(heap))
 
 

@@ -6,12 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from weft.ir.graph import Graph, Mask, NodeId, bits, mask_of
 from weft.ir.opaque import call_members
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.kernels.candidate import Candidate, Kind
-from weft.orchestrate.abstract import Grown, Reentry, grow
+from weft.orchestrate.abstract import Around, Grown, Reentry, grow
 from weft.orchestrate.alternatives import Alternatives
 from weft.orchestrate.calls import library_calls
 from weft.orchestrate.idiom import Scene
@@ -52,18 +53,29 @@ class _Found:
     calls: list[Candidate] = field(default_factory=list)
     """Apart from the others: the search knows nothing of them."""
 
-    def add(self, stored: Stored, members: Mask, outputs: Iterable[NodeId], kind: Kind, rank: int) -> bool:
+    def add(
+        self,
+        stored: Stored,
+        members: Mask,
+        outputs: Iterable[NodeId],
+        kind: Kind,
+        rank: int,
+        inputs: Mask | None = None,
+    ) -> bool:
         """Note a candidate; False for one that is known. `rank` orders what may be dropped: low stays."""
         written = tuple(sorted(outputs))
         if (members, written) in self.candidates:
             return False
-        self.candidates[members, written] = (rank, self.candidate(stored, members, written, kind))
+        self.candidates[members, written] = (rank, self.candidate(stored, members, written, kind, inputs))
         return True
 
-    def candidate(self, stored: Stored, members: Mask, written: tuple[NodeId, ...], kind: Kind) -> Candidate:
-        """A set with what it reads."""
+    def candidate(
+        self, stored: Stored, members: Mask, written: tuple[NodeId, ...], kind: Kind, inputs: Mask | None = None
+    ) -> Candidate:
+        """A set with what it reads; `inputs`: the stored values, where they are known."""
         classes = self.alternatives.classes
-        read = stored.inputs_of(members) & ~tables_inside(self.graph, members)
+        inputs = stored.inputs_of(members) if inputs is None else inputs
+        read = inputs & ~tables_inside(self.graph, members)
         return Candidate(members, tuple(sorted({classes.get(i, i) for i in bits(read)})), written, kind)
 
 
@@ -122,10 +134,13 @@ def enumerate_candidates(
                 found.add(stored, members, outputs, Kind.GROUP, -1)
         if limits.recomputed and version == 0:
             tables = _together(x.tables for x in whole)
+            inner = mask_of(
+                i for i in bits(stored.work & ~cuts) if CATEGORY[graph.nodes[i].prim] is Category.ELEMENTWISE
+            )
             for members, outputs in list(recomputed(graph, stored, legality, whole)):
                 most = limits.max_inputs + (stored.inputs_of(members) & tables).bit_count()
                 _add_whole(found, stored, members, outputs, most, 0, rejected)
-                _add_vectors(found, stored, legality, members, cuts, rejected)
+                _add_vectors(found, stored, legality, members, inner, rejected)
         every = {**every, **groups}
         _add_idioms(found, stored, limits, every, only, rejected, merged=alternatives.versions > 1)
     kept = [c for _, c in found.candidates.values()]
@@ -199,7 +214,14 @@ def _grow_all(
         if stop():
             break
         found[v] = grow(
-            stored.dag, v, legality.admit, weight=weight, cap=limits.per_sink, reentry=reentry, rejected=rejected
+            stored.dag,
+            v,
+            legality.admit,
+            weight=weight,
+            cap=limits.per_sink,
+            reentry=reentry,
+            reads=stored.reads,
+            rejected=rejected,
         )
     return found
 
@@ -247,45 +269,46 @@ def _add_groups(
     """Note the groups of one sink; returns those that nobody outside reads but for the sink, largest first."""
     limits = legality.limits
     closed: list[Mask] = []
-    for rank, members in enumerate(grown.sets):
-        inputs = stored.inputs_of(members)
+    for rank, at in enumerate(grown.around):
+        members, inputs = at.members, at.read
         if inputs.bit_count() > limits.max_inputs:
             rejected["too many inputs"] += 1
             continue
         if members & (members - 1) and inputs & stored.work & ~cuts:
             rejected["an input that is not worth storing"] += 1
             continue
-        convex = not stored.dag.missing(members)
-        written = stored.dag.written(members, stored.results) & ~(1 << sink)
+        convex = not at.missing
+        written = stored.dag.written(members, stored.results) & ~(1 << sink) if convex else 0
         if convex and not written:
             closed.append(members)
         if only and not members & only:
             continue  # known from the version without alternatives
         if members & (members - 1):
-            found.add(stored, members, (sink,), Kind.GROUP, rank)
-        if limits.multi_output and convex and written:
-            _add_store_through(found, stored, legality, sink, members, written, rank)
+            found.add(stored, members, (sink,), Kind.GROUP, rank, inputs)
+        if limits.multi_output and written:
+            _add_store_through(found, stored, legality, sink, at, written, rank)
     closed.sort(key=lambda s: (-s.bit_count(), s))
     return tuple(closed)
 
 
 def _add_store_through(
-    found: _Found, stored: Stored, legality: Legality, sink: NodeId, members: Mask, written: Mask, rank: int
+    found: _Found, stored: Stored, legality: Legality, sink: NodeId, at: Around, written: Mask, rank: int
 ) -> None:
     """The same set, which also writes the interior values that others read.
 
     One that ends in statistics may write those alone: whoever reads what they are made of has that from its inputs.
     """
     nodes = found.graph.nodes
+    add = partial(found.add, stored, at.members, kind=Kind.GROUP, rank=rank + 1, inputs=at.read)
     small = mask_of(v for v in bits(written) if nodes[v].type.size <= nodes[sink].type.size)
     if small and small != written and small.bit_count() < legality.limits.max_outputs:
-        found.add(stored, members, (*bits(small), sink), Kind.GROUP, rank + 1)
+        add((*bits(small), sink))
     if written.bit_count() + 1 > legality.limits.max_outputs or written.bit_count() > 2:
         return
-    found.add(stored, members, (*bits(written), sink), Kind.GROUP, rank + 1)
+    add((*bits(written), sink))
     if written.bit_count() == 2:
         for extra in bits(written):
-            found.add(stored, members, (extra, sink), Kind.GROUP, rank + 1)
+            add((extra, sink))
 
 
 def _add_siblings(
@@ -297,11 +320,12 @@ def _add_siblings(
 ) -> None:
     """Unions of groups that read the same value and run over the same index space: one pass instead of several."""
     readers: dict[tuple[NodeId, tuple[int, ...]], list[NodeId]] = {}
+    weights = _weights(found.graph, stored)
     for sink, sets in groups.items():
         if not sets or legality.linear & sets[0] or legality.alone >> sink & 1:
             continue
         shape = found.graph.nodes[sink].type.shape
-        for value in bits(stored.inputs_of(sets[0]) & ~_weights(found.graph, stored)):
+        for value in bits(stored.inputs_of(sets[0]) & ~weights):
             readers.setdefault((value, shape), []).append(sink)
     limits = legality.limits
     for sinks in readers.values():
@@ -358,22 +382,20 @@ def _add_whole(
 
 
 def _add_vectors(
-    found: _Found, stored: Stored, legality: Legality, members: Mask, cuts: Mask, rejected: Counter[str]
+    found: _Found, stored: Stored, legality: Legality, members: Mask, inner: Mask, rejected: Counter[str]
 ) -> None:
     """What a group reads though no group of a sink writes it, one by one and together: vectors of statistics, say.
 
-    They are computed from values that are worth storing. Without these groups each of their primitives is a kernel.
+    They are computed from values that are worth storing: `inner` are elementwise ones that are not. Without these
+    groups each of their primitives is a kernel.
     """
-    elementwise = mask_of(
-        i for i in bits(stored.work & ~cuts) if CATEGORY[found.graph.nodes[i].prim] is Category.ELEMENTWISE
-    )
     limits, chains = legality.limits, dict[NodeId, Mask]()
-    for v in bits(stored.inputs_of(members) & elementwise):
+    for v in bits(stored.inputs_of(members) & inner):
         chain = frontier = 1 << v
         while frontier:
             grown = 0
             for m in bits(frontier):
-                grown |= stored.reads[m] & elementwise
+                grown |= stored.reads[m] & inner
             frontier = grown & ~chain
             chain |= frontier
         chains[v] = chain

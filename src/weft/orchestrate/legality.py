@@ -7,7 +7,11 @@ elementwise epilogue and index-only prologue; an opaque call alone.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import or_
 from typing import cast
 
 from weft.ir import attrs as a
@@ -97,6 +101,7 @@ class Legality:
         wide = mask_of(
             i for i, n in enumerate(graph.nodes) if n.prim is Prim.CONCAT and len(n.inputs) > limits.concat_sources
         )
+        small = _up_to_sizes(graph, of[Category.ELEMENTWISE])
         rows: dict[int, Mask] = {}
         for r in bits(of[Category.REDUCE]):
             rows[graph.nodes[r].type.size] = rows.get(graph.nodes[r].type.size, 0) | 1 << r
@@ -114,7 +119,7 @@ class Legality:
             {
                 v: 1 << v | _turned_weight(graph, v)
                 if not limits.changing_weights and _changes(graph, v)
-                else _with_linear(graph, stored, v, of[Category.ELEMENTWISE])
+                else _with_linear(graph, stored, v, of[Category.ELEMENTWISE], small)
                 for v in bits(of[Category.LINEAR])
             },
             {r: rows[graph.nodes[r].type.size] for r in bits(of[Category.REDUCE])},
@@ -184,7 +189,17 @@ def _changes(graph: Graph, linear: NodeId) -> bool:
     return graph.nodes[stored_root(graph, node.inputs[1])].prim is not Prim.CONSTANT
 
 
-def _with_linear(graph: Graph, stored: Stored, linear: NodeId, elementwise: Mask) -> Mask:
+def _up_to_sizes(graph: Graph, nodes: Mask) -> Callable[[int], Mask]:
+    """Those of some nodes that have no more elements than a number."""
+    of: dict[int, Mask] = {}
+    for v in bits(nodes):
+        of[graph.nodes[v].type.size] = of.get(graph.nodes[v].type.size, 0) | 1 << v
+    sizes = sorted(of)
+    masks = [0, *accumulate((of[n] for n in sizes), or_)]
+    return lambda size: masks[bisect_right(sizes, size)]
+
+
+def _with_linear(graph: Graph, stored: Stored, linear: NodeId, elementwise: Mask, small: Callable[[int], Mask]) -> Mask:
     dag = stored.dag
     size = graph.nodes[linear].type.size
     epilogue = 0
@@ -199,7 +214,7 @@ def _with_linear(graph: Graph, stored: Stored, linear: NodeId, elementwise: Mask
                 epilogue |= 1 << c  # results are stored where the graph wants them: heads apart, channels last
         frontier = grown & ~epilogue
     related = dag.ancestors[linear] | dag.descendants[linear]
-    beside = mask_of(c for c in bits(elementwise & ~related) if graph.nodes[c].type.size <= size)
+    beside = small(size) & ~related
     return 1 << linear | epilogue | beside | _prologue(graph, stored, linear)
 
 
