@@ -32,6 +32,10 @@ CASES: dict[str, tuple[Problem, EmbeddingConfig]] = {
     "one column": (embedding_problem((100,), 300, 1), EmbeddingConfig(1, 1)),
     "odd columns": (embedding_problem((50,), 65, 7, dtype=BF16), EmbeddingConfig(8, 1)),
     "one index": (embedding_problem((1,), 3, 8), EmbeddingConfig(2, 4)),
+    "rows one after another": (embedding_problem((60,), 75, 24, padding=70), EmbeddingConfig(8, 4, 3)),
+    "columns apart": (embedding_problem((9, 9), 41, 100), EmbeddingConfig(8, 4, 2, 3)),
+    "more than are held": (embedding_problem((1100,), 40, 8), EmbeddingConfig(2, 4, 1)),
+    "many of some rows": (embedding_problem((400,), 5, 40, padding=2), EmbeddingConfig(8, 4, 2, 2)),
     "many of a row": (embedding_problem((5, 80), 3, 64), EmbeddingConfig(16, 4)),
     "many of a row, idle lanes": (embedding_problem((5, 90), 3, 24, padding=1), EmbeddingConfig(8, 4)),
     "many of a row, several turns": (embedding_problem((300,), 2, 96, dtype=F16), EmbeddingConfig(2, 8)),
@@ -159,5 +163,5 @@ def test_what_is_left_to_libraries(problem: Problem) -> None:
 
 
 def test_a_schedule_that_does_not_fit_is_declined() -> None:
-    for shape in (EmbeddingConfig(3, 4), EmbeddingConfig(8, 16), EmbeddingConfig(8, 8)):
+    for shape in (EmbeddingConfig(3, 4), EmbeddingConfig(8, 16), EmbeddingConfig(8, 8), EmbeddingConfig(8, 4, 0)):
         assert isinstance(CudaGenerator().emit(CASES["a warp a row"][0], shape.schedule()), Declined)

@@ -1,13 +1,23 @@
 // test_embedding_gradient CASES padding
 // {"generator": "cuda", "params": [["lanes", 8], ["template", "embedding_gradient"], ["width", 4]]}
 // k: (4, 1, 1) x (256, 1, 1), 1536 bytes
-// k_summed: (1, 1, 1) x (256, 1, 1), 4352 bytes
+// k_summed: (1, 1, 1) x (256, 1, 1), 12296 bytes
 // weft_cuda_machine.h
 // weft_cuda.h
 // weft_cuda_role.h
 // weft_cuda_tensor.h
 // weft_cuda_rough.h
 // weft_cuda_end.h
+
+// how many of n ascending numbers are less than a key, of which `from` are known to be
+W_FN int w_below(const u32* numbers, int from, int n, u32 key) {
+  while (from < n) {
+    const int middle = (from + n) >> 1;
+    if (numbers[middle] < key) from = middle + 1;
+    else n = middle;
+  }
+  return from;
+}
 extern "C" __global__ void __launch_bounds__(256) k(const void* __restrict__ in1, void* __restrict__ work) {
   static constexpr w_solo role{};
   W_DYNAMIC(sm);
@@ -46,31 +56,34 @@ extern "C" __global__ void __launch_bounds__(256) k_summed(const void* __restric
   W_DYNAMIC(sm);
   const int t = role.thread();
   const int lane = t % 8, own = t / 8;
-  const u32* const order = (const u32*)work;
-  const u32* const rows = order + 120;
   const uint4* const G = (const uint4*)in0;
-  int* const firsts = (int*)sm;
-  int* const ends = firsts + 32;
-  float* const parts = (float*)(ends + 32);
-  const int row = role.block_x() * 32 + own;
+  int* const ends = (int*)sm;
+  u32* const held = (u32*)(ends + 2);  // the rows, behind them the numbers of their indices
+  float* const parts = (float*)(held + 2048);
   role.pdl_wait();
   role.pdl_trigger();
-  int first = 0;
-  #pragma unroll
-  for (int step = 64; step > 0; step /= 2)
-    if (first + step <= 120 && rows[first + step - 1] < (u32)row) first += step;
-  int end = first;
-  if (row < 20 && first < 120 && rows[first] == (u32)row) {
-    end = 0;
-    #pragma unroll
-    for (int step = 64; step > 0; step /= 2)
-      if (end + step <= 120 && rows[end + step - 1] < (u32)row + 1u) end += step;
+  const u32* order = (const u32*)work;
+  const u32* rows = order + 120;
+  if (t == 0 || t == 32) ends[t / 32] = w_below(rows, 0, 120, (u32)(role.block_x() * 32 + (t ? 32 : 0)));
+  role.sync();
+  const int count = ends[1] - ends[0];
+  order += ends[0];
+  rows += ends[0];
+  if (count <= 1024) {
+    for (int i = t; i < count; i += 256) {
+      held[i] = rows[i];
+      held[i + 1024] = order[i];
+    }
+    rows = held;
+    order = held + 1024;
   }
-  if (lane == 0) {
-    firsts[own] = first;
-    ends[own] = end;
-  }
-  if (row < 20 && end - first <= 64) {
+  role.sync();
+  #pragma unroll 1
+  for (int turn = 0; turn < 1; ++turn) {
+    const int row = role.block_x() * 32 + turn * 32 + own;
+    if (row >= 20) break;
+    const int first = w_below(rows, 0, count, (u32)row), end = w_below(rows, first, count, (u32)row + 1u);
+    if (end - first > 64) continue;
     #pragma unroll 1
     for (int base = 0; base < 6; base += 8) {
       const int at = base + lane;
@@ -111,13 +124,16 @@ extern "C" __global__ void __launch_bounds__(256) k_summed(const void* __restric
       }
     }
   }
-  role.sync();
   #pragma unroll 1
-  for (int r = 0; r < 32; ++r) {
-    const int begin = firsts[r], stop = ends[r];
-    if (stop - begin <= 64) continue;
-    const int each = (stop - begin + 31) / 32;
-    const int from = begin + own * each, until = from + each < stop ? from + each : stop;
+  for (int first = 0; first + 64 < count;) {
+    const u32 row = rows[first];
+    const int end = w_below(rows, first, count, row + 1u);
+    if (end - first <= 64 || row >= 20u) {
+      first = end;
+      continue;
+    }
+    const int each = (end - first + 31) / 32;
+    const int from = first + own * each, until = from + each < end ? from + each : end;
     #pragma unroll 1
     for (int base = 0; base < 6; base += 8) {
       const int at = base + lane;
@@ -156,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(256) k_summed(const void* __restric
         for (int p = 1; p < 32; ++p)
           #pragma unroll
           for (int q = 0; q < 4; ++q) acc[q] += parts[(p * 8 + t) * 4 + q];
-        uint4* const to = (uint4*)out0 + (long long)(role.block_x() * 32 + r) * 6 + at;
+        uint4* const to = (uint4*)out0 + (long long)row * 6 + at;
         #pragma unroll
         for (int v = 0; v < 1; ++v) {
           const float* const f = acc + v * 4;
@@ -167,5 +183,6 @@ extern "C" __global__ void __launch_bounds__(256) k_summed(const void* __restric
       }
       role.sync();
     }
+    first = end;
   }
 }

@@ -2,10 +2,11 @@
 
 The place of an index among all is the number of those that are less, or equal and before it: each is compared with
 all, whose keys lie in shared memory, and nothing is exchanged. So equal indices stay in their order. In the second
-kernel some lanes have a row of the table each. They find its first index by bisection, add up the rows of the gradient
-that its indices name, and write; a row without any is written as zeros, so that nothing is filled before. Where one row
-has many indices (padding, a frequent word) all threads of its CTA take a part of them each, and the parts are added in
-order. There are no atomics, and every sum has one order.
+kernel a CTA has some rows of the table one behind another. It finds their indices by bisection of all, once, and holds
+them in shared memory. Some lanes have a row each at a time: they add up the rows of the gradient that its indices name,
+and write; a row without any is written as zeros, so that nothing is filled before. Where one row has many indices
+(padding, a frequent word) all threads of its CTA take a part of them each, and the parts are added in order. CTAs may
+have a part of the columns each. There are no atomics, and every sum has one order.
 
 What belongs to no row, as indices of padding do, is sorted behind all rows.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.costmodel.roofline import gap_us, memory_us
 from weft.device.cuda.facts import GpuFacts
@@ -37,10 +38,14 @@ MANY = 64
 """Indices of a row beyond which all threads of its CTA share them."""
 _ASKED = 8
 """Vectors that a lane asks for at once."""
+_RESIDENT = 4
+"""CTAs of a multiprocessor, by their registers."""
 _PARTS = THREADS // WARP
 """Of the keys, with each of which a warp compares the same 32 indices."""
-_STEP_CYCLES, _ROW_CYCLES = 14.0, 900.0
-"""Of four comparisons of a warp; of finding a row and its first gradient."""
+HELD = 1024
+"""Indices of a CTA's rows that shared memory has room for."""
+_STEP_CYCLES, _BISECTION, _ROW_CYCLES = 14.0, 250.0, 400.0
+"""Of four comparisons of a warp; of a step of bisection in memory; of a row whose indices are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +56,34 @@ class EmbeddingConfig(Parameters):
     """Threads that have a row of the table together: a power of two, a warp at most."""
     width: int
     """Neighbouring elements that a lane reads at a time."""
+    turns: int = 1
+    """Rows that the same lanes have one after another."""
+    parts: int = 1
+    """CTAs that share the columns of a row."""
 
     def schedule(self) -> Schedule:
         """As a schedule of the cuda generator."""
         return self.named("cuda", template="embedding_gradient")
 
     @property
-    def rows(self) -> int:
-        """Of the table, in a CTA."""
+    def together(self) -> int:
+        """Rows that a CTA has at a time."""
         return THREADS // self.lanes
+
+    @property
+    def rows(self) -> int:
+        """Rows that a CTA has."""
+        return self.together * self.turns
 
 
 def vectors(m: EmbeddingGradient, s: EmbeddingConfig) -> int:
     """Of a lane at a time."""
-    return min(-(-m.width // (s.lanes * s.width)), MOST_SUMS // s.width)
+    return min(-(-_columns(m, s) // s.lanes), MOST_SUMS // s.width)
+
+
+def _columns(m: EmbeddingGradient, s: EmbeddingConfig) -> int:
+    """Vectors of a row that a CTA has."""
+    return -(-m.width // s.width // s.parts)
 
 
 def _keys(m: EmbeddingGradient) -> int:
@@ -74,16 +93,22 @@ def _keys(m: EmbeddingGradient) -> int:
 
 def shapes(m: EmbeddingGradient, facts: GpuFacts) -> list[tuple[float, EmbeddingConfig]]:
     """(modelled cycles, shape), the most promising first."""
-    return sorted(((cycles(m, s, facts), s) for s in _candidates(m)), key=lambda x: (x[0], -x[1].lanes))
+    found = dict.fromkeys(_candidates(m, facts))
+    return sorted(((cycles(m, s, facts), s) for s in found), key=lambda x: (x[0], -x[1].lanes, x[1].turns))
 
 
-def _candidates(m: EmbeddingGradient) -> Iterable[EmbeddingConfig]:
+def _candidates(m: EmbeddingGradient, facts: GpuFacts) -> Iterable[EmbeddingConfig]:
     width = CHUNK // m.dtype.itemsize
     while m.width % width:
         width //= 2
     across = min(WARP, 1 << (m.width // width - 1).bit_length())
-    for lanes in dict.fromkeys((across, max(1, across // 2), max(1, across // 4))):
-        yield EmbeddingConfig(lanes, width)
+    for lanes in dict.fromkeys((across, max(1, across // 2))):
+        one = EmbeddingConfig(lanes, width)
+        wave = facts.sms * _RESIDENT * one.together
+        for waves in (1, 4):
+            yield replace(one, turns=max(1, -(-m.rows // (wave * waves))))
+    if m.width // width >= 2 * WARP:
+        yield EmbeddingConfig(WARP, width, max(1, -(-m.rows // (facts.sms * THREADS // WARP))), _RESIDENT)
 
 
 def cycles(m: EmbeddingGradient, s: EmbeddingConfig, facts: GpuFacts) -> float:
@@ -91,9 +116,9 @@ def cycles(m: EmbeddingGradient, s: EmbeddingConfig, facts: GpuFacts) -> float:
     clocks = facts.clock_ghz * 1e3
     warps = -(-m.count // WARP) * _PARTS
     compared = -(-warps // (4 * facts.sms)) * _keys(m) / _PARTS / 4 * _STEP_CYCLES / 4
-    resident = facts.sms * (facts.threads_per_sm // THREADS) * s.rows
-    turns = -(-m.width // (s.lanes * s.width * vectors(m, s)))
-    found = -(-m.rows // resident) * _ROW_CYCLES * turns
+    waves = math.ceil(math.ceil(m.rows / s.rows) * s.parts / (facts.sms * _RESIDENT))
+    turns = -(-_columns(m, s) // (s.lanes * vectors(m, s)))
+    found = waves * (m.count.bit_length() * _BISECTION + s.turns * turns * _ROW_CYCLES)
     row = m.width * m.dtype.itemsize
     moved = memory_us(facts, m.count * row, m.rows * row) * clocks
     return 2 * gap_us(facts) * clocks + compared + max(found, moved)
@@ -107,11 +132,12 @@ def emit(m: EmbeddingGradient, schedule: Schedule, entry: str) -> CudaSource | D
 def roles(m: EmbeddingGradient, schedule: Schedule) -> RoleSource | Declined:
     """Their roles."""
     s = EmbeddingConfig.of(schedule)
-    if m.width % s.width or not 0 < s.width * m.dtype.itemsize <= CHUNK or s.lanes not in (1, 2, 4, 8, 16, 32):
+    fits = m.width % s.width == 0 and 0 < s.width * m.dtype.itemsize <= CHUNK
+    if not fits or s.lanes not in (1, 2, 4, 8, 16, 32) or s.turns < 1 or s.parts < 1:
         return Declined(f"rows of {m.width} elements by {s.lanes} lanes in vectors of {s.width}")
     return RoleSource(
         schedule=schedule,
-        headers=(prelude(),),
+        headers=(prelude(), _BELOW),
         roles=(_sorted(m), _summed(m, s)),
         workspace_bytes=8 * m.count,
     )
@@ -165,51 +191,62 @@ def _summed(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
     """Rows of the table, each the sum of what its indices name."""
     sums = vectors(m, s) * s.width
     kind = kind_of(m.dtype, s.width)
+    first, t = Int("role.block_x()") * s.rows, Int("t")
+    row = f"{first + Int('turn') * s.together + 'own'}"
     lines = [
         "const int t = role.thread();",
-        f"const int lane = {Int('t') % s.lanes}, own = {Int('t') / s.lanes};",
-        "const u32* const order = (const u32*)work;",
-        f"const u32* const rows = order + {m.count};",
+        f"const int lane = {t % s.lanes}, own = {t / s.lanes};",
         f"const {kind}* const G = (const {kind}*)in{m.dy};",
-        f"int* const firsts = (int*)sm; int* const ends = firsts + {s.rows};",
-        f"float* const parts = (float*)(ends + {s.rows});",
-        f"const int row = {Int('role.block_x()') * s.rows + 'own'};",
+        "int* const ends = (int*)sm;",
+        "u32* const held = (u32*)(ends + 2);  // the rows, behind them the numbers of their indices",
+        f"float* const parts = (float*)(held + {2 * HELD});",
+        *_columns_of(m, s),
         "role.pdl_wait(); role.pdl_trigger();",
-        "int first = 0;",
-        *_bisected(m, "first", "(u32)row"),
-        "int end = first;",
-        f"if (row < {m.rows} && first < {m.count} && rows[first] == (u32)row) {{",
-        "end = 0;",
-        *_bisected(m, "end", "(u32)row + 1u"),
+        "const u32* order = (const u32*)work;",
+        f"const u32* rows = order + {m.count};",
+        f"if (t == 0 || t == {WARP})",
+        f"ends[{t / WARP}] = w_below(rows, 0, {m.count}, (u32)({first} + (t ? {s.rows} : 0)));",
+        "role.sync();",
+        "const int count = ends[1] - ends[0];",
+        "order += ends[0]; rows += ends[0];",
+        f"if (count <= {HELD}) {{",
+        f"for (int i = t; i < count; i += {THREADS}) {{ held[i] = rows[i]; held[i + {HELD}] = order[i]; }}",
+        f"rows = held; order = held + {HELD};",
         "}",
-        "if (lane == 0) { firsts[own] = first; ends[own] = end; }",
-        f"if (row < {m.rows} && end - first <= {MANY}) {{",
+        "role.sync();",
+        "#pragma unroll 1",
+        f"for (int turn = 0; turn < {s.turns}; ++turn) {{",
+        f"const int row = {row};",
+        f"if (row >= {m.rows}) break;",
+        "const int first = w_below(rows, 0, count, (u32)row), end = w_below(rows, first, count, (u32)row + 1u);",
+        f"if (end - first > {MANY}) continue;",
         *_turns(m, s),
         *_added(m, s, "first", "end"),
         *_written(m, s, "row"),
         "}",
         "}",
-        "role.sync();",
         "#pragma unroll 1",
-        f"for (int r = 0; r < {s.rows}; ++r) {{",
-        "const int begin = firsts[r], stop = ends[r];",
-        f"if (stop - begin <= {MANY}) continue;",
-        f"const int each = (stop - begin + {s.rows - 1}) / {s.rows};",
-        "const int from = begin + own * each, until = from + each < stop ? from + each : stop;",
+        f"for (int first = 0; first + {MANY} < count;) {{",
+        "const u32 row = rows[first];",
+        "const int end = w_below(rows, first, count, row + 1u);",
+        f"if (end - first <= {MANY} || row >= {m.rows}u) {{ first = end; continue; }}",
+        f"const int each = (end - first + {s.together - 1}) / {s.together};",
+        "const int from = first + own * each, until = from + each < end ? from + each : end;",
         *_turns(m, s),
         *_added(m, s, "from", "until"),
         "#pragma unroll",
-        f"for (int q = 0; q < {sums}; ++q) parts[{Int('t') * sums + 'q'}] = acc[q];",
+        f"for (int q = 0; q < {sums}; ++q) parts[{t * sums + 'q'}] = acc[q];",
         "role.sync();",
         "if (own == 0) {",
         "#pragma unroll 1",
-        f"for (int p = 1; p < {s.rows}; ++p)",
+        f"for (int p = 1; p < {s.together}; ++p)",
         "#pragma unroll",
         f"for (int q = 0; q < {sums}; ++q) acc[q] += parts[{(Int('p') * s.lanes + 't') * sums + 'q'}];",
-        *_written(m, s, f"({Int('role.block_x()') * s.rows + 'r'})"),
+        *_written(m, s, "row"),
         "}",
         "role.sync();",
         "}",
+        "first = end;",
         "}",
     ]
     return DeviceRole(
@@ -220,36 +257,51 @@ def _summed(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
             Parameter("work", Pointer("work", 0)),
             Parameter("out0", Pointer("out", 0), WRITTEN),
         ),
-        grid=(-(-m.rows // s.rows), 1, 1),
-        shared_bytes=8 * s.rows + 4 * THREADS * sums,
+        grid=(-(-m.rows // s.rows), s.parts, 1),
+        shared_bytes=8 + 8 * HELD + 4 * THREADS * sums,
         name="summed",
     )
 
 
-def _bisected(m: EmbeddingGradient, name: str, key: str) -> list[str]:
-    """How many of the sorted rows are less than a key."""
-    top = 1 << math.floor(math.log2(m.count))
+_BELOW = """
+// how many of n ascending numbers are less than a key, of which `from` are known to be
+W_FN int w_below(const u32* numbers, int from, int n, u32 key) {
+  while (from < n) {
+    const int middle = (from + n) >> 1;
+    if (numbers[middle] < key) from = middle + 1; else n = middle;
+  }
+  return from;
+}
+"""
+
+
+def _columns_of(m: EmbeddingGradient, s: EmbeddingConfig) -> list[str]:
+    """The first of the CTA's columns, and the one behind the last, in vectors."""
+    every, own = m.width // s.width, _columns(m, s)
+    if s.parts == 1:
+        return []
     return [
-        "#pragma unroll",
-        f"for (int step = {top}; step > 0; step /= 2)",
-        f"if ({name} + step <= {m.count} && rows[{name} + step - 1] < {key}) {name} += step;",
+        f"const int left = {Int('role.block_y()') * own};",
+        f"const int right = left + {own} < {every} ? left + {own} : {every};",
     ]
 
 
 def _turns(m: EmbeddingGradient, s: EmbeddingConfig) -> list[str]:
     """The loop over a row's vectors, `vectors` of a lane at a time, the same number of times for all threads."""
-    step = s.lanes * vectors(m, s)
+    left, right = ("0", f"{m.width // s.width}") if s.parts == 1 else ("left", "right")
     return [
         "#pragma unroll 1",
-        f"for (int base = 0; base < {m.width // s.width}; base += {step}) {{",
+        f"for (int base = {left}; base < {right}; base += {s.lanes * vectors(m, s)}) {{",
         "const int at = base + lane;",
     ]
 
 
 def _has(m: EmbeddingGradient, s: EmbeddingConfig) -> str:
     """Whether the lane's vector `v` exists, behind `&&`; nothing where all do."""
-    across = m.width // s.width
-    return "" if across % (s.lanes * vectors(m, s)) == 0 else f" && {Int('v') * s.lanes + 'at'} < {across}"
+    across, step = m.width // s.width, s.lanes * vectors(m, s)
+    if _columns(m, s) % step == 0 and across % _columns(m, s) == 0:
+        return ""
+    return f" && {Int('v') * s.lanes + 'at'} < {across if s.parts == 1 else 'right'}"
 
 
 def _added(m: EmbeddingGradient, s: EmbeddingConfig, begin: str, end: str) -> list[str]:
