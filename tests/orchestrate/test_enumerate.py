@@ -290,6 +290,27 @@ def batch_norm_and_relu(b: GraphBuilder, x: NodeId) -> tuple[NodeId, ...]:
     return b.apply(Prim.MAX, b.cast(y, DType.BF16), 0.0), mean, var, rstd
 
 
+@pytest.mark.parametrize("limits", [COMPLETE, EnumerationLimits()], ids=["complete", "usual"])
+def test_a_hurry_leaves_out_sets_of_a_value_and_nothing_else(limits: EnumerationLimits) -> None:
+    graph = transformer(2)
+    every = enumerate_candidates(graph, limits).candidates
+    late = iter(range(10_000))
+    found = {
+        "from the start": enumerate_candidates(graph, limits, hurry=lambda: True),
+        "later": enumerate_candidates(graph, limits, hurry=lambda: next(late) > 20),
+        "stopped": enumerate_candidates(graph, limits, stop=lambda: True),
+    }
+    for name, made in found.items():
+        assert set(made.candidates) <= set(every) and made.capped, name
+        kept = {k: sum(c.kind is k for c in made.candidates) for k in Kind}
+        whole = {k: sum(c.kind is k for c in every) for k in Kind}
+        assert all(kept[k] == whole[k] for k in Kind if k is not Kind.GROUP), name
+        assert (kept[Kind.GROUP] > 0) == (name != "stopped")
+    written = {c.outputs for c in every if len(c.outputs) == 1}
+    assert {c.outputs for c in found["from the start"].candidates if len(c.outputs) == 1} == written
+    assert len(found["later"].candidates) > len(found["from the start"].candidates)
+
+
 def test_statistics_are_written_without_what_they_are_made_of() -> None:
     b = GraphBuilder()
     x = b.input(TensorType(DType.BF16, (4, 16, 8, 8)))

@@ -43,6 +43,10 @@ class Enumeration:
     seconds: float
 
 
+FEW_SETS = 16
+"""Of a value, where time is short. ResNet-50's training step by estimates: 7.72 ms, 7.58 with all, 9.26 with eight."""
+
+
 @dataclass(slots=True)
 class _Found:
     """Candidates in the order of discovery, each set and outputs once."""
@@ -84,9 +88,13 @@ def enumerate_candidates(
     limits: EnumerationLimits | None = None,
     alternatives: Alternatives | None = None,
     *,
+    hurry: Callable[[], bool] = lambda: False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Enumeration:
     """Every candidate within the limits. Once `stop` says so no further groups are looked for: see `capped`.
+
+    Once `hurry` says so, of each further value those alone by which it reads least, and what comes behind the groups is
+    looked for as ever: products and alternatives, which a plan gains most by, come last.
 
     With `alternatives` (whose graph must be `graph`) each way to compute a value is enumerated in turn, its readers
     reading that one; inputs are named by the class, outputs by the member that computes them.
@@ -117,7 +125,7 @@ def enumerate_candidates(
             continue  # what no plan can do without is there; an alternative needs its primitives to be one
         sinks = _near(stored, legality, grows, alternatives.ends) if version else stored.work
         cuts = stored.work if limits.every_cut else sensible_cuts(graph, stored, whole)
-        grown = _grow_all(graph, stored, legality, sinks & cuts, rejected, stop)
+        grown = _grow_all(graph, stored, legality, sinks & cuts, rejected, hurry, stop)
         groups: dict[NodeId, tuple[Mask, ...]] = {}
         for sink, result in grown.items():
             raw += result.raw
@@ -196,7 +204,13 @@ def _near(stored: Stored, legality: Legality, extra: Mask, ends: Mask) -> Mask:
 
 
 def _grow_all(
-    graph: Graph, stored: Stored, legality: Legality, sinks: Mask, rejected: Counter[str], stop: Callable[[], bool]
+    graph: Graph,
+    stored: Stored,
+    legality: Legality,
+    sinks: Mask,
+    rejected: Counter[str],
+    hurry: Callable[[], bool],
+    stop: Callable[[], bool],
 ) -> dict[NodeId, Grown]:
     limits = legality.limits
     nbytes = [n.type.nbytes for n in graph.nodes]
@@ -218,7 +232,7 @@ def _grow_all(
             v,
             legality.admit,
             weight=weight,
-            cap=limits.per_sink,
+            cap=min(limits.per_sink or FEW_SETS, FEW_SETS) if hurry() else limits.per_sink,
             reentry=reentry,
             reads=stored.reads,
             rejected=rejected,

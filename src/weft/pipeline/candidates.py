@@ -10,8 +10,8 @@ from weft.pipeline.framework import UNTUNED_LATE, LeftToFramework
 from weft.pipeline.job import Job, Tensors
 from weft.pipeline.problems import Problems, collect
 
-ENUMERATE_SHARE, EXTRACT_SHARE = 0.15, 0.2
-"""Of the time that is left when a stage begins: what it may take before it ends with what it has."""
+ENUMERATE_SHARE, ENUMERATE_MOST, EXTRACT_SHARE = 0.15, 0.22, 0.2
+"""Of the time that is left when a stage begins: when it hurries, and what it may take before it ends with what it has."""
 UNTUNED_SHARE = 0.35
 """Without a budget, of the time that is left: what cutting the model's operators out may take before it is given up."""
 FEW_CANDIDATES = 500
@@ -21,9 +21,9 @@ FEW_CANDIDATES = 500
 def enumerated(job: Job, alternatives: Alternatives) -> tuple[Enumeration, bool]:
     """Candidates, and whether there was time for all."""
     stages, setting = job.stages, job.setting
-    enough = job.clock.until(job.clock.within(ENUMERATE_SHARE))
+    enough, end = (job.clock.until(job.clock.within(x)) for x in (ENUMERATE_SHARE, ENUMERATE_MOST))
     limits = setting.platform.limits(setting.options, setting.platform.facts)
-    found = stages.run("enumerate", enumerate_candidates, job.graph, limits, alternatives, stop=enough)
+    found = stages.run("enumerate", enumerate_candidates, job.graph, limits, alternatives, hurry=enough, stop=end)
     stages.note(f"{found.raw} sets, {found.unique} distinct, {len(found.candidates)} candidates")
     return found, not enough.fired
 
