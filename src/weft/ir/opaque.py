@@ -1,7 +1,9 @@
-"""Results of one opaque call belong together."""
+"""Opaque calls: which results belong together, and what is known of some that a framework's operator makes."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from typing import cast
 
 from weft.ir import attrs as a
@@ -23,3 +25,28 @@ def call_members(graph: Graph, node: NodeId) -> Mask:
             if (attrs.framework, attrs.op, attrs.payload) == (call.framework, call.op, call.payload):
                 members |= 1 << i
     return members
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingTable:
+    """A call of `aten::embedding_dense_backward`."""
+
+    dy: int
+    """Which operand of the call is the gradient of what was read; `index`: by which indices."""
+    index: int
+    rows: int
+    padding: int
+    """The row that has no gradient; one that the table does not have: none is."""
+
+
+def embedding_table(payload: str) -> EmbeddingTable | None:
+    """The gradient of an embedding table that a call of ATen is; None: it is another one, or scales by frequency."""
+    call = json.loads(payload)
+    given = call.get("args", [])
+    if call.get("op") != "aten::embedding_dense_backward" or call.get("kwargs") or len(given) != 5:
+        return None
+    dy, index = (x.get("tensor") if isinstance(x, dict) else None for x in given[:2])
+    rows, padding, scaled = given[2:]
+    if not isinstance(dy, int) or not isinstance(index, int) or scaled is not False:
+        return None
+    return EmbeddingTable(dy, index, rows, padding) if type(rows) is type(padding) is int else None

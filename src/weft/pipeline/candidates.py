@@ -11,7 +11,7 @@ from weft.pipeline.job import Job, Tensors
 from weft.pipeline.problems import Problems, collect
 
 ENUMERATE_SHARE, ENUMERATE_MOST, EXTRACT_SHARE = 0.15, 0.22, 0.2
-"""Of the time that is left when a stage begins: when it hurries, and what it may take before it ends with what it has."""
+"""Of the time that is left when a stage begins: when it hurries; what it may take before it ends with what it has."""
 UNTUNED_SHARE = 0.35
 """Without a budget, of the time that is left: what cutting the model's operators out may take before it is given up."""
 FEW_CANDIDATES = 500

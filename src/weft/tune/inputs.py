@@ -30,9 +30,9 @@ from functools import lru_cache
 import torch
 
 from weft.generate.library.execute import TORCH_DTYPE
-from weft.generate.library.opaque_aten import EmbeddingTable, embedding_table
 from weft.ir import attrs as a
 from weft.ir.graph import Graph
+from weft.ir.opaque import EmbeddingTable, embedding_table
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType, TensorType
 from weft.tune.rows import move_rows

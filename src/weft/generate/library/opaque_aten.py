@@ -12,7 +12,6 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 
 from weft.errors import ArtifactError
 from weft.generate.library import trained_attention, trained_recurrent
-from weft.ir.opaque import LARGEST_SCORES
+from weft.ir.opaque import LARGEST_SCORES, embedding_table
 
 NAMESPACES = frozenset({"aten", "prims"})
 OWN = frozenset(f"weft::{name}" for name in trained_attention.NAMES | trained_recurrent.NAMES)
@@ -152,31 +151,6 @@ def _flat(found: Any) -> list[torch.Tensor]:
     if isinstance(found, tuple | list):
         return [x for item in found for x in _flat(item)]
     raise _refuse(f"a result is {type(found).__name__}, not a tensor")
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingTable:
-    """A call of `aten::embedding_dense_backward`."""
-
-    dy: int
-    """Which operand of the call is the gradient of what was read; `index`: by which indices."""
-    index: int
-    rows: int
-    padding: int
-    """The row that has no gradient; one that the table does not have: none is."""
-
-
-def embedding_table(payload: str) -> EmbeddingTable | None:
-    """The gradient of an embedding table that a call is; None: it is another one, or scales by frequency."""
-    call = json.loads(payload)
-    given = call.get("args", [])
-    if call.get("op") != "aten::embedding_dense_backward" or call.get("kwargs") or len(given) != 5:
-        return None
-    dy, index = (x.get("tensor") if isinstance(x, dict) else None for x in given[:2])
-    rows, padding, scaled = given[2:]
-    if not isinstance(dy, int) or not isinstance(index, int) or scaled is not False:
-        return None
-    return EmbeddingTable(dy, index, rows, padding) if type(rows) is type(padding) is int else None
 
 
 def has_float64(payload: str, shapes: Sequence[tuple[int, ...]]) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.generate.contraction.values import NotStridedError, Reader, View
-from weft.generate.library.opaque_aten import embedding_table
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
+from weft.ir.opaque import embedding_table
 from weft.ir.prims import Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
