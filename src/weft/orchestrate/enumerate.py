@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -125,9 +125,9 @@ def enumerate_candidates(
             continue  # what no plan can do without is there; an alternative needs its primitives to be one
         sinks = _near(stored, legality, grows, alternatives.ends) if version else stored.work
         cuts = stored.work if limits.every_cut else sensible_cuts(graph, stored, whole)
-        grown = _grow_all(graph, stored, legality, sinks & cuts, rejected, hurry, stop)
         groups: dict[NodeId, tuple[Mask, ...]] = {}
-        for sink, result in grown.items():
+        # one sink after another: what lies around all sets of all of them is hundreds of megabytes
+        for sink, result in _each_grown(graph, stored, legality, sinks & cuts, rejected, hurry, stop):
             raw += result.raw
             unique += len(result.sets)
             capped |= result.capped
@@ -203,7 +203,7 @@ def _near(stored: Stored, legality: Legality, extra: Mask, ends: Mask) -> Mask:
     return found
 
 
-def _grow_all(
+def _each_grown(
     graph: Graph,
     stored: Stored,
     legality: Legality,
@@ -211,7 +211,8 @@ def _grow_all(
     rejected: Counter[str],
     hurry: Callable[[], bool],
     stop: Callable[[], bool],
-) -> dict[NodeId, Grown]:
+) -> Iterator[tuple[NodeId, Grown]]:
+    """The sets of each sink."""
     limits = legality.limits
     nbytes = [n.type.nbytes for n in graph.nodes]
 
@@ -223,21 +224,22 @@ def _grow_all(
         barriers = legality.linear | legality.alone | legality.reductions | legality.windows | legality.scans
         forbidden = legality.linear | legality.alone | legality.scans
         reentry = Reentry.of(stored.dag, barriers, forbidden, limits.reentrant_slack)
-    found = {}
     for v in bits(sinks & ~legality.alone):
         if stop():
             break
-        found[v] = grow(
-            stored.dag,
+        yield (
             v,
-            legality.admit,
-            weight=weight,
-            cap=min(limits.per_sink or FEW_SETS, FEW_SETS) if hurry() else limits.per_sink,
-            reentry=reentry,
-            reads=stored.reads,
-            rejected=rejected,
+            grow(
+                stored.dag,
+                v,
+                legality.admit,
+                weight=weight,
+                cap=min(limits.per_sink or FEW_SETS, FEW_SETS) if hurry() else limits.per_sink,
+                reentry=reentry,
+                reads=stored.reads,
+                rejected=rejected,
+            ),
         )
-    return found
 
 
 def sensible_cuts(graph: Graph, stored: Stored, whole: Sequence[Moving] = ()) -> Mask:
