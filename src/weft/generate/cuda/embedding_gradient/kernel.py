@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import gap_us, memory_us
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.embedding_gradient.match import EmbeddingGradient
@@ -44,8 +45,8 @@ _PARTS = THREADS // WARP
 """Of the keys, with each of which a warp compares the same 32 indices."""
 HELD = 1024
 """Indices of a CTA's rows that shared memory has room for."""
-_STEP_CYCLES, _BISECTION, _ROW_CYCLES = 14.0, 250.0, 400.0
-"""Of four comparisons of a warp; of a step of bisection in memory; of a row whose indices are held."""
+_SLOTS = 4
+"""Instructions of a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +113,16 @@ def _candidates(m: EmbeddingGradient, facts: GpuFacts) -> Iterable[EmbeddingConf
 
 
 def cycles(m: EmbeddingGradient, s: EmbeddingConfig, facts: GpuFacts) -> float:
-    """Modelled cycles in a chain: both kernels' begins, all comparisons, memory or the latency of rows."""
+    """Modelled cycles in a chain: both kernels' begins, all comparisons, memory or the latency of rows.
+
+    A step of bisection and a row are a read each that is waited for; nothing of it was fitted.
+    """
     clocks = facts.clock_ghz * 1e3
     warps = -(-m.count // WARP) * _PARTS
-    compared = -(-warps // (4 * facts.sms)) * _keys(m) / _PARTS / 4 * _STEP_CYCLES / 4
+    compared = -(-warps // (4 * facts.sms)) * _keys(m) // _PARTS * _SLOTS
     waves = math.ceil(math.ceil(m.rows / s.rows) * s.parts / (facts.sms * _RESIDENT))
     turns = -(-_columns(m, s) // (s.lanes * vectors(m, s)))
-    found = waves * (m.count.bit_length() * _BISECTION + s.turns * turns * _ROW_CYCLES)
+    found = waves * (m.count.bit_length() + s.turns * turns) * costs_of(facts).gemv.flight
     row = m.width * m.dtype.itemsize
     moved = memory_us(facts, m.count * row, m.rows * row) * clocks
     return 2 * gap_us(facts) * clocks + compared + max(found, moved)
