@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,6 +34,11 @@ class Found:
     def best_us(self) -> float:
         """NaN where none was right."""
         return min(self.us.values(), default=math.nan)
+
+    def tell(self, case: str, others: Mapping[str, float]) -> None:
+        """Print a line of JSON; `others`: what stands beside it."""
+        line = {"best_us": self.best_us, **others, "us": self.us, "modelled": self.modelled, "wrong": self.wrong}
+        print(json.dumps({"record": "case", "case": case, **line}), flush=True)
 
 
 def measured(
