@@ -39,9 +39,11 @@ class EmbeddingTable:
     """The row that has no gradient; one that the table does not have: none is."""
 
 
-def embedding_table(payload: str) -> EmbeddingTable | None:
+def embedding_table(attrs: object) -> EmbeddingTable | None:
     """The gradient of an embedding table that a call of ATen is; None: it is another one, or scales by frequency."""
-    call = json.loads(payload)
+    if not isinstance(attrs, a.OpaqueAttrs) or attrs.framework != "aten":
+        return None
+    call = json.loads(attrs.payload)
     given = call.get("args", [])
     if call.get("op") != "aten::embedding_dense_backward" or call.get("kwargs") or len(given) != 5:
         return None

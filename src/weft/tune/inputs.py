@@ -32,7 +32,7 @@ import torch
 from weft.generate.library.execute import TORCH_DTYPE
 from weft.ir import attrs as a
 from weft.ir.graph import Graph
-from weft.ir.opaque import EmbeddingTable, embedding_table
+from weft.ir.opaque import embedding_table
 from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType, TensorType
 from weft.tune.rows import move_rows
@@ -107,7 +107,7 @@ def roles(graph: Graph) -> tuple[Role, ...]:
                 found[i].shift_below = node.type.dtype.itemsize * 8
         elif node.prim is Prim.OPAQUE:
             # nothing is known of a framework's operator; 0 and 1 are valid as index, count or flag nearly everywhere
-            table = _embedding_table(node.attrs)
+            table = embedding_table(node.attrs)
             for operand in node.inputs:
                 for i in _sources(graph, operand, found, through_arithmetic=False):
                     if graph.type_of(i).dtype.is_integer:
@@ -124,12 +124,6 @@ def roles(graph: Graph) -> tuple[Role, ...]:
                 found[i].scale = 1.0 / math.sqrt(max(k, 1))
                 found[i].thinned = k if chained else 0
     return tuple(found[i] for i in graph.inputs)
-
-
-def _embedding_table(attrs: object) -> EmbeddingTable | None:
-    if not isinstance(attrs, a.OpaqueAttrs) or attrs.framework != "aten":
-        return None
-    return embedding_table(attrs.payload)
 
 
 def _decaying(graph: Graph, factor: int, term: int, inputs: dict[int, Role]) -> list[int]:

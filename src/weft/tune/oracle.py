@@ -37,6 +37,7 @@ from weft.generate.library.opaque_aten import has_float64, input_dtypes, run_ate
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph, Node
+from weft.ir.opaque import embedding_table
 from weft.ir.prims import COMPARISONS, Prim
 from weft.ir.types import FLOAT8, DType
 from weft.tune.bulk import split
@@ -891,7 +892,8 @@ def calls_own(graph: Graph) -> bool:
 def _is_own(graph: Graph, n: Node) -> bool:
     if not isinstance(n.attrs, a.OpaqueAttrs) or n.attrs.framework != "aten":
         return False
-    return has_float64(n.attrs.payload, [graph.type_of(i).shape for i in n.inputs])
+    sums = embedding_table(n.attrs) is not None  # the framework's own, which has no other meaning in float64
+    return sums or has_float64(n.attrs.payload, [graph.type_of(i).shape for i in n.inputs])
 
 
 def _called(s: _State, n: Node, x: list[T]) -> T:

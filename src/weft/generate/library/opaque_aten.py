@@ -19,7 +19,7 @@ import torch
 
 from weft.errors import ArtifactError
 from weft.generate.library import trained_attention, trained_recurrent
-from weft.ir.opaque import LARGEST_SCORES, embedding_table
+from weft.ir.opaque import LARGEST_SCORES
 
 NAMESPACES = frozenset({"aten", "prims"})
 OWN = frozenset(f"weft::{name}" for name in trained_attention.NAMES | trained_recurrent.NAMES)
@@ -154,13 +154,10 @@ def _flat(found: Any) -> list[torch.Tensor]:
 
 
 def has_float64(payload: str, shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether float64 tells what a call gives, and there is memory for that.
+    """Whether a call is of an operator of this project's that is written out in float64, and there is memory for that.
 
-    So it is of the gradient of an embedding table, which is sums, and of operators of this project's that are written
-    out in float64. `shapes`: of the call's operands.
+    `shapes`: of the call's operands.
     """
-    if embedding_table(payload) is not None:
-        return True
     call = json.loads(payload)
     namespace, _, name = str(call.get("op")).partition("::")
     if namespace != "weft" or name not in trained_attention.NAMES:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft.generate.contraction.values import NotStridedError, Reader, View
-from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.opaque import embedding_table
 from weft.ir.prims import Prim
@@ -45,10 +44,10 @@ def embedding_gradient(problem: Problem) -> EmbeddingGradient | Declined:
     """The sizes, or why the template does not take the problem."""
     graph = problem.graph
     calls = [n for n in graph.nodes if n.prim is Prim.OPAQUE]
-    if len(calls) != 1 or len(graph.outputs) != 1 or not isinstance(calls[0].attrs, a.OpaqueAttrs):
+    if len(calls) != 1 or len(graph.outputs) != 1:
         return Declined("not one call")
-    found = embedding_table(calls[0].attrs.payload)
-    if calls[0].attrs.framework != "aten" or found is None:
+    found = embedding_table(calls[0].attrs)
+    if found is None:
         return Declined("no gradient of an embedding table")
     if {*problem.input_formats, *problem.output_formats} != {Format.ROW}:
         return Declined("the gradient of an embedding table in another order")
