@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from benchmarks.cases.training import CASES
 from benchmarks.gpu_training import memory_bytes, memory_of
-from benchmarks.harness.training_steps import CASES, Placed, by_weft
+from benchmarks.harness.training_steps import Placed, by_weft
 
 from weft.runtime import streams
 
