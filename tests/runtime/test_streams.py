@@ -63,3 +63,9 @@ def test_streams_of_the_caller_go_first_and_are_lent_to_nobody_else() -> None:
     del lease, three
     gc.collect()
     assert not known & {id(s) for s in streams._FREE[HERE]}
+
+
+def test_workspaces_are_taken_on_a_gpu_alone() -> None:
+    taken = set(streams._TAKEN)
+    streams.take_workspaces(HERE)
+    assert taken == streams._TAKEN

@@ -21,6 +21,7 @@ from weft.frontends.torch.copies import deep_copy
 from weft.generate.library.deterministic import deterministic
 from weft.runtime.executable import without_autocast
 from weft.runtime.in_place import Baking, InPlace, copies
+from weft.runtime.streams import take_workspaces
 from weft.training.form import Both, Form, Tensors, called, unlaid
 from weft.training.stepped import stepped
 from weft.training.trace import Traced
@@ -82,6 +83,7 @@ class EagerStep:
         self._buffers = [k for k in places if 0 <= k < len(tensors.fixed)]
         self._wanted = [k for k, result in enumerate(program.results) if result.value >= 0]
         self._bakes = arguments[0].is_cuda if bakes is None else bakes
+        self._device = arguments[0].device
         self._strict = True
         self._settings = sum(self._sizes()[:6])
         self._numbers: Rows | None = None
@@ -145,12 +147,14 @@ class EagerStep:
         if self._strict:
             try:
                 with deterministic(warn_only=False):
+                    take_workspaces(self._device)
                     return step()
             except RuntimeError as error:
                 if "deterministic" not in str(error):
                     raise
                 self._strict = False  # before anything is written, and before it is recorded: it is run dry first
         with deterministic(warn_only=True):
+            take_workspaces(self._device)
             return step()
 
     def write(
