@@ -1,10 +1,9 @@
 """Which tensors hold the memory that a compiled training step keeps: segments with room left, and what lies in them.
 
-    python -m lab.gpu_training_memory gpt2/8x512 [--budget 30] [--early]
+    python -m lab.gpu_training_memory gpt2/8x512 [--budget 30]
 
 A JSON line for each segment of the framework's that has more than 8 MB free or belongs to a graph: its size, what is
-free, and the size of each block in use with the functions that asked for it. `--early` takes the workspace of products
-on a stream of Weft's when the stream is made.
+free, and the size of each block in use with the functions that asked for it.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ import torch
 from benchmarks.cases.training import CASES
 from benchmarks.gpu_training import memory_bytes, memory_of
 from benchmarks.harness.training_steps import Placed, by_weft
-
-from weft.runtime import streams
 
 LEAST = 8 << 20
 """Bytes free in a segment that is shown."""
@@ -43,19 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case")
     parser.add_argument("--budget", type=float, default=30.0)
-    parser.add_argument("--early", action="store_true")
     given = parser.parse_args(arguments)
-    if given.early:
-        _take_workspaces_early()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    torch.cuda.memory._record_memory_history(context="all", stacks="python")  # type: ignore[no-untyped-call]
+    torch.cuda.memory._record_memory_history(context="all", stacks="python")
     placed = Placed(CASES[given.case], "cuda", small=False, fused=False)
     step, row = by_weft(placed, given.budget, warm=False)
     batch = placed.batch(0)
     step(*batch)
     most = memory_bytes(step, batch)
     seen: Counter[str] = Counter()
-    for segment in torch.cuda.memory_snapshot():
+    for segment in torch.cuda.memory_snapshot():  # type: ignore[no-untyped-call]
         free, pool = segment["total_size"] - segment["allocated_size"], tuple(segment["segment_pool_id"])
         if free < LEAST and pool == (0, 0):
             continue
@@ -69,23 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }))  # fmt: skip
     for what, count in seen.most_common():
         print(count, what)
-    found = {"case": given.case, "early": given.early, "memory_bytes": most, **memory_of(), "plan": row["plan"]}
+    found = {"case": given.case, "memory_bytes": most, **memory_of(), "plan": row["plan"]}
     print(json.dumps(found))
-
-
-def _take_workspaces_early() -> None:
-    made = torch.cuda.Stream
-
-    class Early(torch.cuda.Stream):
-        def __new__(cls, *args: Any, **kwargs: Any) -> torch.cuda.Stream:  # type: ignore[misc]
-            stream = made(*args, **kwargs)
-            torch.cuda.empty_cache()
-            with torch.cuda.stream(stream):
-                x = torch.ones((8, 8), device="cuda")
-                torch.mm(x, x)
-            return stream
-
-    streams.torch.cuda.Stream = Early  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import cast
 from weft.ir import attrs as a
 from weft.ir.graph import Graph, Mask, NodeId
 from weft.ir.prims import Prim
+from weft.ir.types import DType, TensorType
 
 LARGEST_SCORES = 1 << 28
 """Scores of attention up to which a call of it is computed in float64, where kernels are held to it."""
@@ -52,3 +53,46 @@ def embedding_table(attrs: object) -> EmbeddingTable | None:
     if not isinstance(dy, int) or not isinstance(index, int) or scaled is not False:
         return None
     return EmbeddingTable(dy, index, rows, padding) if type(rows) is type(padding) is int else None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedSum:
+    """A call of `aten::index_put` that adds values at the places that one tensor of indices names along an axis."""
+
+    x: int
+    """Which operand of the call is added to; `values`: what is added; `index`: where."""
+    index: int
+    values: int
+    axis: int
+
+
+def indexed_sum(attrs: object) -> IndexedSum | None:
+    """The sum by indices that a call of ATen is; None: it is another one, writes, or has several tensors of indices."""
+    if not isinstance(attrs, a.OpaqueAttrs) or attrs.framework != "aten":
+        return None
+    call = json.loads(attrs.payload)
+    given = call.get("args", [])
+    if call.get("op") != "aten::index_put" or call.get("kwargs") or len(given) != 4 or given[3] is not True:
+        return None
+    indices = given[1] if isinstance(given[1], list) else []
+    axes = [k for k, i in enumerate(indices) if i is not None]
+    if len(axes) != 1:
+        return None
+    x, index, values = (
+        x.get("tensor") if isinstance(x, dict) else None for x in (given[0], indices[axes[0]], given[2])
+    )
+    if not isinstance(x, int) or not isinstance(index, int) or not isinstance(values, int):
+        return None
+    return IndexedSum(x, index, values, axes[0])
+
+
+def embedding_gradient(dtype: DType, count: int, rows: int, width: int) -> a.OpaqueAttrs:
+    """`aten::embedding_dense_backward`: `count` rows of `width` summed into `rows`, by indices of i64."""
+    payload = {
+        "args": [{"tensor": 0}, {"tensor": 1}, rows, -1, False], "inputs": [str(dtype.value), "i64"], "kwargs": {},
+        "op": "aten::embedding_dense_backward", "overload": "",
+    }  # fmt: skip
+    return a.OpaqueAttrs(
+        "aten", "aten.embedding_dense_backward.default", json.dumps(payload), 0, (TensorType(dtype, (rows, width)),),
+        f"{count} rows are summed by index",
+    )  # fmt: skip

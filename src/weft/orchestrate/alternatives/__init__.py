@@ -8,6 +8,7 @@ from weft.orchestrate.alternatives.attention import column_of_ones, divide_after
 from weft.orchestrate.alternatives.channels import mix_channels_elsewhere
 from weft.orchestrate.alternatives.few_channels import multiply_patches, multiply_windows
 from weft.orchestrate.alternatives.gates import part_gated_products
+from weft.orchestrate.alternatives.indexed import sum_rows
 from weft.orchestrate.alternatives.integers import multiply_bytes
 from weft.orchestrate.alternatives.odd_columns import pad_columns
 from weft.orchestrate.alternatives.padded import pad_channels
@@ -23,8 +24,8 @@ def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = Fals
     """Every alternative that applies. With `strict` none: all of them re-associate sums or round constants anew.
 
     `on_gpu`: also convolutions of one tap as products, gradients of others by forward ones, those of few
-    channels in other forms, products of bytes, tensors with channels padded to whole vectors, and norms of pieces of
-    rows: a GPU's kernels gain by them.
+    channels in other forms, products of bytes, sums by index, tensors with channels padded to whole vectors, and norms
+    of pieces of rows: a GPU's kernels gain by them.
     The graph returned holds the original nodes under their ids, then the extra ones; originals never read extras.
     """
     if strict:
@@ -38,6 +39,7 @@ def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = Fals
         multiply_patches(maker)
         multiply_windows(maker)
         multiply_bytes(maker)
+        sum_rows(maker)
         pad_channels(maker)
         pad_columns(maker)
         if norms.OFFERED:
