@@ -43,8 +43,12 @@ def convolution(
     residual: bool = False,
     relu: bool = True,
     before: str = "",
+    changing: bool = False,
 ) -> Problem:
-    """relu(conv(x) + bias + residual); `before`: reflect, edge or constant padding by one, `up` for upsampling."""
+    """relu(conv(x) + bias + residual); `before`: reflect, edge or constant padding by one, `up` for upsampling.
+
+    `changing`: the weight is no constant, and lies channels-last.
+    """
     b = GraphBuilder()
     x = source = b.input(TensorType(dtype, (n, c, h, w)))
     if "up" in before:
@@ -55,12 +59,12 @@ def convolution(
         if mode in before:
             x = b.add(Prim.PAD, x, attrs=a.PadAttrs((0, 0, 1, 2), (0, 0, 1, 1), mode))
     kernel = (k, k) if isinstance(k, int) else k
-    weight = b.input(TensorType(dtype, (oc, c // groups, *kernel)), is_weight=True)
+    weight = b.input(TensorType(dtype, (oc, c // groups, *kernel)), is_weight=not changing)
     attrs = a.ConvAttrs((stride, stride), (pad, pad), (pad, pad), (dilation, dilation), groups)
     y = b.add(Prim.CONV, x, weight, attrs=attrs)
     bias = b.input(TensorType(dtype, (oc,)), is_weight=True)
     y = b.apply(Prim.ADD, y, b.reshape(bias, (oc, 1, 1)))
-    ins = [fin, ROW, ROW]
+    ins = [fin, LAST if changing else ROW, ROW]
     if residual:
         y = b.apply(Prim.ADD, y, b.input(b.type_of(y)))
         ins.append(fout)

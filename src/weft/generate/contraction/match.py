@@ -141,16 +141,18 @@ def match(
     *,
     heads: bool = False,
     by_channel: bool = False,
+    changing: bool = False,
 ) -> Contraction | Declined:
     """The normal form of a problem with exactly one LINEAR primitive, or why there is none.
 
     `dtypes` are the element types of contractions that the caller takes, `values` those of operands and outputs of
     the epilogue. With `heads`, a product is taken too whose rows, columns or sum are two dimensions in memory (the
     heads of attention): the outer one becomes a loop, groups, or the kernel's rows. With `by_channel`, depthwise
-    convolutions are taken whose weight is no constant, or which are transposed.
+    convolutions are taken whose weight is no constant, or which are transposed; with `changing`, others whose weight is
+    no constant, where one step leads from each product of the sum to the next.
     """
     try:
-        return _Matcher(problem, dtypes, values, by_channel=by_channel).run()
+        return _Matcher(problem, dtypes, values, by_channel=by_channel, changing=changing).run()
     except _RefusedError as refuse:
         for apart in _divisions(problem) if heads else ():
             with suppress(_RefusedError):
@@ -265,9 +267,11 @@ class _Matcher:
         apart: _Apart | None = None,
         *,
         by_channel: bool = False,
+        changing: bool = False,
     ) -> None:
         self.problem = problem
         self.by_channel = by_channel
+        self.changing = changing
         self.dtypes = dtypes
         self.values = values
         self.apart = apart
@@ -497,7 +501,8 @@ class _Matcher:
         if attrs.transposed and not depthwise:
             raise _RefusedError("transposed convolution")
         w_source, wv = self._operand(node.inputs[1])
-        if not self._is_weight(w_source) and not depthwise:
+        constant = self._is_weight(w_source)
+        if not constant and not depthwise and not self.changing:
             raise _RefusedError("the weight of the convolution is no constant")
         if attrs.transposed:
             return self._transposed(node, attrs, w_source, wv)
@@ -514,6 +519,9 @@ class _Matcher:
         oc, ic, groups = shape[1] // attrs.groups, wv.shape[1], attrs.groups
         if ic == 0:
             raise _RefusedError("empty sum")
+        along = (ws[1] == ic * wv.strides[1] or wk[1] == 1) and (ws[0] == wk[1] * ic * wv.strides[1] or wk[0] == 1)
+        if not constant and not depthwise and (attrs.groups > 1 or not along):
+            raise _RefusedError("a weight that is no constant, in groups or not channels-last")
         source, view, rows, cols = self._image(node.inputs[0], one)
         rows = np.pad(rows, (lo[0], hi[0]), constant_values=-1)
         cols = np.pad(cols, (lo[1], hi[1]), constant_values=-1)

@@ -33,6 +33,8 @@ class Feature(Enum):
     """Operands of 8 bits, integers or floats."""
     FLOAT8 = auto()
     """Values of 8-bit floats behind a product of wider operands, or beside it."""
+    CHANGING = auto()
+    """A convolution whose weight is no constant."""
     NORM = auto()
     """A left operand that is normalised on the way, or partial sums of the result for a norm behind it."""
 

@@ -131,6 +131,53 @@ CASES: dict[str, tuple[Problem, TmaConfig]] = {
     "field, 80 channels": (convolution(1, 80, 9, 8, 24, 3, 1, 1), pixels(64, 32, (1, 8, 8), panel=32, halo_stages=3)),
     "field, split": (convolution(1, 256, 6, 8, 24, 3, 1, 1), pixels(64, 32, (1, 6, 8), halo_stages=2, split=2)),
     "long kernel": (convolution(1, 64, 9, 9, 32, (1, 7), 1, 3), pixels(64, 32, (1, 9, 7))),
+    "changing weight": (convolution(2, 64, 9, 9, 40, 3, 1, 1, changing=True), pixels(64, 64, (1, 7, 9))),
+    "changing weight, 1x1 strided": (
+        convolution(2, 64, 9, 9, 40, 1, 2, changing=True, dtype=BF16),
+        pixels(64, 32, (2, 5, 5)),
+    ),
+    "changing weight, woven, strided": (
+        convolution(2, 128, 9, 11, 64, 3, 2, 1, changing=True, dtype=BF16),
+        pixels(64, 64, (2, 5, 6), interleaved=True),
+    ),
+    "changing weight, 96 channels, split": (
+        convolution(1, 96, 9, 9, 72, (3, 2), 1, 1, changing=True),
+        pixels(64, 96, (1, 3, 9), panel=32, split=2),
+    ),
+    "changing weight, dilated, in turn": (
+        convolution(3, 64, 9, 9, 96, 3, 1, 2, 2, changing=True, residual=True),
+        pixels(64, 96, (1, 7, 9), consumers=2, pingpong=True, persistent_ctas=3, stages=4),
+    ),
+    "changing weight, pair below, woven": (
+        convolution(4, 64, 8, 8, 64, 3, 1, 1, changing=True, dtype=BF16),
+        pixels(64, 64, (1, 8, 8), multicast=1, interleaved=True, persistent_ctas=2),
+    ),
+    "changing weight, even": (
+        convolution(2, 64, 8, 8, 64, 3, 1, 1, changing=True, dtype=BF16),
+        pixels(64, 64, (1, 8, 8), stream_k=True, persistent_ctas=5),
+    ),
+    "changing weight, field": (
+        convolution(1, 128, 9, 11, 24, 3, 1, 1, changing=True, residual=True),
+        pixels(64, 32, (1, 8, 8), halo_stages=2),
+    ),
+    "changing weight, field, rows of the kernel, woven": (
+        convolution(2, 128, 9, 16, 64, 3, 1, 1, changing=True, dtype=BF16),
+        pixels(
+            128,
+            64,
+            (1, 12, 8),
+            halo_stages=2,
+            consumers=2,
+            pingpong=True,
+            persistent_ctas=3,
+            taps_per_stage=3,
+            interleaved=True,
+        ),
+    ),
+    "changing weight, field, 32 channels, split": (
+        convolution(1, 64, 6, 8, 24, 3, 1, 1, changing=True),
+        pixels(64, 32, (1, 6, 8), panel=32, halo_stages=2, split=2, taps_per_stage=3),
+    ),
     "pair below, packed": (
         product((300, 264), (72, 264), turn_right=True),
         linear(64, 64, multicast=1, persistent_ctas=4),
@@ -359,7 +406,7 @@ CASES: dict[str, tuple[Problem, TmaConfig]] = {
 
 
 def contraction(problem: Problem) -> Product:
-    p = product_of(problem, tf32=True)
+    p = product_of(problem, tf32=True, changing=True)
     assert isinstance(p, Product), p
     return p
 

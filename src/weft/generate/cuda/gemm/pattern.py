@@ -36,7 +36,7 @@ class ProductPattern:
 
     def match(self, problem: Problem, *, tf32: bool) -> Product | Declined:
         """The product's normal form."""
-        return product(problem, tf32=tf32)
+        return product(problem, tf32=tf32, changing=True)
 
     def offers(
         self,
@@ -63,6 +63,8 @@ def features(p: Product) -> frozenset[Feature]:
         return frozenset({Feature.NORM})
     if p.bytes is not None:
         return frozenset({Feature.BYTES})
+    if p.changing:
+        return frozenset({Feature.CHANGING})
     return frozenset({Feature.FLOAT8} if has_float8(cast("Graph", p.c.graph)) else ())
 
 
@@ -77,7 +79,7 @@ def asked(p: Product, facts: GpuFacts, templates: Sequence[Template[Product]]) -
     old = too_old(facts)
     if old is not None:
         return old
-    limited = features(p) <= {Feature.FLOAT8}  # of the others there are few
+    limited = features(p) <= {Feature.FLOAT8, Feature.CHANGING}  # of the others there are few
     ranked: Ranked = []
     least = math.inf  # modelled cycles of what is offered always
     for template in taking(p, templates):

@@ -20,7 +20,7 @@ from weft.generate.expr.integer import Int, summed
 from weft.ir import attrs as a
 from weft.ir.declined import Declined
 from weft.ir.graph import Graph
-from weft.ir.prims import CATEGORY, Category
+from weft.ir.prims import CATEGORY, Category, Prim
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
 
@@ -102,6 +102,12 @@ class Product:
         return self.bytes is not None and not self.float8
 
     @property
+    def changing(self) -> bool:
+        """True for a convolution whose weight is no constant: its sum goes along memory, taps outside of channels."""
+        graph = cast("Graph", self.c.graph)
+        return not self.c.w_const and any(n.prim is Prim.CONV for n in graph.nodes)
+
+    @property
     def tensor(self) -> bool:
         """True where tensor cores multiply."""
         return self.tf32 or self.dtype is not DType.F32
@@ -170,10 +176,13 @@ class Product:
         return self.halves == 2 or (self.integers and all(size == 4 for size in stored))
 
 
-def product(problem: Problem, *, tf32: bool = False, by_channel: bool = False) -> Product | Declined:
+def product(
+    problem: Problem, *, tf32: bool = False, by_channel: bool = False, changing: bool = False
+) -> Product | Declined:
     """The product that a problem is, or why it is none that the templates take; `tf32`: operands of f32 are rounded.
 
-    `by_channel`: depthwise convolutions with changing weights and transposed ones, too.
+    `by_channel`: depthwise convolutions with changing weights and transposed ones, too; `changing`: others with
+    changing weights.
     """
     integers = narrow(problem)
     if integers is not None:
@@ -183,7 +192,7 @@ def product(problem: Problem, *, tf32: bool = False, by_channel: bool = False) -
         return _of_bytes(floats)
     if applies(problem.graph):
         return _normed(problem)
-    c = match(problem, CONTRACTED, VALUES, heads=True, by_channel=by_channel)
+    c = match(problem, CONTRACTED, VALUES, heads=True, by_channel=by_channel, changing=changing)
     if isinstance(c, Declined):
         return c
     return _product(c, tf32=tf32)

@@ -131,7 +131,16 @@ def _possible(p: Product, case: Case, s: TmaConfig) -> bool:
     else:
         a = left(p, case.rows, s.bm, s.panel, s.box, share=s.left_share)
     return not isinstance(a, Declined) and not isinstance(
-        right(p, s.bn + s.overfetch, s.panel, share=s.right_share, interleaved=s.interleaved), Declined
+        right(
+            p,
+            s.bn + s.overfetch,
+            s.panel,
+            s.step,
+            share=s.right_share,
+            interleaved=s.interleaved,
+            halo=s.halo_stages > 0,
+        ),
+        Declined,
     )
 
 

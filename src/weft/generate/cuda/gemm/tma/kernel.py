@@ -119,7 +119,8 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         )
     if s.overfetch and p.w_load != "kn":
         return Declined("over-fetch of a K-major operand, whose panels have no columns beside the tile's")
-    w = right(p, s.bn + s.overfetch, s.panel, s.step, share=s.right_share, interleaved=s.interleaved)
+    halo = s.halo_stages > 0
+    w = right(p, s.bn + s.overfetch, s.panel, s.step, share=s.right_share, interleaved=s.interleaved, halo=halo)
     if isinstance(a, Declined):
         return a
     if isinstance(w, Declined):
@@ -191,7 +192,7 @@ def roles(p: Product, schedule: Schedule) -> RoleSource | Declined:
         functions += fixed.instruction(p.multiplied, s.bn, mn_major_b=w.mn_major)
     else:
         functions += instruction(p.multiplied, s.bn, mn_major_a=a.mn_major, mn_major_b=w.mn_major)
-    packings = (pack_panels(p, s.bn, s.panel, halo=s.halo_stages > 0),) if packed else ()
+    packings = (pack_panels(p, s.bn, s.panel, halo=halo),) if packed else ()
     role = DeviceRole(
         threads=s.threads,
         body="\n".join(x for x in lines if x),

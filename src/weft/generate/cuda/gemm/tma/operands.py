@@ -260,13 +260,24 @@ def _image(p: Product, box: Three) -> list[Dim]:
 
 
 def right(
-    p: Product, bn: int, panel: int, step: int = STEP, *, share: Share | None = None, interleaved: bool = False
+    p: Product,
+    bn: int,
+    panel: int,
+    step: int = STEP,
+    *,
+    share: Share | None = None,
+    interleaved: bool = False,
+    halo: bool = False,
 ) -> Operand | Declined:
-    """The right operand, whose columns start at `n0`; k-blocks of `step` words. `interleaved`: see `TmaConfig`."""
+    """The right operand, whose columns start at `n0`; k-blocks of `step` words. `interleaved`: see `TmaConfig`.
+
+    `halo`: taps are inside of blocks of channels.
+    """
     c, layout = p.c, p.c.w_layout
-    per = STEP // panel
+    if p.changing and c.kernel != (1, 1) and (p.w_load != "nk" or p.in_halves(c.ic) % panel):
+        return Declined("taps of a weight that is no constant, of channels that are no whole panels")
     if interleaved:
-        return _interleaved(p, bn, panel, share)
+        return _interleaved(p, bn, panel, step, share, halo=halo)
     if p.w_load == "packed":
         size = bn * step
         from_ = f"pk_tile + (long long)kb * {p.in_elements(size)}"
@@ -275,7 +286,7 @@ def right(
             to, at = f"to + {share.rank} * {part}", f"{from_} + {share.rank} * {elements}"
             return Operand(None, f"w_bulk_shared({to}, {at}, {part}u, bar, {share.mask});")
         return Operand(None, f"w_bulk(to, {from_}, {2 * size}u, bar);")
-    if c.kernel != (1, 1) or c.w.kind != "input":
+    if (c.kernel != (1, 1) and not p.changing) or c.w.kind != "input":
         return Declined("weights of several taps that are computed")
     pointer = Pointer("in", c.w.index)
     if p.w_load == "kn":
@@ -291,50 +302,70 @@ def right(
     if part % 8:
         return Declined("multicast slices that are no multiple of 8 columns")
     columns = Dim(p.n, layout.channel, part, f"n0 + {share.rank} * {part}" if share else "n0")
-    dims = [Dim(c.ic + layout.offset, 1, wide, "c"), columns, *outer(p, layout, layout.group)]
+    dims = [Dim(_sum(p) + layout.offset, 1, wide, "c"), columns, *outer(p, layout, layout.group)]
     map_ = box_map(p, pointer, dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
     lines = [
-        f"{{ const int c = {Int('kb') * p.in_elements(STEP) + (i * wide + layout.offset)};"
-        f" {_copy('mw', i * bn * panel * 2, dims, share, part * panel * 2)} }}"
-        for i in range(per)
+        f"{{ {at} {_copy('mw', i * bn * panel * 2, dims, share, part * panel * 2)} }}"
+        for i, at in enumerate(_along(p, panel, step, halo=halo))
     ]
     return Operand(map_, " ".join(lines))
 
 
-def _interleaved(p: Product, bn: int, panel: int, share: Share | None) -> Operand | Declined:
+def _sum(p: Product) -> int:
+    """Elements of a column of the right operand that follow each other in memory."""
+    return p.k if p.changing else p.c.ic
+
+
+def _along(p: Product, panel: int, step: int, *, halo: bool) -> list[str]:
+    """Where in a column each panel of a stage begins: `c`."""
+    wide, offset, per = p.in_elements(panel), p.c.w_layout.offset, step // panel
+    if not halo:
+        return [f"const int c = {Int('kb') * p.in_elements(STEP) + (i * wide + offset)};" for i in range(per)]
+    taps, q = p.c.kernel[0] * p.c.kernel[1], Int("q")
+    at = q % taps * p.c.ic + q / taps * wide + offset
+    return [f"const int q = {Int('kb') * per + i}, c = {at};" for i in range(per)]
+
+
+def _interleaved(p: Product, bn: int, panel: int, step: int, share: Share | None, *, halo: bool) -> Operand | Declined:
     """Row 8 c + 2 q + i of 32 in shared memory is column 8 q + 2 c + i: dimensions i, q, c, from the fastest.
 
     By fours, row 16 d + 8 c + 2 q + i is column 16 d + 4 q + 2 c + i, as of packed ones.
     """
-    c, layout = p.c, p.c.w_layout
+    layout = p.c.w_layout
     count = share.parts if share else 1
     whole = INTERLEAVED * count
     rank = Int(share.rank) if share else Int("0")
     if p.w_load != "nk" or panel != STEP or p.n % INTERLEAVED or bn % whole or outer(p, layout, layout.group):
         return Declined("columns that cannot be interleaved: a K-major operand, one matrix of a multiple of 32 columns")
-    step = layout.channel
-    first = [Dim(c.ic + layout.offset, 1, p.in_elements(panel), "c"), Dim(2, step, 2, "0")]
+    column = layout.channel
+    first = [Dim(_sum(p) + layout.offset, 1, p.in_elements(panel), "c"), Dim(2, column, 2, "0")]
     if not p.by_fours:
-        first += [Dim(4, 8 * step, 4, "0"), Dim(4, 2 * step, 4, "0")]
+        first += [Dim(4, 8 * column, 4, "0"), Dim(4, 2 * column, 4, "0")]
         dims = [
             *first,
             Dim(
-                p.n // INTERLEAVED, INTERLEAVED * step, bn // whole, str(Int("n0") / INTERLEAVED + rank * (bn // whole))
+                p.n // INTERLEAVED,
+                INTERLEAVED * column,
+                bn // whole,
+                str(Int("n0") / INTERLEAVED + rank * (bn // whole)),
             ),
         ]
     else:
-        first += [Dim(4, 4 * step, 4, "0"), Dim(2, 2 * step, 2, "0")]
+        first += [Dim(4, 4 * column, 4, "0"), Dim(2, 2 * column, 2, "0")]
         half = INTERLEAVED // 2
         at = str(Int("n0") / half + rank * (bn // count // half))
-        dims = [*first, Dim(p.n // half, half * step, bn // count // half, at)]
-    map_ = box_map(p, Pointer("in", c.w.index), dims, 2 * panel)
+        dims = [*first, Dim(p.n // half, half * column, bn // count // half, at)]
+    map_ = box_map(p, Pointer("in", p.c.w.index), dims, 2 * panel)
     if isinstance(map_, Declined):
         return map_
-    copy = _copy("mw", 0, dims, share, bn // count * panel * 2)
-    load = f"{{ const int c = {Int('kb') * p.in_elements(STEP) + layout.offset}; {copy} }}"
-    return Operand(map_, load, interleaved=True)
+    part = bn // count * panel * 2
+    lines = [
+        f"{{ {at} {_copy('mw', i * bn * panel * 2, dims, share, part)} }}"
+        for i, at in enumerate(_along(p, panel, step, halo=halo))
+    ]
+    return Operand(map_, " ".join(lines), interleaved=True)
 
 
 def _mn_major(
