@@ -191,6 +191,7 @@ def _cuda_to_json(kernel: CudaSource) -> Json:
         "max_registers": kernel.max_registers,
         "transforms": kernel.transforms,
         **({"left": [_left_to_json(x) for x in kernel.left]} if kernel.left else {}),
+        **({"input_output_aliases": [list(x) for x in aliases]} if (aliases := kernel.input_output_aliases) else {}),
     }
 
 
@@ -210,7 +211,13 @@ def _cuda_from_json(record: Mapping[str, Json]) -> CudaSource:
         max_registers=int(cast("int", record["max_registers"])),
         transforms=bool(record["transforms"]),
         left=tuple(_left_from_json(x) for x in cast("Sequence[Json]", record.get("left", ()))),
+        input_output_aliases=tuple(_pair(x) for x in cast("Sequence[Json]", record.get("input_output_aliases", ()))),
     )
+
+
+def _pair(data: Json) -> tuple[int, int]:
+    first, second = _ints(data)
+    return first, second
 
 
 def _left_to_json(left: Left) -> Json:

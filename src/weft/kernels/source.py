@@ -245,6 +245,9 @@ class CudaSource:
     """Works on transformed values (Winograd): on integer inputs it comes nearest to the right integer."""
     left: tuple[Left, ...] = ()
     """Outputs that no launch writes where the problem wants them: gradients side by side in one buffer, for one."""
+    input_output_aliases: tuple[tuple[int, int], ...] = ()
+    """(input, output) that may lie in the same memory, whatever the others do: each element of such an input is read by
+    the thread alone that writes the element of the output in its place, and before it writes there."""
 
     @property
     def entry(self) -> str:

@@ -100,15 +100,16 @@ def overwrites(graph: Graph, step: Step, source: NodeId, result: NodeId) -> bool
     """Whether a step gives the same `result` where that lies in the memory of its operand `source`.
 
     So it is for elementwise loops that store every element once, where all that depends on the operand has its shape,
-    and an element is read before it is written.
+    and an element is read before it is written; and for kernels of which that is declared.
     """
     kernel = step.kernel
     if not isinstance(kernel, CudaSource | KernelSource) or not _is_elementwise(graph, step, source, result):
         return False
     slots = [k for k, key in enumerate(step.inputs) if key == (source, Format.ROW)]
+    place = step.outputs.index((result, Format.ROW))
     if isinstance(kernel, CudaSource):
-        return _cuda_reads_first(kernel, slots, step.outputs.index((result, Format.ROW)))
-    return _cpp_reads_first(kernel, slots, step.outputs.index((result, Format.ROW)))
+        return _may_alias(kernel, slots, place) or _cuda_reads_first(kernel, slots, place)
+    return _cpp_reads_first(kernel, slots, place)
 
 
 def places_of(graph: Graph, plan: Plan, values: Values, order: Order, within: Container[Key]) -> dict[Key, Key]:
@@ -160,7 +161,7 @@ def _takes_the_place(graph: Graph, step: Step, source: Key, result: Key) -> bool
         return False
     place = step.outputs.index(result)
     if reach == "element":
-        return _cuda_reads_first(kernel, slots, place)
+        return _may_alias(kernel, slots, place) or _cuda_reads_first(kernel, slots, place)
     return source[1] is Format.ROW and _cuda_reads_rows_first(kernel, slots)
 
 
@@ -225,6 +226,11 @@ def _is_elementwise(graph: Graph, step: Step, source: NodeId, result: NodeId) ->
             return False
         dependent.add(m)
     return True
+
+
+def _may_alias(kernel: CudaSource, slots: Sequence[int], place: int) -> bool:
+    """Whether it is declared that a result may lie where an operand lies, in each position where that is given."""
+    return bool(slots) and all((k, place) in kernel.input_output_aliases for k in slots)
 
 
 def _cuda_reads_first(kernel: CudaSource, slots: Sequence[int], place: int) -> bool:

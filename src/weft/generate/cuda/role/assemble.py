@@ -70,6 +70,7 @@ def solo(source: RoleSource | Declined, entry: str) -> CudaSource | Declined:
         flags=source.flags,
         max_registers=source.max_registers,
         transforms=source.transforms,
+        input_output_aliases=source.input_output_aliases,
     )
 
 

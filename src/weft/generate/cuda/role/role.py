@@ -112,6 +112,7 @@ class RoleSource:
     flags: tuple[str, ...] = ()
     max_registers: int = 0
     transforms: bool = False
+    input_output_aliases: tuple[tuple[int, int], ...] = ()
 
     @property
     def launched(self) -> tuple[DeviceRole, ...]:
