@@ -9,6 +9,10 @@ and write; a row without any is written as zeros, so that nothing is filled befo
 have a part of the columns each. There are no atomics, and every sum has one order.
 
 What belongs to no row, as indices of padding do, is sorted behind all rows.
+
+Where an optimizer's update stands behind the gradient, the second kernel applies it to the sums: what lies in the place
+of a vector of sums in other tables (weights, moments) is asked for before the sums are formed, and the results are
+written. A thread reads that of its own elements alone, before it writes them: results may lie in these tables' memory.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from dataclasses import dataclass, replace
 from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import gap_us, memory_us
 from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda.embedding_gradient import epilogue
 from weft.generate.cuda.embedding_gradient.match import EmbeddingGradient
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.cuda.intrinsics.vectors import kind_of, packed, unpacked
@@ -78,8 +83,9 @@ class EmbeddingConfig(Parameters):
 
 
 def vectors(m: EmbeddingGradient, s: EmbeddingConfig) -> int:
-    """Of a lane at a time."""
-    return min(-(-_columns(m, s) // s.lanes), MOST_SUMS // s.width)
+    """Of a lane at a time; what an update reads takes registers beside the sums."""
+    arrays = 1 + (len(m.update.tables) if m.update is not None else 0)
+    return min(-(-_columns(m, s) // s.lanes), max(1, MOST_SUMS // arrays // s.width))
 
 
 def _columns(m: EmbeddingGradient, s: EmbeddingConfig) -> int:
@@ -99,7 +105,7 @@ def shapes(m: EmbeddingGradient, facts: GpuFacts) -> list[tuple[float, Embedding
 
 
 def _candidates(m: EmbeddingGradient, facts: GpuFacts) -> Iterable[EmbeddingConfig]:
-    width = CHUNK // m.dtype.itemsize
+    width = CHUNK // m.itemsize
     while m.width % width:
         width //= 2
     across = min(WARP, 1 << (m.width // width - 1).bit_length())
@@ -123,8 +129,9 @@ def cycles(m: EmbeddingGradient, s: EmbeddingConfig, facts: GpuFacts) -> float:
     waves = math.ceil(math.ceil(m.rows / s.rows) * s.parts / (facts.sms * _RESIDENT))
     turns = -(-_columns(m, s) // (s.lanes * vectors(m, s)))
     found = waves * (m.count.bit_length() + s.turns * turns) * costs_of(facts).gemv.flight
-    row = m.width * m.dtype.itemsize
-    moved = memory_us(facts, m.count * row, m.rows * row) * clocks
+    size = m.rows * m.width
+    read = m.count * m.width * m.dtype.itemsize + size * m.read_bytes
+    moved = memory_us(facts, read, size * m.written_bytes) * clocks
     return 2 * gap_us(facts) * clocks + compared + max(found, moved)
 
 
@@ -136,7 +143,7 @@ def emit(m: EmbeddingGradient, schedule: Schedule, entry: str) -> CudaSource | D
 def roles(m: EmbeddingGradient, schedule: Schedule) -> RoleSource | Declined:
     """Their roles."""
     s = EmbeddingConfig.of(schedule)
-    fits = m.width % s.width == 0 and 0 < s.width * m.dtype.itemsize <= CHUNK
+    fits = m.width % s.width == 0 and 0 < s.width * m.itemsize <= CHUNK
     if not fits or s.lanes not in (1, 2, 4, 8, 16, 32) or s.turns < 1 or s.parts < 1:
         return Declined(f"rows of {m.width} elements by {s.lanes} lanes in vectors of {s.width}")
     return RoleSource(
@@ -144,6 +151,7 @@ def roles(m: EmbeddingGradient, schedule: Schedule) -> RoleSource | Declined:
         headers=(prelude(), _BELOW),
         roles=(_sorted(m), _summed(m, s)),
         workspace_bytes=8 * m.count,
+        input_output_aliases=epilogue.aliases(m),
     )
 
 
@@ -197,6 +205,7 @@ def _summed(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
     kind = kind_of(m.dtype, s.width)
     first, t = Int("role.block_x()") * s.rows, Int("t")
     row = f"{first + Int('turn') * s.together + 'own'}"
+    early = m.update is not None and vectors(m, s) * s.lanes >= _columns(m, s)  # a lane has a row's vectors at once
     lines = [
         "const int t = role.thread();",
         f"const int lane = {t % s.lanes}, own = {t / s.lanes};",
@@ -206,6 +215,7 @@ def _summed(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
         f"float* const parts = (float*)(held + {2 * HELD});",
         *_columns_of(m, s),
         "role.pdl_wait(); role.pdl_trigger();",
+        *(epilogue.scalars(m.update) if m.update is not None else []),
         "const u32* order = (const u32*)work;",
         f"const u32* rows = order + {m.count};",
         f"if (t == 0 || t == {WARP})",
@@ -222,9 +232,12 @@ def _summed(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
         f"for (int turn = 0; turn < {s.turns}; ++turn) {{",
         f"const int row = {row};",
         f"if (row >= {m.rows}) break;",
+        *([f"const int at = {Int('0' if s.parts == 1 else 'left') + 'lane'};"] if early else []),
+        *(_asked(m, s, "row") if early else []),
         "const int first = w_below(rows, 0, count, (u32)row), end = w_below(rows, first, count, (u32)row + 1u);",
         f"if (end - first > {MANY}) continue;",
         *_turns(m, s),
+        *([] if early else _asked(m, s, "row")),
         *_added(m, s, "first", "end"),
         *_written(m, s, "row"),
         "}",
@@ -242,6 +255,7 @@ def _summed(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
         f"for (int q = 0; q < {sums}; ++q) parts[{t * sums + 'q'}] = acc[q];",
         "role.sync();",
         "if (own == 0) {",
+        *_asked(m, s, "row"),
         "#pragma unroll 1",
         f"for (int p = 1; p < {s.together}; ++p)",
         "#pragma unroll",
@@ -259,7 +273,7 @@ def _summed(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
         parameters=(
             Parameter(f"in{m.dy}", Pointer("in", m.dy)),
             Parameter("work", Pointer("work", 0)),
-            Parameter("out0", Pointer("out", 0), WRITTEN),
+            *epilogue.parameters(m),
         ),
         grid=(-(-m.rows // s.rows), s.parts, 1),
         shared_bytes=8 + 8 * HELD + 4 * THREADS * sums,
@@ -341,15 +355,25 @@ def _added(m: EmbeddingGradient, s: EmbeddingConfig, begin: str, end: str) -> li
     ]
 
 
+def _asked(m: EmbeddingGradient, s: EmbeddingConfig, row: str) -> list[str]:
+    """What an update reads in the place of the lane's sums."""
+    if m.update is None:
+        return []
+    place = f"(long long){row} * {m.width // s.width} + at"
+    there = _has(m, s)[4:] or "true"
+    return epilogue.asked(m.update, s.width, vectors(m, s), f"{Int('v') * s.lanes}", place, there)
+
+
 def _written(m: EmbeddingGradient, s: EmbeddingConfig, row: str) -> list[str]:
-    """The lane's sums into a row of the table."""
+    """The lane's sums, or what an update makes of them and of what `_asked` read, into a row of the table."""
     kind, across = kind_of(m.dtype, s.width), m.width // s.width
-    has = _has(m, s)
-    return [
-        f"{kind}* const to = ({kind}*)out0 + (long long){row} * {across} + at;",
-        "#pragma unroll",
-        f"for (int v = 0; v < {vectors(m, s)}; ++v) {{",
-        f"const float* const f = acc + {Int('v') * s.width};",
-        f"{f'if ({has[4:]}) ' if has else ''}to[{Int('v') * s.lanes}] = {packed(m.dtype, s.width, 'f', 0)};",
-        "}",
-    ]
+    if_there = f"if ({has[4:]}) " if (has := _has(m, s)) else ""
+    step = Int("v") * s.lanes
+    to, each = f"(long long){row} * {across} + at", f"#pragma unroll\nfor (int v = 0; v < {vectors(m, s)}; ++v) {{"
+    sums = f"const float* const f = acc + {Int('v') * s.width};"
+    if m.update is None:
+        store = f"{if_there}to[{step}] = {packed(m.dtype, s.width, 'f', 0)};"
+        return [f"{kind}* const to = ({kind}*)out0 + {to};", each, sums, store, "}"]
+    stores = epilogue.stored(m.update, s.width, f"to + {step}")
+    guarded = [f"{if_there}{{", *stores, "}"] if if_there else stores
+    return [f"const long long to = {to};", each, sums, *guarded, "}"]

@@ -18,10 +18,10 @@ from weft.kernels.source import CudaSource, Schedule
 
 @final
 class EmbeddingGradientPattern:
-    """A call of `aten::embedding_dense_backward`: rows of a gradient, summed by index."""
+    """A call of `aten::embedding_dense_backward`: rows of a gradient, summed by index; with an update behind it."""
 
     name = "embedding_gradient"
-    idioms = ()
+    idioms = ("embedding_update",)
 
     def match(self, problem: Problem, *, tf32: bool) -> EmbeddingGradient | Declined | None:
         """The sizes; None where libraries alone are left to take it."""
@@ -67,5 +67,5 @@ class EmbeddingGradientTemplate(Declared):
 EMBEDDING_GRADIENT = EmbeddingGradientTemplate(
     names=("embedding_gradient",),
     pattern=EMBEDDING_GRADIENT_PROBLEM,
-    written=("cuda/embedding_gradient/kernel.py",),
+    written=("cuda/embedding_gradient/kernel.py", "cuda/embedding_gradient/epilogue.py"),
 )
