@@ -1,11 +1,14 @@
-"""Problems that are the gradient of an embedding table: one call of `aten::embedding_dense_backward`."""
+"""Problems that are the gradient of an embedding table: one call of `aten::embedding_dense_backward`.
+
+Also those with what an optimizer makes of it and of the table.
+"""
 
 from __future__ import annotations
 
 import json
 
 from weft.ir import attrs as a
-from weft.ir.graph import GraphBuilder
+from weft.ir.graph import GraphBuilder, NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
@@ -23,6 +26,62 @@ def embedding_problem(
 ) -> Problem:
     """As a plan cuts the call out of a training step; `indices`: the shape of what is read by."""
     b = GraphBuilder()
+    return _of(b, [_gradient(b, indices, rows, width, padding=padding, scaled=scaled, dtype=dtype)])
+
+
+def updated_problem(
+    indices: tuple[int, ...],
+    rows: int,
+    width: int,
+    *,
+    rule: str = "sgd",
+    padding: int = -1,
+    dtype: DType = DType.F32,
+    weights: DType | None = None,
+) -> Problem:
+    """The call with an update of the table behind it.
+
+    By SGD with weight decay and momentum (`sgd`), whose outputs are momentum and weights, or by Adam (`adam`): both
+    moments and weights. `dtype`: of the gradient; `weights`: of the table and its moments, computed in f32.
+    """
+    b = GraphBuilder()
+    gradient = _gradient(b, indices, rows, width, padding=padding, dtype=dtype)
+    of = TensorType(weights or dtype, (rows, width))
+    weight, *moments = (b.input(of) for _ in range({"sgd": 2, "adam": 3}[rule]))
+
+    def scalar() -> NodeId:
+        return b.broadcast(b.input(TensorType(DType.F32, ())), of.shape)
+
+    def wide(x: NodeId) -> NodeId:
+        return b.cast(x, DType.F32)
+
+    w, g = wide(weight), wide(gradient)
+    if rule == "sgd":
+        decay, momentum, rate = scalar(), scalar(), scalar()
+        g = b.apply(Prim.ADD, g, b.apply(Prim.MUL, decay, w))
+        kept = b.apply(Prim.ADD, b.apply(Prim.MUL, momentum, wide(moments[0])), g)
+        found = [kept, b.apply(Prim.SUB, w, b.apply(Prim.MUL, rate, kept))]
+    else:
+        first, second, less, eps, rate = scalar(), scalar(), scalar(), scalar(), scalar()
+        mean, square = (wide(x) for x in moments)
+        mean = b.apply(Prim.ADD, mean, b.apply(Prim.MUL, first, b.apply(Prim.SUB, g, mean)))
+        squared = b.apply(Prim.MUL, less, b.apply(Prim.MUL, g, g))
+        square = b.apply(Prim.ADD, b.apply(Prim.MUL, second, square), squared)
+        below = b.apply(Prim.ADD, b.apply(Prim.SQRT, square), eps)
+        found = [mean, square, b.apply(Prim.SUB, w, b.apply(Prim.MUL, rate, b.apply(Prim.DIV, mean, below)))]
+    return _of(b, [b.cast(x, of.dtype) for x in found])
+
+
+def _gradient(
+    b: GraphBuilder,
+    indices: tuple[int, ...],
+    rows: int,
+    width: int,
+    *,
+    padding: int,
+    dtype: DType,
+    scaled: bool = False,
+) -> NodeId:
     of = TensorType(dtype, (rows, width))
     dy, index = b.input(TensorType(dtype, (*indices, width))), b.input(TensorType(DType.I64, indices))
     payload = json.dumps({
@@ -30,5 +89,9 @@ def embedding_problem(
         "op": "aten::embedding_dense_backward", "overload": "",
     }, sort_keys=True)  # fmt: skip
     attrs = a.OpaqueAttrs("aten", "aten.embedding_dense_backward.default", payload, 0, (of,))
-    graph = b.build([b.add(Prim.OPAQUE, dy, index, attrs=attrs)])
-    return Problem(graph, str(graph), (Format.ROW, Format.ROW), (Format.ROW,))
+    return b.add(Prim.OPAQUE, dy, index, attrs=attrs)
+
+
+def _of(b: GraphBuilder, results: list[NodeId]) -> Problem:
+    graph = b.build(results)
+    return Problem(graph, str(graph), (Format.ROW,) * len(graph.inputs), (Format.ROW,) * len(results))
