@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from weft.ir.graph import Graph, NodeId
 from weft.orchestrate.attention import ATTENTION
 from weft.orchestrate.called_attention import CALLED_ATTENTION
+from weft.orchestrate.embedding_update import EMBEDDING_UPDATE
 from weft.orchestrate.grouped import GROUPED
 from weft.orchestrate.idiom import Idiom, Multiplied
 from weft.orchestrate.mlp import MLP
@@ -26,6 +27,7 @@ IDIOMS: tuple[Idiom, ...] = (
     NORMS,
     NARROW,
     GROUPED,
+    EMBEDDING_UPDATE,
 )
 
 
