@@ -1,6 +1,6 @@
-"""An optimizer's update behind the gradient of an embedding table, as text: what is read, computed and written in place.
+"""An optimizer's update behind the gradient of an embedding table, as text: what is read, computed and written.
 
-Its operands lie in memory as the table does. None is read through the read-only cache or told apart from the results,
+Its operands lie in memory as the table does. None is read through the read-only cache or said to be apart from results,
 which may lie in the same memory.
 """
 
@@ -55,7 +55,7 @@ def scalars(u: Update) -> list[str]:
 
 
 def asked(u: Update, width: int, count: int, step: str, place: str, there: str) -> list[str]:
-    """Statements: `count` vectors of each operand into registers, vector `v` from `place` + `step` on, where `there`."""
+    """Statements: `count` vectors of each operand into registers, vector `v` from `place` + `step` on."""
     lines = [f"{kind_of(x.dtype, width)} y{x.position}[{count}];" for x in u.tables]
     for x in u.tables:
         kind = kind_of(x.dtype, width)
