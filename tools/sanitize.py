@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from benchmarks.cases.attention_gradient import gradient_problem
 from benchmarks.cases.called_attention import called_attention_problem
-from benchmarks.cases.embedding_gradient import embedding_problem
+from benchmarks.cases.embedding_gradient import embedding_problem, updated_problem
 
 from tools.sanitize_fused import fused
 from tools.sanitize_products import Case, products
@@ -182,6 +182,8 @@ def cases(facts: GpuFacts) -> Mapping[str, Case]:
         "attention's gradients, packed": (gradient_problem(2, 37, 3, 64, packed=True, joined=True), None),
         "embedding's gradient": (embedding_problem((7, 19), 33, 40, padding=3), None),
         "embedding's gradient, many of a row": (embedding_problem((300,), 3, 72, dtype=F16), None),
+        "embedding's update": (updated_problem((7, 19), 33, 40, padding=3), None),
+        "embedding's update, many of a row": (updated_problem((300,), 3, 72, rule="adam", dtype=F16), None),
         **products(),
         **fused(),
         **layered(facts),

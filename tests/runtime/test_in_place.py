@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.cases.embedding_gradient import updated_problem
 from tests.runtime.plans import library_plan
 
 from weft.device.cuda.facts import profile
@@ -119,6 +120,71 @@ def test_a_read_behind_a_write_is_seen() -> None:
         changed = replace(kernel, launches=(launch,))
         assert not overwrites(graph, step_of(graph, changed), graph.inputs[0], graph.outputs[1])
     assert not overwrites(graph, step_of(graph, replace(kernel, workspace_bytes=4)), graph.inputs[0], graph.outputs[1])
+
+
+def test_an_embedding_table_is_updated_where_it_lies() -> None:
+    """By a kernel of two launches that declares it: what lies elsewhere, and the gradient that is read by row, stay."""
+    for rule, tables in (("sgd", (2, 3)), ("adam", (2, 3, 4))):
+        graph = updated_problem((64,), 64, 16, rule=rule).graph
+        found = kernels(graph)
+        assert found and all(len(k.launches) == 2 and k.workspace_bytes for k in found)
+        for kernel in found:
+            step = step_of(graph, kernel)
+            for result in graph.outputs:
+                assert all(overwrites(graph, step, graph.inputs[k], result) for k in tables)
+                assert not overwrites(graph, step, graph.inputs[0], result)
+            undeclared = step_of(graph, replace(kernel, input_output_aliases=()))
+            assert not overwrites(graph, undeclared, graph.inputs[2], graph.outputs[0])
+            others = step_of(graph, replace(kernel, input_output_aliases=((2, 1),)))
+            assert [overwrites(graph, others, graph.inputs[2], o) for o in graph.outputs[:2]] == [False, True]
+
+
+def test_a_table_that_is_also_read_by_row_stays() -> None:
+    """As many rows as indices, and the gradient by index is an operand in its own place, too."""
+    problem = updated_problem((64,), 64, 16)
+    graph = problem.graph
+    dy, _, weight, *_ = graph.inputs
+    nodes = tuple(
+        replace(n, inputs=tuple(dy if n.prim is not Prim.OPAQUE and i == weight else i for i in n.inputs))
+        for n in graph.nodes
+    )
+    graph = replace(graph, nodes=nodes)
+    found = kernels(graph)
+    assert found
+    for kernel in found:
+        assert {k for k, _ in kernel.input_output_aliases} == {3}
+        step = step_of(graph, kernel)
+        assert not any(overwrites(graph, step, dy, o) for o in graph.outputs)
+        assert overwrites(graph, step, graph.inputs[3], graph.outputs[0])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_table_is_updated_behind_who_looks_it_up(late: bool) -> None:
+    """As in a training step, whose results are written into the table's and the momentum's own tensors."""
+    inner = updated_problem((64,), 64, 16).graph
+    b = GraphBuilder()
+    given = [b.input(inner.type_of(i)) for i in inner.inputs]
+    read = b.add(Prim.GATHER, given[2], given[1], attrs=a.GatherAttrs(0))
+    moved = dict(zip(inner.inputs, given, strict=True))
+    for i, n in enumerate(inner.nodes):
+        if n.prim is not Prim.INPUT:
+            moved[i] = b.add(n.prim, *(moved[j] for j in n.inputs), attrs=n.attrs)
+    looked = b.apply(Prim.TANH, read)
+    graph = b.build([*(moved[o] for o in inner.outputs), looked])
+    free = (Prim.INPUT, Prim.CONSTANT, Prim.BROADCAST)
+    members = tuple(moved[i] for i, n in enumerate(inner.nodes) if n.prim not in free)
+    inputs, outputs = (tuple((moved[n], Format.ROW) for n in nodes) for nodes in (inner.inputs, inner.outputs))
+    update = Step(kernels(inner)[0], inputs, outputs, members, Kind.GROUP, "", 1.0)
+    others = [s for s in library_plan(graph).steps if s.outputs[0][0] in (read, looked)]
+    plan = Plan("step", (*others, update) if late else (update, *others))
+    values = survey(graph, plan)
+    table, moment = lying(64 * 16).reshape(64, 16), lying(64 * 16).reshape(64, 16)
+    bound, written = {2: table, 3: moment}, [(0, moment), (1, table)]
+    held = held_by_caller(graph, plan, values, order_of(plan, values, 1), written, bound, 256)
+    assert {key[0] for key in held} == {*graph.outputs[: 2 if late else 1]}
+    ordered = written_last(graph, plan, values, written, bound)
+    values = survey(graph, ordered)
+    assert len(held_by_caller(graph, ordered, values, order_of(ordered, values, 1), written, bound, 256)) == 2
 
 
 def _two_steps(*, late: bool) -> tuple[Graph, Plan]:

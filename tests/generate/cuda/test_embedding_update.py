@@ -1,4 +1,4 @@
-"""Embedding tables that are updated where their gradient is summed: numbers, results over operands, what is declined."""
+"""Embedding tables updated where their gradient is summed: numbers, results over operands, what is declined."""
 
 from __future__ import annotations
 
