@@ -113,8 +113,9 @@ def near(problem: Problem, got: list[Array], wanted: list[Array]) -> None:
     unit = {F32: 2.0**-21, F16: 2.0**-10, BF16: 2.0**-7}
     assert len(got) == len(problem.graph.outputs)
     for x, y, o in zip(got, wanted, problem.graph.outputs, strict=True):
-        scale = max(1.0, float(np.abs(y).max()))
-        assert np.abs(x.astype(np.float64) - y).max() <= unit[problem.graph.type_of(o).dtype] * scale
+        one, other = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        scale = max(1.0, float(np.abs(other).max()))
+        assert np.abs(one - other).max() <= unit[problem.graph.type_of(o).dtype] * scale
 
 
 @pytest.mark.parametrize("name", CASES)
