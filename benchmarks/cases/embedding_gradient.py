@@ -38,15 +38,19 @@ def updated_problem(
     padding: int = -1,
     dtype: DType = DType.F32,
     weights: DType | None = None,
+    apart: bool = False,
 ) -> Problem:
-    """The call with an update of the table behind it.
+    """The call with an update of the table behind it; `apart`: the update alone, whose first input is the gradient.
 
     By SGD with weight decay and momentum (`sgd`), whose outputs are momentum and weights, or by Adam (`adam`): both
     moments and weights. `dtype`: of the gradient; `weights`: of the table and its moments, computed in f32.
     """
     b = GraphBuilder()
-    gradient = _gradient(b, indices, rows, width, padding=padding, dtype=dtype)
     of = TensorType(weights or dtype, (rows, width))
+    if apart:
+        gradient = b.input(TensorType(dtype, of.shape))
+    else:
+        gradient = _gradient(b, indices, rows, width, padding=padding, dtype=dtype)
     weight, *moments = (b.input(of) for _ in range({"sgd": 2, "adam": 3}[rule]))
 
     def scalar() -> NodeId:
