@@ -39,11 +39,13 @@ def updated_problem(
     dtype: DType = DType.F32,
     weights: DType | None = None,
     apart: bool = False,
+    tied: bool = False,
 ) -> Problem:
     """The call with an update of the table behind it; `apart`: the update alone, whose first input is the gradient.
 
     By SGD with weight decay and momentum (`sgd`), whose outputs are momentum and weights, or by Adam (`adam`): both
     moments and weights. `dtype`: of the gradient; `weights`: of the table and its moments, computed in f32.
+    `tied`: another gradient is added, in bf16, as that of the product which has the same weights.
     """
     b = GraphBuilder()
     of = TensorType(weights or dtype, (rows, width))
@@ -60,6 +62,8 @@ def updated_problem(
         return b.cast(x, DType.F32)
 
     w, g = wide(weight), wide(gradient)
+    if tied:
+        g = b.apply(Prim.ADD, wide(b.input(TensorType(DType.BF16, of.shape))), g)
     if rule == "sgd":
         decay, momentum, rate = scalar(), scalar(), scalar()
         g = b.apply(Prim.ADD, g, b.apply(Prim.MUL, decay, w))

@@ -74,6 +74,10 @@ def trained(case: str = "") -> tuple[Graph, NodeId]:
         results.append(_total(b, gradient))
     if case == "a result":
         results.append(gradient)
+    if case == "tied":
+        left, right = (b.input(TensorType(DType.BF16, shape)) for shape in ((ROWS, 8), (8, WIDTH)))
+        product = b.add(Prim.MATMUL, left, right)
+        used = b.apply(Prim.ADD, b.cast(product, F32), gradient)
     if case == "by column":
         rates[0] = b.broadcast(b.input(TensorType(F32, (WIDTH,))), of.shape)
     g = b.apply(Prim.ADD, used, b.apply(Prim.MUL, rates[0], table))
@@ -106,6 +110,17 @@ def test_a_gradient_and_the_update_of_its_table_are_one_candidate(case: str) -> 
     assert (m.count, m.rows, m.width) == (COUNT, ROWS, WIDTH)
     assert len(m.update.results) == len(m.update.tables) == 2 and len(m.update.scalars) == 3
     assert not isinstance(CudaGenerator().schedules(problem, H200), Declined)
+
+
+def test_the_gradient_of_a_product_of_the_same_weights_is_read_as_it_lies() -> None:
+    graph, _ = trained("tied")
+    (found,) = fused(graph)
+    (product,) = (i for i, n in enumerate(graph.nodes) if n.prim is Prim.MATMUL and n.type.dtype is DType.BF16)
+    assert product in found.inputs
+    (formats,) = format_choices(graph, found)
+    m = embedding_gradient(extract(graph, found, formats.inputs, formats.outputs).problem)
+    assert isinstance(m, EmbeddingGradient) and m.update is not None
+    assert sorted(x.dtype.value for x in m.update.tables) == ["bf16", "f32", "f32"]
 
 
 @pytest.mark.parametrize("case", ["clipped", "read by others", "a result", "by column", "not convex"])

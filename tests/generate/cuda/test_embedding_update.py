@@ -49,6 +49,7 @@ CASES: dict[str, tuple[Problem, EmbeddingConfig]] = {
     "adam": (updated_problem((2, 25), 31, 64, rule="adam"), EmbeddingConfig(16, 4)),
     "adam, tails": (updated_problem((40,), 13, 152, rule="adam"), EmbeddingConfig(4, 4)),
     "adam, many of a row": (updated_problem((300,), 2, 96, rule="adam", dtype=F16), EmbeddingConfig(2, 8)),
+    "adam, tied weights": (updated_problem((2, 40), 37, 72, rule="adam", tied=True), EmbeddingConfig(8, 4, 2)),
     "adam, weights of bf16": (updated_problem((40,), 29, 24, rule="adam", weights=BF16), EmbeddingConfig(4, 4, 2)),
 }
 
@@ -180,7 +181,8 @@ def test_a_saved_kernel_says_what_may_be_written_over(sources: dict[str, CudaSou
     source = sources["adam"]
     assert source.input_output_aliases == tuple((i, k) for i in (2, 3, 4) for k in range(3))
     assert kernel_from_json(kernel_to_json(source)) == source
-    assert sources["adam, weights of bf16"].input_output_aliases == source.input_output_aliases
+    for other in ("adam, weights of bf16", "adam, tied weights"):
+        assert sources[other].input_output_aliases == source.input_output_aliases
     gradient = CudaGenerator().emit(embedding_problem((9,), 20, 8), EmbeddingConfig(2, 4).schedule())
     assert isinstance(gradient, CudaSource) and gradient.input_output_aliases == ()
     told = kernel_to_json(gradient)
@@ -190,6 +192,7 @@ def test_a_saved_kernel_says_what_may_be_written_over(sources: dict[str, CudaSou
 OF_NETWORKS = {
     "DLRM, momentum": updated_problem((2048,), 100_000, 64),
     "DLRM, adam": updated_problem((2048,), 100_000, 64, rule="adam"),
+    "GPT-2, adam": updated_problem((8, 512), 50257, 768, rule="adam", tied=True),
     "BERT, adam": updated_problem((16, 128), 30522, 768, rule="adam", padding=0),
     "wide, bf16": updated_problem((8192,), 32000, 4096, dtype=BF16),
     "narrow": updated_problem((512,), 1_000_000, 16, dtype=F16, weights=F32),
