@@ -246,8 +246,8 @@ class CudaSource:
     left: tuple[Left, ...] = ()
     """Outputs that no launch writes where the problem wants them: gradients side by side in one buffer, for one."""
     input_output_aliases: tuple[tuple[int, int], ...] = ()
-    """(input, output) that may lie in the same memory, whatever the others do: each element of such an input is read by
-    the thread alone that writes the element of the output in its place, and before it writes there."""
+    """(input, output) that may lie in the same memory, whatever the others do: on an element of such an input nothing
+    depends but what the thread that has read it writes in its place, behind that. What others read there, they drop."""
 
     @property
     def entry(self) -> str:

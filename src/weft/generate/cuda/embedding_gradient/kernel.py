@@ -12,7 +12,8 @@ What belongs to no row, as indices of padding do, is sorted behind all rows.
 
 Where an optimizer's update stands behind the gradient, the second kernel applies it to the sums: what lies in the place
 of a vector of sums in other tables (weights, moments) is asked for before the sums are formed, and the results are
-written. A thread reads that of its own elements alone, before it writes them: results may lie in these tables' memory.
+written. A thread reads its own elements before it writes them, and needs no others (what it has read of a row of many
+indices before it knows, it drops): results may lie in these tables' memory.
 """
 
 from __future__ import annotations
