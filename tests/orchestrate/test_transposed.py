@@ -23,6 +23,7 @@ from weft.kernels.formats import Format
 from weft.orchestrate.alternatives import Alternatives, find_alternatives
 from weft.orchestrate.enumerate import enumerate_candidates
 from weft.orchestrate.extract import extract
+from weft.orchestrate.legality import EnumerationLimits
 
 ROW, LAST = Format.ROW, Format.LAST
 Dims = tuple[int, ...]
@@ -201,6 +202,22 @@ def test_a_weight_that_is_no_constant_is_turned_on_gpus(name: str) -> None:
     assert_allclose(values[extra], values[original], rtol=1e-12, atol=1e-12)
     (made,) = [found.graph.nodes[i] for i in convolutions(found)]
     assert isinstance(made.attrs, a.ConvAttrs) and not made.attrs.transposed
+    weight = found.graph.nodes[made.inputs[1]]
+    assert isinstance(weight.attrs, a.TransposeAttrs) and weight.attrs.perm[1] == len(weight.type.shape) - 1
+
+
+def test_products_templates_take_the_gradient_with_a_weight_that_was_turned() -> None:
+    graph = transposed((8, 8), (3, 3), (1, 1), lo=(1, 1), channels=(64, 64), dtype=DType.F16, weight=False)
+    found = find_alternatives(graph, on_gpu=True)
+    (conv,) = convolutions(found)
+    limits, offered = EnumerationLimits(changing_weights=False), set()
+    for c in enumerate_candidates(found.graph, limits, found).candidates:
+        if c.members == 1 << conv | 1 << found.graph.nodes[conv].inputs[1]:
+            formats = [LAST if found.graph.type_of(i).shape[2:] == (8, 8) else ROW for i in c.inputs]
+            offers = templates.schedules(extract(found.graph, c, formats, [LAST], found).problem, GpuFacts())
+            assert not isinstance(offers, Declined), offers
+            offered |= {s.param("template") for s in offers}
+    assert "tma" in offered
 
 
 def test_strict_has_none() -> None:

@@ -20,7 +20,7 @@ from weft.ir import attrs as a
 from weft.ir.graph import NodeId
 from weft.ir.prims import Prim
 from weft.ir.types import Array
-from weft.orchestrate.alternatives.pixels import is_product
+from weft.orchestrate.alternatives.pixels import image_of, is_product
 from weft.orchestrate.alternatives.union import Maker
 
 MAX_PHASES = 16
@@ -74,7 +74,8 @@ def convolve_instead(m: Maker) -> None:
 def convolve_gradients(m: Maker) -> None:
     """transposed conv(x, w) → conv(x, w turned): the gradient of a convolution's input by a library's forward kernels.
 
-    The weight's channels change places, and its taps their order; of a training step it is made anew each time.
+    The weight's channels change places, and its taps their order; of a training step it is made anew each time, with
+    what is summed as neighbours in memory: kernels read it as the right operand of a product.
 
     Conditions: one or two spatial dimensions, stride 1, one group, a weight that is no constant, no part of the input
     cut off; more than one tap (see `pixels`).
@@ -92,12 +93,13 @@ def convolve_gradients(m: Maker) -> None:
 
 def _turned(m: Maker, x: NodeId, w: NodeId, dims: Sequence[_Dim]) -> NodeId:
     """The convolution with a weight that is computed; each dimension has one phase."""
-    turned = m.b.transpose(w, (1, 0, *range(2, 2 + len(dims))))
+    turned = m.b.transpose(w, (1, *range(2, 2 + len(dims)), 0))
     for axis, d in enumerate(dims):
         (phase,) = d.phases
         if len(phase.weights) > 1:
             places = m.b.constant(np.array(phase.weights, dtype=np.int64))
-            turned = m.b.add(Prim.GATHER, turned, places, attrs=a.GatherAttrs(2 + axis))
+            turned = m.b.add(Prim.GATHER, turned, places, attrs=a.GatherAttrs(1 + axis))
+    turned = image_of(m.b, turned)
     return m.b.add(Prim.CONV, x, turned, attrs=_of_phases(m, x, 1, dims, (0,) * len(dims)))
 
 
