@@ -49,6 +49,17 @@ extern "C" __global__ void __launch_bounds__(256) k(const void* __restrict__ in1
     ((u32*)work)[before] = (u32)i;
     ((u32*)work)[before + 120] = own;
   }
+  for (int b = role.block_x() * 8 + part; b <= 1; b += 32) {
+    const u32 edge = (u32)b * 32;
+    u32 below = 0;
+    for (int j = lane * 4; j < 128; j += 128) {
+      const uint4 k = *(const uint4*)(keys + j);
+      below += (u32)(k.x < edge) + (u32)(k.y < edge) + (u32)(k.z < edge) + (u32)(k.w < edge);
+    }
+    #pragma unroll
+    for (int o = 1; o < 32; o *= 2) below += w_shfl_word(below, o);
+    if (lane == 0) ((u32*)work)[b + 240] = below;
+  }
 }
 extern "C" __global__ void __launch_bounds__(256) k_summed(const void* __restrict__ in0, const void* __restrict__ work,
     void* __restrict__ out0) {
@@ -64,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256) k_summed(const void* __restric
   role.pdl_trigger();
   const u32* order = (const u32*)work;
   const u32* rows = order + 120;
-  if (t == 0 || t == 32) ends[t / 32] = w_below(rows, 0, 120, (u32)(role.block_x() * 32 + (t ? 32 : 0)));
+  if (t < 2) ends[t] = (int)order[role.block_x() + 240 + t];
   role.sync();
   const int count = ends[1] - ends[0];
   order += ends[0];

@@ -49,6 +49,17 @@ extern "C" __global__ void __launch_bounds__(256) k(const void* __restrict__ in1
     ((u32*)work)[before] = (u32)i;
     ((u32*)work)[before + 120] = own;
   }
+  for (int b = role.block_x() * 8 + part; b <= 1; b += 32) {
+    const u32 edge = (u32)b * 32;
+    u32 below = 0;
+    for (int j = lane * 4; j < 128; j += 128) {
+      const uint4 k = *(const uint4*)(keys + j);
+      below += (u32)(k.x < edge) + (u32)(k.y < edge) + (u32)(k.z < edge) + (u32)(k.w < edge);
+    }
+    #pragma unroll
+    for (int o = 1; o < 32; o *= 2) below += w_shfl_word(below, o);
+    if (lane == 0) ((u32*)work)[b + 240] = below;
+  }
 }
 extern "C" __global__ void __launch_bounds__(256) k_summed(const void* __restrict__ in0, const void* __restrict__ work,
     const void* in2, const void* in3, const void* in4, const void* in5, const void* in6, void* out0, void* out1) {
@@ -65,9 +76,20 @@ extern "C" __global__ void __launch_bounds__(256) k_summed(const void* __restric
   const w_f32 s4 = *((const float*)in4);
   const w_f32 s5 = *((const float*)in5);
   const w_f32 s6 = *((const float*)in6);
+  const int at = lane;
+  uint4 next2[1];
+  uint4 next3[1];
+  #pragma unroll
+  for (int v = 0; v < 1; ++v)
+    w_read_if(next2[v], (const uint4*)in2 + (long long)(role.block_x() * 32 + own) * 6 + at + v * 8,
+        role.block_x() * 32 + own < 20 && v * 8 + at < 6);
+  #pragma unroll
+  for (int v = 0; v < 1; ++v)
+    w_read_if(next3[v], (const uint4*)in3 + (long long)(role.block_x() * 32 + own) * 6 + at + v * 8,
+        role.block_x() * 32 + own < 20 && v * 8 + at < 6);
   const u32* order = (const u32*)work;
   const u32* rows = order + 120;
-  if (t == 0 || t == 32) ends[t / 32] = w_below(rows, 0, 120, (u32)(role.block_x() * 32 + (t ? 32 : 0)));
+  if (t < 2) ends[t] = (int)order[role.block_x() + 240 + t];
   role.sync();
   const int count = ends[1] - ends[0];
   order += ends[0];
@@ -85,13 +107,12 @@ extern "C" __global__ void __launch_bounds__(256) k_summed(const void* __restric
   for (int turn = 0; turn < 1; ++turn) {
     const int row = role.block_x() * 32 + turn * 32 + own;
     if (row >= 20) break;
-    const int at = lane;
     uint4 y2[1];
     uint4 y3[1];
     #pragma unroll
-    for (int v = 0; v < 1; ++v) w_read_if(y2[v], (const uint4*)in2 + (long long)row * 6 + at + v * 8, v * 8 + at < 6);
+    for (int v = 0; v < 1; ++v) y2[v] = next2[v];
     #pragma unroll
-    for (int v = 0; v < 1; ++v) w_read_if(y3[v], (const uint4*)in3 + (long long)row * 6 + at + v * 8, v * 8 + at < 6);
+    for (int v = 0; v < 1; ++v) y3[v] = next3[v];
     const int first = w_below(rows, 0, count, (u32)row), end = w_below(rows, first, count, (u32)row + 1u);
     if (end - first > 64) continue;
     #pragma unroll 1
@@ -207,10 +228,10 @@ extern "C" __global__ void __launch_bounds__(256) k_summed(const void* __restric
         uint4 y3[1];
         #pragma unroll
         for (int v = 0; v < 1; ++v)
-          w_read_if(y2[v], (const uint4*)in2 + (long long)row * 6 + at + v * 8, v * 8 + at < 6);
+          w_read_if(y2[v], (const uint4*)in2 + (long long)(row) * 6 + at + v * 8, v * 8 + at < 6);
         #pragma unroll
         for (int v = 0; v < 1; ++v)
-          w_read_if(y3[v], (const uint4*)in3 + (long long)row * 6 + at + v * 8, v * 8 + at < 6);
+          w_read_if(y3[v], (const uint4*)in3 + (long long)(row) * 6 + at + v * 8, v * 8 + at < 6);
         #pragma unroll 1
         for (int p = 1; p < 32; ++p)
           #pragma unroll

@@ -54,16 +54,30 @@ def scalars(u: Update) -> list[str]:
     ]
 
 
-def asked(u: Update, width: int, count: int, step: str, place: str, there: str) -> list[str]:
-    """Statements: `count` vectors of each operand into registers, vector `v` from `place` + `step` on."""
-    lines = [f"{kind_of(x.dtype, width)} y{x.position}[{count}];" for x in u.tables]
+def declared(u: Update, width: int, count: int, name: str) -> list[str]:
+    """Declarations: `count` vectors of each operand in registers."""
+    return [f"{kind_of(x.dtype, width)} {name}{x.position}[{count}];" for x in u.tables]
+
+
+def asked(u: Update, width: int, count: int, name: str, step: str, place: str, there: str) -> list[str]:
+    """Statements: such vectors are read, vector `v` from `place` + `step` on."""
+    lines = []
     for x in u.tables:
         kind = kind_of(x.dtype, width)
         lines += [
             "#pragma unroll",
             f"for (int v = 0; v < {count}; ++v)",
-            f"w_read_if(y{x.position}[v], (const {kind}*)in{x.position} + {place} + {step}, {there});",
+            f"w_read_if({name}{x.position}[v], (const {kind}*)in{x.position} + {place} + {step}, {there});",
         ]
+    return lines
+
+
+def taken(u: Update, width: int, count: int, name: str, source: str) -> list[str]:
+    """Statements: vectors `name` are those that were read as `source`."""
+    lines = declared(u, width, count, name)
+    for x in u.tables:
+        copied = f"{name}{x.position}[v] = {source}{x.position}[v];"
+        lines += ["#pragma unroll", f"for (int v = 0; v < {count}; ++v) {copied}"]
     return lines
 
 

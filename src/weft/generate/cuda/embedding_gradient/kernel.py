@@ -1,19 +1,19 @@
 """Gradient of an embedding table on CUDA cores: one kernel that sorts the indices, one that sums rows by them.
 
 The place of an index among all is the number of those that are less, or equal and before it: each is compared with
-all, whose keys lie in shared memory, and nothing is exchanged. So equal indices stay in their order. In the second
-kernel a CTA has some rows of the table one behind another. It finds their indices by bisection of all, once, and holds
-them in shared memory. Some lanes have a row each at a time: they add up the rows of the gradient that its indices name,
-and write; a row without any is written as zeros, so that nothing is filled before. Where one row has many indices
-(padding, a frequent word) all threads of its CTA take a part of them each, and the parts are added in order. CTAs may
-have a part of the columns each. There are no atomics, and every sum has one order.
+all, whose keys lie in shared memory, and nothing is exchanged. So equal indices stay in their order. The indices in
+front of each CTA of the second kernel are counted there, too. In the second kernel a CTA has some rows of the table one
+behind another, and holds their indices in shared memory. Some lanes have a row each at a time: they add up the rows of
+the gradient that its indices name, and write; a row without any is written as zeros, so that nothing is filled before.
+Where one row has many indices (padding, a frequent word) all threads of its CTA take a part of them each, and the parts
+are added in order. CTAs may have a part of the columns each. There are no atomics, and every sum has one order.
 
 What belongs to no row, as indices of padding do, is sorted behind all rows.
 
 Where an optimizer's update stands behind the gradient, the second kernel applies it to the sums: what lies in the place
-of a vector of sums in other tables (weights, moments) is asked for before the sums are formed, and the results are
-written. A thread reads its own elements before it writes them, and needs no others (what it has read of a row of many
-indices before it knows, it drops): results may lie in these tables' memory.
+of a vector of sums in other tables (weights, moments) is asked for before the sums are formed, a row ahead where these
+are few vectors, and the results are written. A thread reads its own elements before it writes them, and needs no others
+(what it has read of a row of many indices before it knows, it drops): results may lie in these tables' memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.costmodel.profile import costs_of
 from weft.costmodel.roofline import gap_us, memory_us
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.cuda.embedding_gradient import epilogue
-from weft.generate.cuda.embedding_gradient.match import EmbeddingGradient
+from weft.generate.cuda.embedding_gradient.match import EmbeddingGradient, Update
 from weft.generate.cuda.intrinsics.prelude import prelude
 from weft.generate.cuda.intrinsics.vectors import kind_of, packed, unpacked
 from weft.generate.cuda.role.assemble import solo
@@ -45,6 +45,8 @@ MANY = 64
 """Indices of a row beyond which all threads of its CTA share them."""
 _ASKED = 8
 """Vectors that a lane asks for at once."""
+_AHEAD = 4
+"""Vectors of an update's operands that a lane may have asked for beside those that it works with."""
 _RESIDENT = 4
 """CTAs of a multiprocessor, by their registers."""
 _PARTS = THREADS // WARP
@@ -150,14 +152,19 @@ def roles(m: EmbeddingGradient, schedule: Schedule) -> RoleSource | Declined:
     return RoleSource(
         schedule=schedule,
         headers=(prelude(), _BELOW),
-        roles=(_sorted(m), _summed(m, s)),
-        workspace_bytes=8 * m.count,
+        roles=(_sorted(m, s), _summed(m, s)),
+        workspace_bytes=8 * m.count + 4 * (_ctas(m, s) + 1),
         input_output_aliases=epilogue.aliases(m),
     )
 
 
-def _sorted(m: EmbeddingGradient) -> DeviceRole:
-    """The indices' numbers by ascending row, behind them the rows."""
+def _ctas(m: EmbeddingGradient, s: EmbeddingConfig) -> int:
+    """Of the second kernel, along the table's rows."""
+    return -(-m.rows // s.rows)
+
+
+def _sorted(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
+    """The indices' numbers by ascending row, behind them the rows, and how many are in front of each CTA's."""
     room, nowhere = _keys(m), m.rows
     each = room // _PARTS
     none = f" || x == {m.padding}" if m.padding >= 0 else ""
@@ -187,6 +194,17 @@ def _sorted(m: EmbeddingGradient) -> DeviceRole:
         "((u32*)work)[before] = (u32)i;",
         f"((u32*)work)[before + {m.count}] = own;",
         "}",
+        f"for (int b = {Int('role.block_x()') * _PARTS + 'part'}; b <= {_ctas(m, s)}; b += {room // WARP * _PARTS}) {{",
+        f"const u32 edge = (u32){Int('b') * s.rows};",
+        "u32 below = 0;",
+        f"for (int j = lane * 4; j < {room}; j += {4 * WARP}) {{",
+        "const uint4 k = *(const uint4*)(keys + j);",
+        "below += (u32)(k.x < edge) + (u32)(k.y < edge) + (u32)(k.z < edge) + (u32)(k.w < edge);",
+        "}",
+        "#pragma unroll",
+        f"for (int o = 1; o < {WARP}; o *= 2) below += w_shfl_word(below, o);",
+        f"if (lane == 0) ((u32*)work)[{Int('b') + 2 * m.count}] = below;",
+        "}",
     ]
     return DeviceRole(
         threads=THREADS,
@@ -206,7 +224,9 @@ def _summed(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
     kind = kind_of(m.dtype, s.width)
     first, t = Int("role.block_x()") * s.rows, Int("t")
     row = f"{first + Int('turn') * s.together + 'own'}"
+    edge = Int("role.block_x()") + 2 * m.count
     early = m.update is not None and vectors(m, s) * s.lanes >= _columns(m, s)  # a lane has a row's vectors at once
+    ahead = early and m.update is not None and vectors(m, s) * len(m.update.tables) <= _AHEAD
     lines = [
         "const int t = role.thread();",
         f"const int lane = {t % s.lanes}, own = {t / s.lanes};",
@@ -217,10 +237,10 @@ def _summed(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
         *_columns_of(m, s),
         "role.pdl_wait(); role.pdl_trigger();",
         *(epilogue.scalars(m.update) if m.update is not None else []),
+        *(_first_asked(m, s, f"{first + 'own'}") if ahead else []),
         "const u32* order = (const u32*)work;",
         f"const u32* rows = order + {m.count};",
-        f"if (t == 0 || t == {WARP})",
-        f"ends[{t / WARP}] = w_below(rows, 0, {m.count}, (u32)({first} + (t ? {s.rows} : 0)));",
+        f"if (t < 2) ends[t] = (int)order[{edge + 't'}];",
         "role.sync();",
         "const int count = ends[1] - ends[0];",
         "order += ends[0]; rows += ends[0];",
@@ -233,8 +253,7 @@ def _summed(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
         f"for (int turn = 0; turn < {s.turns}; ++turn) {{",
         f"const int row = {row};",
         f"if (row >= {m.rows}) break;",
-        *([f"const int at = {Int('0' if s.parts == 1 else 'left') + 'lane'};"] if early else []),
-        *(_asked(m, s, "row") if early else []),
+        *(_next_asked(m, s) if ahead else [_at(s), *_asked(m, s, "row")] if early else []),
         "const int first = w_below(rows, 0, count, (u32)row), end = w_below(rows, first, count, (u32)row + 1u);",
         f"if (end - first > {MANY}) continue;",
         *_turns(m, s),
@@ -276,7 +295,7 @@ def _summed(m: EmbeddingGradient, s: EmbeddingConfig) -> DeviceRole:
             Parameter("work", Pointer("work", 0)),
             *epilogue.parameters(m),
         ),
-        grid=(-(-m.rows // s.rows), s.parts, 1),
+        grid=(_ctas(m, s), s.parts, 1),
         shared_bytes=8 + 8 * HELD + 4 * THREADS * sums,
         name="summed",
     )
@@ -360,9 +379,39 @@ def _asked(m: EmbeddingGradient, s: EmbeddingConfig, row: str) -> list[str]:
     """What an update reads in the place of the lane's sums."""
     if m.update is None:
         return []
-    place = f"(long long){row} * {m.width // s.width} + at"
-    there = _has(m, s)[4:] or "true"
-    return epilogue.asked(m.update, s.width, vectors(m, s), f"{Int('v') * s.lanes}", place, there)
+    declared = epilogue.declared(m.update, s.width, vectors(m, s), "y")
+    return [*declared, *_reads(m, s, m.update, "y", row, _has(m, s)[4:] or "true")]
+
+
+def _reads(m: EmbeddingGradient, s: EmbeddingConfig, u: Update, name: str, row: str, there: str) -> list[str]:
+    place = f"(long long)({row}) * {m.width // s.width} + at"
+    return epilogue.asked(u, s.width, vectors(m, s), name, f"{Int('v') * s.lanes}", place, there)
+
+
+def _at(s: EmbeddingConfig) -> str:
+    return f"const int at = {Int('0' if s.parts == 1 else 'left') + 'lane'};"
+
+
+def _first_asked(m: EmbeddingGradient, s: EmbeddingConfig, row: str) -> list[str]:
+    """What an update reads beside the lane's first row, before it is known which indices name it."""
+    assert m.update is not None
+    there = f"{row} < {m.rows}{_has(m, s)}"
+    return [
+        _at(s),
+        *epilogue.declared(m.update, s.width, vectors(m, s), "next"),
+        *_reads(m, s, m.update, "next", row, there),
+    ]
+
+
+def _next_asked(m: EmbeddingGradient, s: EmbeddingConfig) -> list[str]:
+    """What was read for this row; for the one behind it the same is asked for."""
+    assert m.update is not None
+    taken = epilogue.taken(m.update, s.width, vectors(m, s), "y", "next")
+    if s.turns == 1:
+        return taken
+    row = f"{Int('row') + s.together}"
+    there = f"turn + 1 < {s.turns} && {row} < {m.rows}{_has(m, s)}"
+    return [*taken, *_reads(m, s, m.update, "next", row, there)]
 
 
 def _written(m: EmbeddingGradient, s: EmbeddingConfig, row: str) -> list[str]:
