@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 
@@ -186,6 +187,9 @@ CHANGING = {
     "3x4": transposed((5, 7), (3, 4), (1, 1), lo=(2, 1), hi=(0, 1), weight=False),
     "dilated": transposed((9, 9), (3, 3), (1, 1), lo=(2, 2), dilation=(2, 2), weight=False),
     "one dimension": transposed((9,), (5,), (1,), lo=(2,), weight=False),
+    "7x5 / 2x1": transposed((9, 8), (7, 5), (2, 1), lo=(3, 2), hi=(3, 2), weight=False),
+    "8x4 / 2, as many taps in each phase": transposed((5, 6), (8, 4), (2, 2), lo=(3, 1), hi=(3, 1), weight=False),
+    "7x6 / 3x2": transposed((5, 6), (7, 6), (3, 2), lo=(2, 2), hi=(2, 1), weight=False),
 }
 
 
@@ -200,10 +204,60 @@ def test_a_weight_that_is_no_constant_is_turned_on_gpus(name: str) -> None:
     given = [rng.normal(size=found.graph.type_of(i).shape).astype(np.float32) for i in found.graph.inputs]
     values = evaluate(whole(found), given, precise=True)
     assert_allclose(values[extra], values[original], rtol=1e-12, atol=1e-12)
-    (made,) = [found.graph.nodes[i] for i in convolutions(found)]
-    assert isinstance(made.attrs, a.ConvAttrs) and not made.attrs.transposed
-    weight = found.graph.nodes[made.inputs[1]]
-    assert isinstance(weight.attrs, a.TransposeAttrs) and weight.attrs.perm[1] == len(weight.type.shape) - 1
+    instead = graph.nodes[original].attrs
+    assert isinstance(instead, a.ConvAttrs)
+    made = [found.graph.nodes[i] for i in convolutions(found)]
+    assert len(made) == math.prod(instead.strides)
+    for conv in made:
+        assert isinstance(conv.attrs, a.ConvAttrs) and not conv.attrs.transposed
+        weight = found.graph.nodes[conv.inputs[1]]
+        assert isinstance(weight.attrs, a.TransposeAttrs) and weight.attrs.perm[1] == len(weight.type.shape) - 1
+
+
+def test_with_strides_a_weight_of_few_taps_is_left_to_libraries() -> None:
+    few = transposed((9, 9), (3, 3), (2, 2), lo=(1, 1), hi=(1, 1), weight=False)
+    assert not find_alternatives(few, on_gpu=True).classes
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
+@pytest.mark.parametrize("taps", [(3, 3), (2, 5)])
+def test_a_weight_that_changes_lies_channels_last_for_products(dtype: DType, taps: tuple[int, int]) -> None:
+    b = GraphBuilder()
+    x, w = b.input(TensorType(dtype, (2, 16, 9, 9))), b.input(TensorType(dtype, (8, 16, *taps)))
+    graph = b.build([b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((2, 1), (1, 1), (1, 1), (1, 1)))])
+    assert not find_alternatives(graph).classes
+    found = find_alternatives(graph, on_gpu=True)
+    ((extra, original),) = found.classes.items()
+    rng = np.random.default_rng(5)
+    given = [rng.integers(-2, 3, graph.type_of(i).shape).astype(dtype.numpy) for i in graph.inputs]
+    values = evaluate(whole(found), given, precise=True)
+    np.testing.assert_array_equal(values[extra], values[original])
+    limits, offered = EnumerationLimits(changing_weights=False), set()
+    for c in enumerate_candidates(found.graph, limits, found).candidates:
+        if c.members == 1 << extra | 1 << found.graph.nodes[extra].inputs[1]:
+            formats = [LAST if found.graph.type_of(i).shape[2:] == (9, 9) else ROW for i in c.inputs]
+            offers = templates.schedules(extract(found.graph, c, formats, [LAST], found).problem, GpuFacts())
+            assert not isinstance(offers, Declined), offers
+            offered |= {s.param("template") for s in offers}
+    assert "tma" in offered
+
+
+def test_weights_that_lie_so_or_are_left_to_others_stay() -> None:
+    def conv(weight: str, channels: int = 16, dtype: DType = DType.F16, taps: int = 3) -> Graph:
+        b = GraphBuilder()
+        x = b.input(TensorType(dtype, (2, channels, 9, 9)))
+        if weight == "constant":
+            w = b.constant(np.ones((8, channels, taps, taps), dtype.numpy))
+        elif weight == "last":
+            w = b.transpose(b.input(TensorType(dtype, (8, taps, taps, channels))), (0, 3, 1, 2))
+        else:
+            w = b.input(TensorType(dtype, (8, channels, taps, taps)))
+        return b.build([b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((1, 1), (1, 1), (1, 1), (1, 1)))])
+
+    for graph in (conv("constant"), conv("last"), conv("row", 12), conv("row", 16, DType.F32), conv("row", taps=1)):
+        found = find_alternatives(graph, on_gpu=True)
+        kinds = [found.graph.nodes[i].prim for i in found.classes]
+        assert Prim.CONV not in kinds
 
 
 def test_products_templates_take_the_gradient_with_a_weight_that_was_turned() -> None:

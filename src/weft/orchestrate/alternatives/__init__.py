@@ -14,7 +14,7 @@ from weft.orchestrate.alternatives.odd_columns import pad_columns
 from weft.orchestrate.alternatives.padded import pad_channels
 from weft.orchestrate.alternatives.pixels import multiply_pixels
 from weft.orchestrate.alternatives.products import fold_scale, merge_contractions
-from weft.orchestrate.alternatives.transposed import convolve_gradients, convolve_instead
+from weft.orchestrate.alternatives.transposed import convolve_gradients, convolve_instead, weights_channels_last
 from weft.orchestrate.alternatives.union import Alternatives, Maker
 
 __all__ = ["Alternatives", "find_alternatives"]
@@ -36,6 +36,7 @@ def find_alternatives(graph: Graph, *, strict: bool = False, on_gpu: bool = Fals
     if on_gpu:
         multiply_pixels(maker)
         convolve_gradients(maker)
+        weights_channels_last(maker)
         multiply_patches(maker)
         multiply_windows(maker)
         multiply_bytes(maker)
