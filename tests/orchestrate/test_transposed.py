@@ -187,6 +187,7 @@ CHANGING = {
     "3x4": transposed((5, 7), (3, 4), (1, 1), lo=(2, 1), hi=(0, 1), weight=False),
     "dilated": transposed((9, 9), (3, 3), (1, 1), lo=(2, 2), dilation=(2, 2), weight=False),
     "one dimension": transposed((9,), (5,), (1,), lo=(2,), weight=False),
+    "3x3 / 2": transposed((5, 6), (3, 3), (2, 2), lo=(1, 1), hi=(1, 1), weight=False),
     "7x5 / 2x1": transposed((9, 8), (7, 5), (2, 1), lo=(3, 2), hi=(3, 2), weight=False),
     "8x4 / 2, as many taps in each phase": transposed((5, 6), (8, 4), (2, 2), lo=(3, 1), hi=(3, 1), weight=False),
     "7x6 / 3x2": transposed((5, 6), (7, 6), (3, 2), lo=(2, 2), hi=(2, 1), weight=False),
@@ -215,7 +216,7 @@ def test_a_weight_that_is_no_constant_is_turned_on_gpus(name: str) -> None:
 
 
 def test_with_strides_a_weight_of_few_taps_is_left_to_libraries() -> None:
-    few = transposed((9, 9), (3, 3), (2, 2), lo=(1, 1), hi=(1, 1), weight=False)
+    few = transposed((9, 9), (2, 3), (2, 2), lo=(0, 1), hi=(0, 1), weight=False)
     assert not find_alternatives(few, on_gpu=True).classes
 
 
