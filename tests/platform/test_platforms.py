@@ -262,9 +262,13 @@ def test_memory_is_given_back_after_what_only_cycles_hold(monkeypatch: pytest.Mo
 def test_solutions_are_also_tried_with_kernels_side_by_side() -> None:
     graph = two_products()
     plan = library_plan(graph)
-    given = [replace(plan, name="solution-1"), replace(plan, name="heuristic")]
+    given = [replace(plan, name=name) for name in ("solution-1", "solution-2", "heuristic")]
     found = platform().variants(graph, given, timed=False)
-    assert [(p.name, p.branches) for p in found] == [("solution-1", 1), ("heuristic", 1), ("solution-1/2", 2)]
+    first = [("solution-1", 1), ("solution-1/2", 2)]
+    assert [(p.name, p.branches) for p in found] == [*first, ("solution-2", 1), ("heuristic", 1), ("solution-2/2", 2)]
+    assert [p.name for p in platform().variants(graph, given[2:], timed=False)] == ["heuristic"]
+    verified = [given[2], replace(plan, name="verified")]
+    assert [p.name for p in platform().variants(graph, verified, timed=True)] == ["heuristic", "verified", "verified/2"]
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ from weft.tune.thread_pool import DaemonThreadPool, daemon
 Tensors = Sequence[torch.Tensor]
 BRANCHES = (2, 4)
 """Chains of kernels that may run side by side; which is best is measured."""
+SOLVED = ("solution", "verified")
+"""How the names of plans begin that an integer program found."""
 
 
 def survey(options: Options, *, calibrate: bool = True) -> tuple[GpuFacts, Nvrtc | None, dict[str, str]]:
@@ -210,16 +212,18 @@ class Cuda:
         torch.cuda.empty_cache()
 
     def variants(self, graph: Graph, plans: Sequence[Plan], *, timed: bool) -> Sequence[Plan]:  # noqa: ARG002
-        """The solutions also with kernels side by side, in as many chains as that makes sense for."""
-        found = list(plans)
-        for plan in (p for p in plans if p.name.startswith("solution")):
-            values, widths = survey_values(graph, plan), set()
-            for most in BRANCHES:
-                width = order_of(plan, values, most).width
-                if width > 1 and width not in widths:
-                    widths.add(width)
-                    found.append(replace(plan, name=f"{plan.name}/{width}", branches=most))
-        return found
+        """What the program found also with kernels side by side, in as many chains as that makes sense for.
+
+        The first plan's come right behind it: where the time ends early they are worth more than other solutions. Of
+        training steps of BERT, GPT-2 and ViT they took 3 to 7 % on an H200, the solutions differed by half of one.
+        """
+        solved = [p for p in plans if p.name.startswith(SOLVED)]
+        found: list[Plan] = []
+        for plan in plans:
+            found.append(plan)
+            if solved and plan is solved[0]:
+                found += _side_by_side(graph, plan)
+        return [*found, *(beside for plan in solved[1:] for beside in _side_by_side(graph, plan))]
 
     def link(self, graph: Graph, plan: Plan, options: Options, *, left_s: float = math.inf) -> CudaExecutable:
         """Kernels are compiled all at once, and recorded on the streams of the compilation.
@@ -279,6 +283,16 @@ class Cuda:
     def step_times(self, executable: AnyExecutable, inputs: Tensors, *, plan_us: float) -> Sequence[float]:  # noqa: ARG002
         """See `Platform`: a plan is one CUDA graph."""
         return ()
+
+
+def _side_by_side(graph: Graph, plan: Plan) -> list[Plan]:
+    """The plan in several lanes, in each number of them that it makes use of."""
+    values, made = survey_values(graph, plan), dict[int, Plan]()
+    for most in BRANCHES:
+        width = order_of(plan, values, most).width
+        if width > 1 and width not in made:
+            made[width] = replace(plan, name=f"{plan.name}/{width}", branches=most)
+    return list(made.values())
 
 
 def is_sound(device: torch.device) -> bool:
