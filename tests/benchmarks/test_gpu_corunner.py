@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.co_runner.plans import BUDGET
+from benchmarks.co_runner.plans import BUDGET, TRIES, tried
 from benchmarks.co_runner.rows import (
     LIMITS,
     WAYS,
@@ -27,6 +28,7 @@ from tests.typed import some
 
 from weft.colocate.gpu import whole_sm
 from weft.device.cuda.facts import GpuFacts
+from weft.errors import OptionError
 from weft.ir.declined import Declined
 from weft.kernels.colocation import left_beside
 
@@ -200,3 +202,26 @@ def test_a_case_is_known_by_a_good_row_of_this_commit(tmp_path: Path, monkeypatc
     record.add({"record": "case", "case": "b", "failed": "no"})
     record.add({"record": "case", "case": "c", "commit": "older"})
     assert known(record, "a") and not any(known(record, x) for x in "bcd") and not known(None, "a")
+
+
+def test_a_plan_under_a_budget_is_tried_again_where_its_time_ended_alone() -> None:
+    calls: list[int] = []
+
+    def ends(option: str, after: int) -> Callable[[], Any]:
+        def make() -> str:
+            calls.append(1)
+            if len(calls) < after:
+                raise OptionError(option=option, problem="no plan")
+            return "a plan"
+
+        calls.clear()
+        return make
+
+    found: object = tried(ends("budget_s", 3))
+    assert found == "a plan" and len(calls) == 3
+    with pytest.raises(OptionError, match="'sm_budget'"):
+        tried(ends("sm_budget", 3))
+    assert len(calls) == 1
+    with pytest.raises(OptionError, match="'budget_s'"):
+        tried(ends("budget_s", TRIES + 1))
+    assert len(calls) == TRIES

@@ -148,18 +148,23 @@ def _stand_in(problems: Problems, known: Known, makers: Sequence[Generator], set
 
 
 def over_budget(options: Options, known: Known, lost: Sequence[str]) -> OptionError:
-    """What to raise where no plan keeps to a budget of an SM: what was declined and refused, the most often first."""
+    """What to raise where no plan keeps to a budget of an SM: what was declined and refused, the most often first.
+
+    The option at fault is `budget_s` where the search ended before it knew.
+    """
     if options.budget_s <= 0:
         problem = "budget_s is 0, the cache has no plan of this model that keeps to it, and calls may not stand in one"
         return OptionError(option="sm_budget", problem=f"{problem}: give it seconds to tune in")
     counts = Counter(why for kernels in known.kernels.values() for why in kernels.declined)
     counts.update(m.error for m in known.measurements.values() if "sm_budget" in m.error)
     reasons = [f"{n} times: {why}" for why, n in counts.most_common(_REASONS)]
-    said = "; ".join(dict.fromkeys([*lost, *reasons]))[:1000] or "there was no time to find one"
-    if known.measurements and not known.complete:
-        ended = f"the {options.budget_s:g} s of budget_s ended before each operator had a kernel that was measured"
-        problem = f"{ended}; compiling it again goes on from what was. {said}"
-        return OptionError(option="sm_budget", problem=problem)
+    said = "; ".join(dict.fromkeys([*lost, *reasons]))[:1000]
+    if not known.complete and (known.measurements or not said):
+        within = f"a kernel that was measured and keeps to {options.sm_budget}"
+        ended = f"{options.budget_s:g} s ended before each operator had {within}"
+        return OptionError(
+            option="budget_s", problem=f"{ended}; compiling it again goes on from what was. {said}".rstrip()
+        )
     return OptionError(option="sm_budget", problem=f"no plan of this model keeps to {options.sm_budget}: {said}")
 
 
