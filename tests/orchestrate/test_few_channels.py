@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from tests.typed import assert_allclose
 
+from weft.fission.conv_gradient import conv_weight_gradient
 from weft.ir import attrs as a
+from weft.ir.declined import Declined
 from weft.ir.graph import Graph, GraphBuilder
 from weft.ir.prims import Prim
 from weft.ir.reference import evaluate, round_to
@@ -138,3 +140,41 @@ def test_what_only_makes_lines_longer_reads_no_pixel(monkeypatch: pytest.MonkeyP
     one, other = evaluate(whole, inputs, precise=True)
     assert np.isfinite(one[..., 0]).all() and not np.isfinite(one[..., 0, 1]).any()
     np.testing.assert_array_equal(np.isfinite(other), np.isfinite(one))
+
+
+def trained(kernel: int = 7, stride: int = 2, pad: int = 3, *, wrong: int = 0, dilation: int = 1) -> Graph:
+    """A first convolution and its weight's gradient; `wrong`: of an image that is padded by so many more."""
+    b = GraphBuilder()
+    x, w = (b.input(TensorType(DType.BF16, shape)) for shape in ((2, 3, 13, 12), (8, 3, kernel, kernel)))
+    attrs = a.ConvAttrs((stride, stride), (pad, pad), (pad, pad), (dilation, dilation))
+    y = b.add(Prim.CONV, x, w, attrs=attrs)
+    dy = b.input(b.type_of(y))
+    other = b.apply(Prim.NEG, x) if wrong else x
+    gradient = conv_weight_gradient(
+        b, dy, other, kernel=(kernel,) * 2, strides=(stride,) * 2, pads=(pad,) * 2, dilations=(dilation,) * 2
+    )
+    assert not isinstance(gradient, Declined)
+    return b.build([y, gradient])
+
+
+@pytest.mark.parametrize("graph", [trained(), trained(3, 2, 1), trained(3, 1, 0), trained(3, 1, 2, dilation=2)])
+def test_the_weights_gradient_reads_the_same_windows(monkeypatch: pytest.MonkeyPatch, graph: Graph) -> None:
+    monkeypatch.setattr(few_channels, "LEAST_FLOPS", 0)
+    found = find_alternatives(graph, on_gpu=True)
+    verify_graph(found.graph)
+    pairs = [(e, o) for e, o in found.classes.items() if found.graph.nodes[o].prim is Prim.MATMUL]
+    ((extra, original),) = pairs
+    matrices = [found.graph.nodes[i].inputs for i, n in enumerate(found.graph.nodes) if n.prim is Prim.MATMUL]
+    forward, backward = (inputs for inputs in matrices if inputs != graph.nodes[original].inputs)
+    assert forward[0] == backward[1]
+    whole = Graph(found.graph.nodes, found.graph.inputs, (original, extra), found.graph.constants)
+    rng = np.random.default_rng(4)
+    inputs = [rng.integers(-3, 4, graph.type_of(i).shape).astype(np.float32) for i in graph.inputs]
+    one, other = evaluate(whole, inputs, precise=True)
+    np.testing.assert_array_equal(other, one)
+
+
+def test_the_gradient_of_another_image_reads_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_channels, "LEAST_FLOPS", 0)
+    found = find_alternatives(trained(wrong=1), on_gpu=True)
+    assert Prim.MATMUL not in {found.graph.nodes[o].prim for o in found.classes.values()}

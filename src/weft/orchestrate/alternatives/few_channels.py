@@ -4,7 +4,7 @@ The first layer of a network that is trained: a library's convolution of three c
 would, and kernels that read them as they are want constant weights.
 
 Windows that overlap, as those of a network of convolutions, are written side by side, with whole vectors of elements
-in a row.
+in a row; the weight's gradient may read the same matrix.
 
 Windows that lie side by side, as those of a vision transformer: y[n, o, i, j] = sum over c, p, q of
 x[n, c, s i + p, t j + q] w[o, c, p, q] is a product of patches in rows and a weight's taps in columns.
@@ -61,10 +61,23 @@ def multiply_windows(m: Maker) -> None:
         if changing and few and node_flops(node, m.graph) >= LEAST_FLOPS:
             rows, _, *counts = node.type.shape
             windows = Windows(channels, *(_two(n) for n in (taps, c.strides, c.pads_lo, c.dilations, counts)))
-            right = m.b.transpose(windows.weights(m.b, w), (1, 0))
-            product = m.b.add(Prim.MATMUL, windows.rows(m.b, x), right)
+            right, matrix = m.b.transpose(windows.weights(m.b, w), (1, 0)), windows.rows(m.b, x)
+            product = m.b.add(Prim.MATMUL, matrix, right)
             spread = m.b.reshape(product, (rows, *counts, node.type.shape[1]))
             m.stands_for(image_of(m.b, spread), i, ends=True)
+            _gradient_by_windows(m, x, windows, matrix)
+
+
+def _gradient_by_windows(m: Maker, x: NodeId, windows: Windows, matrix: NodeId) -> None:
+    """dy @ windows(x) of the weight's gradient → dy @ matrix, whose columns are picked.
+
+    The matrix has whole vectors in its rows, and is there already where the forward pass has made it.
+    """
+    for i, node in enumerate(m.graph.nodes):
+        if node.prim is Prim.MATMUL and node.type.rank == 2 and windows.are_columns(m.graph, node.inputs[1], x):
+            product = m.b.add(Prim.MATMUL, node.inputs[0], matrix)
+            picked = m.b.add(Prim.GATHER, product, m.b.constant(windows.places()), attrs=a.GatherAttrs(1))
+            m.stands_for(picked, i)
 
 
 def _two(sizes: Sequence[int]) -> tuple[int, int]:

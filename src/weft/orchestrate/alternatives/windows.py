@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from weft.ir.attrs import GatherAttrs, PadAttrs
-from weft.ir.graph import GraphBuilder, NodeId
+from weft.ir.attrs import GatherAttrs, PadAttrs, TransposeAttrs
+from weft.ir.graph import Graph, GraphBuilder, NodeId
 from weft.ir.prims import Prim
 
 LANES = 8
@@ -63,6 +64,36 @@ class Windows:
         found = b.transpose(found, (0, 1, 3, 2, 4))
         return self._whole(b, b.reshape(found, (n * p * q, high * self.width * c)))
 
+    def places(self) -> npt.NDArray[np.int64]:
+        """(C·kernel,) columns of `rows`, in the order of a weight (O, C, *kernel)."""
+        lines, taps = (np.arange(k, dtype=np.int64) for k in self.kernel)
+        channels = np.arange(self.channels, dtype=np.int64)[:, None, None]
+        return ((lines[:, None] * self.width + taps) * self.channels + channels).reshape(-1)
+
+    def are_columns(self, graph: Graph, matrix: NodeId, x: NodeId) -> bool:
+        """Whether `matrix` is (N·P·Q, C·kernel) of these windows, as the rule of a weight's gradient writes them."""
+        n, c = graph.type_of(x).shape[:2]
+        (high, wide), (p, q) = self.kernel, self.counts
+        node = graph.nodes[_unreshaped(graph, matrix)]
+        if node.attrs != TransposeAttrs((1, 0, 4, 6, 2, 3, 5)):
+            return False
+        if graph.type_of(node.inputs[0]).shape != (n, 1, c, high, p, wide, q):
+            return False
+        at = _unreshaped(graph, node.inputs[0])
+        for axis, k in ((4, 1), (2, 0)):
+            node = graph.nodes[at]
+            if node.attrs != GatherAttrs(axis) or graph.nodes[node.inputs[1]].prim is not Prim.CONSTANT:
+                return False
+            taps, windows = self.dilations[k] * np.arange(self.kernel[k]), self.strides[k] * np.arange(self.counts[k])
+            if not np.array_equal(graph.constant(node.inputs[1]), taps[:, None] + windows):
+                return False
+            at = node.inputs[0]
+        padding = graph.nodes[at].attrs
+        if isinstance(padding, PadAttrs) and at != x:
+            plain = padding.mode == "constant" and padding.value == 0.0 and padding.lo == (0, 0, *self.pads)
+            return plain and graph.nodes[at].inputs[0] == x
+        return at == x and not any(self.pads)
+
     def weights(self, b: GraphBuilder, w: NodeId) -> NodeId:
         """(O, columns) of (O, C, *kernel), with zeros where a row has elements that count for nothing."""
         turned = _padded(b, b.transpose(w, (0, 2, 3, 1)), (0,) * 4, (0, 0, self.width - self.kernel[1], 0))
@@ -70,6 +101,12 @@ class Windows:
 
     def _whole(self, b: GraphBuilder, matrix: NodeId) -> NodeId:
         return _padded(b, matrix, (0, 0), (0, self.columns - b.type_of(matrix).shape[1]))
+
+
+def _unreshaped(graph: Graph, node: NodeId) -> NodeId:
+    while graph.nodes[node].prim is Prim.RESHAPE:
+        (node,) = graph.nodes[node].inputs
+    return node
 
 
 def _padded(b: GraphBuilder, x: NodeId, lo: Sequence[int], hi: Sequence[int]) -> NodeId:
