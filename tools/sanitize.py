@@ -129,16 +129,18 @@ def product(m: int, n: int, k: int, dtype: DType = F16) -> Problem:
     return problem(b, b.apply(Prim.MAX, y, 0.0), (ROW, ROW, ROW), ROW)
 
 
-def convolution(channels: int, size: int, out: int, kernel: int, *, groups: int = 1, dtype: DType = F16) -> Problem:
-    """relu(convolution + bias), channels last."""
+def convolution(
+    channels: int, size: int, out: int, kernel: int, *, groups: int = 1, dtype: DType = F16, changing: bool = False
+) -> Problem:
+    """relu(convolution + bias), channels last; `changing`: with a weight that is no constant, which lies so, too."""
     b = GraphBuilder()
     x = b.input(TensorType(dtype, (1, channels, size, size)))
-    w = b.input(TensorType(dtype, (out, channels // groups, kernel, kernel)), is_weight=True)
+    w = b.input(TensorType(dtype, (out, channels // groups, kernel, kernel)), is_weight=not changing)
     border = (kernel // 2, kernel // 2)
     y = b.add(Prim.CONV, x, w, attrs=a.ConvAttrs((1, 1), border, border, (1, 1), groups))
     bias = b.input(TensorType(dtype, (out,)), is_weight=True)
     y = b.apply(Prim.MAX, b.apply(Prim.ADD, y, b.reshape(bias, (out, 1, 1))), 0.0)
-    return problem(b, y, (LAST, ROW, ROW), LAST)
+    return problem(b, y, (LAST, LAST if changing else ROW, ROW), LAST)
 
 
 def depthwise_gradient(channels: int, size: int, kernel: int) -> Problem:
@@ -173,6 +175,7 @@ def cases(facts: GpuFacts) -> Mapping[str, Case]:
         "product, f32": (product(65, 72, 40, F32), None),
         "convolution 3x3": (convolution(64, 14, 96, 3), None),
         "convolution 1x1": (convolution(96, 9, 200, 1), None),
+        "convolution, changing weight": (convolution(64, 14, 96, 3, changing=True), None),
         "convolution, f32": (convolution(3, 20, 24, 3, dtype=F32), None),
         "depthwise": (convolution(48, 15, 48, 5, groups=48), None),
         "depthwise, weight's gradient": (depthwise_gradient(48, 15, 3), None),

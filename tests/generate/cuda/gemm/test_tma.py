@@ -696,3 +696,19 @@ def test_boxes_are_offered_where_they_were_seen_to_gain() -> None:
     assert boxed(2048, 3072, 768) == [], "a small result"
     assert boxed(4096, 4096, 4096) == [], "a long sum"
     assert boxed(4096, 4096, 1024, epilogue=epilogue("bias_relu")) == [], "something follows the sum"
+
+
+def test_a_changing_weight_is_taken_where_its_sum_goes_along_memory() -> None:
+    taken = convolution(1, 64, 9, 9, 32, 3, 1, 1, changing=True)
+    p = product_of(taken, changing=True)
+    assert isinstance(p, Product) and p.changing and p.w_load == "nk"
+    assert isinstance(product_of(taken), Declined)
+    rows = replace(taken, input_formats=(taken.input_formats[0], ROW, ROW))
+    for other in (rows, convolution(1, 64, 9, 9, 32, 3, 1, 1, 1, 2, changing=True)):
+        found = product_of(other, changing=True)
+        assert isinstance(found, Declined) and "in groups or not channels-last" in found.reason
+    few = tma.emit(
+        contraction(convolution(1, 24, 9, 9, 32, 3, changing=True)), pixels(64, 32, (1, 7, 7)).schedule(), "k"
+    )
+    assert isinstance(few, Declined) and "no whole panels" in few.reason
+    assert not contraction(convolution(1, 64, 9, 9, 32, 3)).changing
