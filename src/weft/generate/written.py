@@ -197,7 +197,9 @@ def _reach(files: tuple[str, ...]) -> frozenset[str]:
 
 @cache
 def _imported(file: str) -> tuple[str, ...]:
-    """Files that may be what a file imports of the generators."""
+    """Files that may be what a file imports of the generators; a header imports none."""
+    if not file.endswith(".py"):
+        return ()
     tree, found = ast.parse((_PACKAGE.parent / file).read_text(encoding="utf-8")), list[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("weft.generate"):
