@@ -5,10 +5,8 @@ Also those with what an optimizer makes of it and of the table.
 
 from __future__ import annotations
 
-import json
-
-from weft.ir import attrs as a
 from weft.ir.graph import GraphBuilder, NodeId
+from weft.ir.opaque import embedding_gradient
 from weft.ir.prims import Prim
 from weft.ir.types import DType, TensorType
 from weft.kernels.candidate import Problem
@@ -90,13 +88,8 @@ def _gradient(
     dtype: DType,
     scaled: bool = False,
 ) -> NodeId:
-    of = TensorType(dtype, (rows, width))
     dy, index = b.input(TensorType(dtype, (*indices, width))), b.input(TensorType(DType.I64, indices))
-    payload = json.dumps({
-        "args": [{"tensor": 0}, {"tensor": 1}, rows, padding, scaled], "inputs": [dtype.value, "i64"], "kwargs": {},
-        "op": "aten::embedding_dense_backward", "overload": "",
-    }, sort_keys=True)  # fmt: skip
-    attrs = a.OpaqueAttrs("aten", "aten.embedding_dense_backward.default", payload, 0, (of,))
+    attrs = embedding_gradient(dtype, rows, width, padding=padding, scaled=scaled)
     return b.add(Prim.OPAQUE, dy, index, attrs=attrs)
 
 

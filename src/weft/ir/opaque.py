@@ -86,13 +86,18 @@ def indexed_sum(attrs: object) -> IndexedSum | None:
     return IndexedSum(x, index, values, axes[0])
 
 
-def embedding_gradient(dtype: DType, count: int, rows: int, width: int) -> a.OpaqueAttrs:
-    """`aten::embedding_dense_backward`: `count` rows of `width` summed into `rows`, by indices of i64."""
+def embedding_gradient(
+    dtype: DType, rows: int, width: int, *, padding: int = -1, scaled: bool = False
+) -> a.OpaqueAttrs:
+    """`aten::embedding_dense_backward`: rows of `width` are summed into `rows` by i64 indices; see `EmbeddingTable`.
+
+    `scaled`: by how often an index occurs.
+    """
     payload = {
-        "args": [{"tensor": 0}, {"tensor": 1}, rows, -1, False], "inputs": [str(dtype.value), "i64"], "kwargs": {},
+        "args": [{"tensor": 0}, {"tensor": 1}, rows, padding, scaled], "inputs": [dtype.value, "i64"], "kwargs": {},
         "op": "aten::embedding_dense_backward", "overload": "",
     }  # fmt: skip
     return a.OpaqueAttrs(
         "aten", "aten.embedding_dense_backward.default", json.dumps(payload), 0, (TensorType(dtype, (rows, width)),),
-        f"{count} rows are summed by index",
+        "rows are summed by index",
     )  # fmt: skip

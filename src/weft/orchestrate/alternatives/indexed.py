@@ -54,6 +54,6 @@ def _summed(m: Maker, i: NodeId, s: IndexedSum) -> NodeId:
     index, zero = operands[s.index], b.scalar(0, DType.I64)
     from_end = b.apply(Prim.ADD, index, b.scalar(shape[s.axis], DType.I64))
     index = b.apply(Prim.SELECT, b.apply(Prim.LT, index, zero), from_end, index)
-    call = embedding_gradient(result.dtype, count, shape[s.axis], math.prod(rest))
+    call = embedding_gradient(result.dtype, shape[s.axis], math.prod(rest))
     total = b.reshape(b.add(Prim.OPAQUE, rows, index, attrs=call), (shape[s.axis], *rest))
     return b.transpose(total, [first.index(k) for k in range(result.rank)])
