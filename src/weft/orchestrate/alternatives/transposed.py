@@ -18,6 +18,7 @@ import numpy as np
 
 from weft.ir import attrs as a
 from weft.ir.graph import NodeId
+from weft.ir.passes.compose_casts import FIRST_TO_LAST, turns_to_first
 from weft.ir.prims import Prim
 from weft.ir.types import Array
 from weft.orchestrate.alternatives.pixels import image_of, is_product
@@ -102,20 +103,19 @@ def convolve_gradients(m: Maker) -> None:
 def weights_channels_last(m: Maker) -> None:
     """conv(x, w) → the same with a weight that lies channels-last, for kernels that sum along memory.
 
-    Conditions: one or two spatial dimensions, one group, more than one tap, 16 bits, whole vectors of channels; a
-    weight that is no constant and lies otherwise.
+    Conditions: two spatial dimensions, one group, more than one tap, 16 bits, whole vectors of channels; a weight that
+    is no constant and lies otherwise.
     """
     for i, node in enumerate(m.graph.nodes):
         c = node.attrs
-        if not isinstance(c, a.ConvAttrs) or c.transposed or c.groups > 1 or not m.room or len(c.strides) > 2:
+        if not isinstance(c, a.ConvAttrs) or c.transposed or c.groups > 1 or not m.room or len(c.strides) != 2:
             continue
         x, w = node.inputs
-        weight, rank = m.graph.nodes[w], m.graph.type_of(w).rank
-        first = (0, rank - 1, *range(1, rank - 1))
-        lies = weight.prim is Prim.CONSTANT or weight.attrs == a.TransposeAttrs(first)
+        weight = m.graph.nodes[w]
+        lies = weight.prim is Prim.CONSTANT or turns_to_first(weight)
         _, channels, *taps = weight.type.shape
         if not lies and channels % WHOLE == 0 and math.prod(taps) > 1 and node.type.dtype.itemsize == 2:
-            turned = image_of(m.b, m.b.transpose(w, (0, *range(2, rank), 1)))
+            turned = image_of(m.b, m.b.transpose(w, FIRST_TO_LAST))
             m.stands_for(m.b.add(Prim.CONV, x, turned, attrs=c), i)
 
 
