@@ -19,7 +19,7 @@ import torch
 from benchmarks.cases.embedding_gradient import embedding_problem
 from benchmarks.harness.gpu_time import median_us
 
-from lab.schedules import LAUNCHES, ROUNDS, measured
+from lab.schedules import LAUNCHES, ROUNDS, drawn_indices, measured
 from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.ir.declined import Declined
@@ -53,9 +53,7 @@ def main() -> int:
         torch.manual_seed(0)
         kind = torch.float32 if dtype is DType.F32 else torch.bfloat16
         dy = torch.randn(count, width, device="cuda").to(kind)
-        index = torch.randint(rows, (count,), device="cuda")
-        if "skewed" in case:
-            index[torch.randperm(count, device="cuda")[: count // 2]] = 7
+        index = drawn_indices(count, rows, skewed="skewed" in case)
         backward = torch.ops.aten.embedding_dense_backward
         exact = backward(dy.double(), index, rows, -1, False)
 

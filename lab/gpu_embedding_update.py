@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from benchmarks.cases.embedding_gradient import embedding_problem, updated_problem
 
-from lab.schedules import measured
+from lab.schedules import drawn_indices, measured
 from weft.device.cuda.facts import gpu_facts
 from weft.device.cuda.nvrtc import find_nvrtc
 from weft.ir.declined import Declined
@@ -49,9 +49,7 @@ def main() -> int:
             continue
         torch.manual_seed(0)
         dy = torch.randn(count, width, device="cuda")
-        index = torch.randint(rows, (count,), device="cuda")
-        if "skewed" in case:
-            index[torch.randperm(count, device="cuda")[: count // 2]] = 7
+        index = drawn_indices(count, rows, skewed="skewed" in case)
         tables = [torch.rand(rows, width, device="cuda") for _ in range(2 if rule == "sgd" else 3)]
         scalars = [torch.rand((), device="cuda") for _ in range(3 if rule == "sgd" else 5)]
         gradient = torch.ops.aten.embedding_dense_backward(dy.double(), index, rows, -1, False)

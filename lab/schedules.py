@@ -22,6 +22,14 @@ from weft.kernels.source import CudaSource
 LAUNCHES, ROUNDS = 20, 7
 
 
+def drawn_indices(count: int, rows: int, *, skewed: bool) -> torch.Tensor:
+    """(count,) of i64 below `rows`, on the GPU: drawn evenly, or half of them name one row."""
+    index = torch.randint(rows, (count,), device="cuda")
+    if skewed:
+        index[torch.randperm(count, device="cuda")[: count // 2]] = 7
+    return index
+
+
 @dataclass
 class Found:
     """By schedule: microseconds measured of those that are right, modelled of all; what is wrong."""
