@@ -14,19 +14,29 @@ from tests import compiled
 
 import weft.generate.cuda
 from weft.device.cuda import tensor_map
+from weft.device.cuda.facts import GpuFacts
+from weft.generate.cuda import CudaGenerator
 from weft.generate.cuda.intrinsics.prelude import float8
 from weft.ir.declined import Declined
 from weft.ir.reference import evaluate, round_to
 from weft.ir.types import DType, from_bits, to_bits
 from weft.kernels.candidate import Problem
 from weft.kernels.formats import Format
-from weft.kernels.source import CudaSource, Launch, Pointer, TensorMap
+from weft.kernels.source import CudaSource, Launch, Pointer, Schedule, TensorMap
 
 _HERE = Path(__file__).parent
 _INTRINSICS = Path(weft.generate.cuda.__file__).parent / "intrinsics"
 GUARD = 256
 NONE: Mapping[int, int] = MappingProxyType({})
 S = TypeVar("S")
+
+
+class Configured(Protocol):
+    """The parameters of a template."""
+
+    def schedule(self) -> Schedule:
+        """As a schedule of the generator."""
+        ...
 
 
 def to_memory(x: np.ndarray, dtype: DType, format: Format) -> np.ndarray:
@@ -44,6 +54,26 @@ def from_memory(raw: np.ndarray, dtype: DType, shape: tuple[int, ...], format: F
         flat = raw.view(dtype.numpy)
     order = format.order(len(shape))
     return flat.reshape([shape[i] for i in order]).transpose(np.argsort(order))
+
+
+def emitted(cases: Mapping[str, tuple[Problem, Configured]]) -> dict[str, CudaSource]:
+    """The kernel of each case, by the parameters that stand beside its problem."""
+    found = {}
+    for name, (problem, shape) in cases.items():
+        made = CudaGenerator().emit(problem, shape.schedule())
+        assert isinstance(made, CudaSource), made
+        found[name] = made
+    return found
+
+
+def offered(problem: Problem, facts: GpuFacts) -> list[CudaSource]:
+    """The kernel of each schedule that is offered."""
+    found = CudaGenerator().schedules(problem, facts)
+    assert not isinstance(found, Declined), found.reason
+    sources = [CudaGenerator().emit(problem, s) for s in found]
+    kernels = [x for x in sources if isinstance(x, CudaSource)]
+    assert kernels == sources
+    return kernels
 
 
 class Buffer:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from benchmarks.cases.embedding_gradient import embedding_problem
 from tests.generate.cuda.products import BF16, F16
-from tests.generate.cuda.tensor_emulator import Emulated, rounded, run
+from tests.generate.cuda.tensor_emulator import Emulated, emitted, rounded, run
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 
 from weft.device.cuda.facts import GpuFacts
@@ -63,12 +63,7 @@ def right(problem: Problem, inputs: list[Array]) -> Array:
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, CudaSource]:
-    found = {}
-    for name, (problem, shape) in CASES.items():
-        made = CudaGenerator().emit(problem, shape.schedule())
-        assert isinstance(made, CudaSource), made
-        found[name] = made
-    return found
+    return emitted(CASES)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 from benchmarks.cases.attention_gradient import gradient_problem
 from tests.generate.cuda.calls_of_attention import drawn, exact
 from tests.generate.cuda.products import F16, F32
-from tests.generate.cuda.tensor_emulator import Emulated, run
+from tests.generate.cuda.tensor_emulator import Emulated, emitted, run
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 from tests.slow import few
 from tests.typed import assert_allclose
@@ -51,12 +51,7 @@ CASES: dict[str, tuple[Problem, GradientConfig]] = {
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, CudaSource]:
-    found = {}
-    for name, (problem, shape) in CASES.items():
-        made = CudaGenerator().emit(problem, shape.schedule())
-        assert isinstance(made, CudaSource), made
-        found[name] = made
-    return found
+    return emitted(CASES)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from tests.generate.cuda.conv.test_depthwise_training import LAYERS, first, offered
 from tests.generate.cuda.depthwise import weight_gradient
 from tests.generate.cuda.products import BF16, F16, F32, ROW
-from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, run, small_integers
+from tests.generate.cuda.tensor_emulator import Emulated, assert_exact, emitted, run, small_integers
 from tests.generate.cuda.test_templates import A100, H200, compiled_well
 from tests.slow import asked, few
 
@@ -48,12 +48,7 @@ BESIDE = ("ends of rows", "strided", "many parts")
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, CudaSource]:
-    found = {}
-    for name, (problem, shape) in CASES.items():
-        made = CudaGenerator().emit(problem, shape.schedule())
-        assert isinstance(made, CudaSource), made
-        found[name] = made
-    return found
+    return emitted(CASES)
 
 
 @pytest.fixture(scope="module")

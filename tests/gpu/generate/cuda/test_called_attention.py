@@ -12,15 +12,13 @@ from benchmarks.cases.called_attention import called_attention_problem
 from tests.generate.cuda.attention.test_called_attention import CASES, SIZES
 from tests.generate.cuda.calls_of_attention import Array, drawn, exact
 from tests.generate.cuda.products import BF16, F16
+from tests.generate.cuda.tensor_emulator import offered
 from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda import CudaGenerator
 from weft.generate.library import trained_attention
-from weft.ir.declined import Declined
 from weft.ir.types import DType
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource
 
 pytestmark = pytest.mark.gpu
 PROBLEMS: dict[str, Problem] = {
@@ -37,16 +35,6 @@ PROBLEMS: dict[str, Problem] = {
         for causal in (False, True)
     },
 }
-
-
-def kernels(problem: Problem, facts: GpuFacts) -> list[CudaSource]:
-    """All that are offered."""
-    found = CudaGenerator().schedules(problem, facts)
-    assert not isinstance(found, Declined), found.reason
-    made = [CudaGenerator().emit(problem, s) for s in found]
-    sources = [x for x in made if isinstance(x, CudaSource)]
-    assert sources == made
-    return sources
 
 
 def unit_of(problem: Problem) -> float:
@@ -67,7 +55,7 @@ def near(found: list[Array], right: list[Array], problem: Problem, told: object)
 def test_near_float64(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     problem = PROBLEMS[name]
-    sources = kernels(problem, facts)
+    sources = offered(problem, facts)
     machine = Gpu(Known(machine.nvrtc, machine.arch, sources), machine.arch)
     inputs = drawn(problem)
     right = exact(problem, inputs)
@@ -85,7 +73,7 @@ def test_logarithms_are_the_librarys(dtype: DType, causal: bool, gpu: tuple[Gpu,
     q, k, v = (torch.from_numpy(np.array(x)).to("cuda", kind) for x in inputs)
     assert trained_attention.is_taken(*(x.transpose(1, 2) for x in (q, k, v)))
     theirs = [x.double().cpu().numpy() for x in trained_attention.attention(q, k, v, causal, 0.125)]
-    sources = kernels(problem, facts)
+    sources = offered(problem, facts)
     machine = Gpu(Known(machine.nvrtc, machine.arch, sources), machine.arch)
     for source in sources:
         out, sums = (np.asarray(x, np.float64) for x in machine.run(problem, source, inputs))
@@ -102,7 +90,7 @@ def test_gradients_of_what_it_gives(
     machine, facts = gpu
     forward = called_attention_problem(2, positions, 3, width, causal=causal, packed=packed)
     backward = gradient_problem(2, positions, 3, width, causal=causal, packed=packed, joined=packed)
-    sources = [kernels(p, facts)[0] for p in (forward, backward)]
+    sources = [offered(p, facts)[0] for p in (forward, backward)]
     machine = Gpu(Known(machine.nvrtc, machine.arch, sources), machine.arch)
     inputs = drawn(backward)
     given, written = machine.run(forward, sources[0], inputs[1:-2]), inputs[-2:]

@@ -6,15 +6,12 @@ import numpy as np
 import pytest
 from benchmarks.cases.embedding_gradient import embedding_problem
 from tests.generate.cuda.products import BF16, F16, F32
-from tests.generate.cuda.tensor_emulator import rounded
+from tests.generate.cuda.tensor_emulator import offered, rounded
 from tests.generate.cuda.test_embedding_gradient import CASES, drawn, right
 from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts
-from weft.generate.cuda import CudaGenerator
-from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource
 
 pytestmark = pytest.mark.gpu
 PROBLEMS: dict[str, Problem] = {
@@ -31,11 +28,7 @@ UNIT = {F16: 2.0**-11, BF16: 2.0**-8, F32: 2.0**-24}
 def test_every_kernel(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     problem = PROBLEMS[name]
-    found = CudaGenerator().schedules(problem, facts)
-    assert not isinstance(found, Declined), found.reason
-    made = [CudaGenerator().emit(problem, s) for s in found]
-    sources = [x for x in made if isinstance(x, CudaSource)]
-    assert sources == made
+    sources = offered(problem, facts)
     machine = Gpu(Known(machine.nvrtc, machine.arch, sources), machine.arch)
     whole, normal = drawn(problem), drawn(problem, whole=False, seed=1)
     dtype = problem.graph.type_of(problem.graph.outputs[0]).dtype

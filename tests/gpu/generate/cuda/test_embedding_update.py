@@ -7,16 +7,13 @@ import pytest
 import torch
 from benchmarks.cases.embedding_gradient import updated_problem
 from tests.generate.cuda.products import BF16, F16, F32
-from tests.generate.cuda.tensor_emulator import to_memory
+from tests.generate.cuda.tensor_emulator import offered, to_memory
 from tests.generate.cuda.test_embedding_update import CASES, drawn, near, right
 from tests.gpu.machine import Gpu, Known
 
 from weft.device.cuda.facts import GpuFacts
 from weft.generate.bind import Addresses, BoundCuda
-from weft.generate.cuda import CudaGenerator
-from weft.ir.declined import Declined
 from weft.kernels.candidate import Problem
-from weft.kernels.source import CudaSource
 
 pytestmark = pytest.mark.gpu
 PROBLEMS: dict[str, Problem] = {
@@ -29,21 +26,11 @@ PROBLEMS: dict[str, Problem] = {
 }
 
 
-def made(problem: Problem, facts: GpuFacts) -> list[CudaSource]:
-    """The kernel of each schedule that is offered."""
-    found = CudaGenerator().schedules(problem, facts)
-    assert not isinstance(found, Declined), found.reason
-    sources = [CudaGenerator().emit(problem, s) for s in found]
-    kernels = [x for x in sources if isinstance(x, CudaSource)]
-    assert kernels == sources
-    return kernels
-
-
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_every_kernel(name: str, gpu: tuple[Gpu, GpuFacts]) -> None:
     machine, facts = gpu
     problem = PROBLEMS[name]
-    sources = made(problem, facts)
+    sources = offered(problem, facts)
     machine = Gpu(Known(machine.nvrtc, machine.arch, sources), machine.arch)
     inputs = drawn(problem)
     wanted = right(problem, inputs)
@@ -65,7 +52,7 @@ def test_results_over_operands_are_the_same_bits(name: str, gpu: tuple[Gpu, GpuF
     ]
     count = len(graph.outputs)
     stream = torch.cuda.current_stream().cuda_stream
-    for source in made(problem, facts):
+    for source in offered(problem, facts):
         compiled = machine.nvrtc.compile(source.text, arch=machine.arch, flags=source.flags)
         bound = BoundCuda(source, compiled.path)
         work = torch.full((source.workspace_bytes,), 0xFF, dtype=torch.uint8, device="cuda")
@@ -96,7 +83,7 @@ def test_the_sums_are_those_of_the_gradient(gpu: tuple[Gpu, GpuFacts]) -> None:
     inputs[4:] = [np.asarray(x, np.float32) for x in (0.0, 0.0, 1.0)]
     dy, index = torch.from_numpy(inputs[0]).double(), torch.from_numpy(inputs[1])
     sums = torch.ops.aten.embedding_dense_backward(dy, index, 100_000, -1, False).numpy()
-    for source in made(problem, facts):
+    for source in offered(problem, facts):
         kept, weights = machine.run(problem, source, inputs)
         np.testing.assert_array_equal(kept, sums.astype(np.float32))
         np.testing.assert_array_equal(weights, np.asarray(inputs[2], np.float32) - sums.astype(np.float32))
