@@ -257,10 +257,14 @@ def test_adversarial_inputs_have_every_class() -> None:
         b = GraphBuilder()
 
 
-def test_a_large_matrix_is_taken_to_float64_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same products and rows of a table, without a copy of it in float64."""
+@pytest.mark.parametrize(("k", "n"), [(1024, 512), (512, 1024), (700, 1000)])
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16])
+def test_a_large_matrix_is_taken_to_float64_in_parts(
+    k: int, n: int, dtype: DType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same products and rows of a table, without a copy of it in float64: by columns or rows, the last fewer."""
     b = GraphBuilder()
-    x, w = b.input(TensorType(DType.F32, (3, 1024))), b.input(TensorType(DType.F32, (1024, 512)), is_weight=True)
+    x, w = b.input(TensorType(dtype, (3, k))), b.input(TensorType(dtype, (k, n)), is_weight=True)
     rows, table = b.input(TensorType(DType.I64, (5,))), b.input(TensorType(DType.F32, (1024, 512)), is_weight=True)
     product, looked_up = b.add(Prim.MATMUL, x, w), b.add(Prim.GATHER, table, rows, attrs=a.GatherAttrs(0))
     graph = b.build([product, looked_up])
