@@ -78,9 +78,37 @@ def test_nothing_happens_where_the_c_library_has_no_such_call(monkeypatch: pytes
     from weft.device import heap
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    assert not heap.trim_heap()
+    assert not heap.trim_heap() and not heap.keep_freed_memory()
     with heap.heap_trimmed():
         pass
+
+
+def test_what_is_freed_is_kept_and_taken_again_until_it_is_given_back() -> None:
+    """Of 200 MB that the allocator would map anew each time."""
+    text = f"""{HELD}
+import resource
+from weft.device.heap import keep_freed_memory, trim_heap
+
+def faults_of_a_piece():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    piece = libc.malloc(200 << 20)
+    ctypes.memset(piece, 1, 200 << 20)
+    libc.free(piece)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults_of_a_piece()
+print(faults_of_a_piece())
+assert keep_freed_memory()
+faults_of_a_piece()
+print(faults_of_a_piece())
+held = resident_mb()
+assert trim_heap()
+print(held - resident_mb())
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    mapped, kept, given_back = map(float, done.stdout.split())
+    assert kept < 100 < mapped and given_back > 150
 
 
 SETTING = """

@@ -22,6 +22,23 @@ _PIECE = 96 << 10
 _END = 32 << 20
 """So much of an arena's end is looked at: the greatest peaks of what is no tensor are about as large."""
 _MADV_DONTNEED = 4
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_MOST = (1 << 31) - 1
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep what it frees, and take it again, until `trim_heap`; False: the C library cannot.
+
+    For a process of our own, as it cannot be undone. An allocator that maps each large tensor anew has the system clear
+    its pages each time: with 23 M elements on two cores a sum in f32 takes 27 ms so and 7 in memory that was there, a
+    cast to f64 45 and 11.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    mallopt.argtypes = (ctypes.c_int, ctypes.c_int)
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _MOST))
 
 
 def trim_heap() -> bool:

@@ -27,6 +27,7 @@ from typing import BinaryIO, Protocol, cast, final
 
 import torch
 
+from weft.device.heap import keep_freed_memory, trim_heap
 from weft.errors import DeviceError, WeftError
 from weft.ir.text import print_graph
 from weft.ir.types import Array
@@ -413,6 +414,7 @@ def serve(channel: PipeChannel) -> None:
         match message.get("op"):
             case "hello":
                 torch.set_num_threads(int(cast("int", message["threads"])))
+                keep_freed_memory()
                 _limit(int(cast("int", message["max_bytes"])))
                 gc.freeze()  # what is loaded stays: walking it after every trial took longer than most trials
                 channel.say(event="ready", pid=os.getpid(), torch=torch.__version__)
@@ -423,6 +425,7 @@ def serve(channel: PipeChannel) -> None:
                 gc.collect()
             case "rest":
                 references = References()
+                trim_heap()
             case "bye":
                 return
             case other:
