@@ -5,6 +5,9 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.typed import assert_allclose
 
 from weft.ir.types import DType
 from weft.tune import tolerance
@@ -77,6 +80,36 @@ def test_gate_b_allows_a_thousandth_outside_but_no_wrong_direction() -> None:
     assert not gate_b(DType.F32, got=many, want=want).ok
     assert not gate_b(DType.F32, got=-want, want=want).ok
     assert not gate_b(DType.F32, got=np.where(np.arange(10_000) == 3, 1e9, want).astype(np.float32), want=want).ok
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_gate_b_in_pieces_is_that_of_the_whole(data: st.DataObject) -> None:
+    """Beside the formula on whole arrays; special values stand in both, or in one."""
+    special = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1e-30, -1e30])
+    wanted = data.draw(st.lists(st.floats(-10, 10, width=32) | special, min_size=1, max_size=40))
+    off = data.draw(st.lists(st.sampled_from([0.0, 0.0, 1e-6, 0.1]), min_size=len(wanted), max_size=len(wanted)))
+    want = np.array(wanted)
+    got = (want + np.array(off)).astype(np.float32)
+    if data.draw(st.booleans()):
+        got[data.draw(st.integers(0, len(wanted) - 1))] = data.draw(special)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tolerance, "_PIECE", data.draw(st.integers(1, 9)))
+        found = gate_b(DType.F32, got=got, want=want)
+    g, t = got.astype(np.float64), TOLERANCES[DType.F32]
+    finite = np.isfinite(g) & np.isfinite(want)
+    alike = finite | (np.isnan(g) & np.isnan(want)) | (np.isinf(want) & (g == want))
+    g, w = np.where(finite, g, 0.0), np.where(finite, want, 0.0)
+    error = np.abs(g - w)
+    outside = (~alike | (error > t.atol + t.rtol * np.abs(w))).mean()
+    scale = max(np.abs(g).max(), np.abs(w).max()) or 1.0
+    norm = np.linalg.norm(g / scale) * np.linalg.norm(w / scale)
+    cosine = (g / scale) @ (w / scale) / norm if norm > 0 else float(np.array_equal(g, w))
+    allowed = t.outside if len(wanted) * t.outside >= 1 else 0.0
+    assert found.outside == outside and found.worst == error.max()
+    assert_allclose(found.cosine, cosine, rtol=1e-9, atol=1e-12)
+    sure = abs(cosine - t.cosine) > 1e-9
+    assert not sure or found.ok == bool(outside <= allowed and alike.all() and cosine >= t.cosine)
 
 
 def test_gate_b_is_exact_for_integers() -> None:
