@@ -52,19 +52,26 @@ HOPELESS = 1.5
 """Whole plans so many times as slow as the fastest after two rounds are timed no further."""
 
 
-RESERVED_RUNS, RESERVED_SHARE = 12.0, 0.4
-"""Runs of the model that judging and timing whole plans take about, and the share of the budget they get at most."""
+RESERVED_RUNS, RESERVED_SHARE = 30.0, 0.4
+"""Runs of the model that judging and timing whole plans take about, and the share of the budget they get at most.
+
+A third are the model in float64, which memory takes longest; each plan runs twice to be judged, and some four times."""
 RESERVED_PLANS, PACKED_BYTES = 3, 1e9
 """Plans that are linked, and bytes of weights that are folded and packed in a second, about."""
 
 
-def reserve_s(budget_s: float, run_us: float = 0.0, weight_bytes: int = 0) -> float:
-    """The part of a compilation's budget that is left for linking, judging and timing whole plans.
+def judged_s(budget_s: float, run_us: float, weight_bytes: int) -> float:
+    """What linking, judging and timing whole plans takes about, `RESERVED_SHARE` of the budget at most.
 
     A run takes about `run_us`; each plan packs the weights.
     """
     needed_s = RESERVED_RUNS * run_us / 1e6 + RESERVED_PLANS * weight_bytes / PACKED_BYTES
-    return max(min(20.0, 0.15 * budget_s), min(RESERVED_SHARE * budget_s, needed_s))
+    return min(RESERVED_SHARE * budget_s, needed_s)
+
+
+def reserve_s(budget_s: float, run_us: float = 0.0, weight_bytes: int = 0) -> float:
+    """The part of a compilation's budget that is left for whole plans: `judged_s`, and what their steps lack."""
+    return max(min(20.0, 0.15 * budget_s), judged_s(budget_s, run_us, weight_bytes))
 
 
 def weight_bytes(graph: Graph) -> int:
@@ -178,7 +185,7 @@ def verify(contender: Contender, expected: Expected, dtype: DType) -> Check:
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two outputs have the same values, NaN where NaN is."""
-    if one.is_cuda and torch.equal(one, other):
+    if torch.equal(one, other):  # all cores, and no copies
         return True
     return np.array_equal(as_array(one), as_array(other), equal_nan=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,11 +13,11 @@ from weft.generate.library.covered import is_covered
 from weft.generate.protocol import Generator
 from weft.generate.registry import generators
 from weft.kernels.measurement import Measurement, Verdict
-from weft.kernels.plan import Plan, Step
-from weft.kernels.source import LibraryCall, Schedule
+from weft.kernels.plan import Plan
+from weft.kernels.source import LibraryCall
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
-from weft.pipeline import choose, qualify
+from weft.pipeline import choose, finish, qualify
 from weft.pipeline.deadline import Deadline, OutOfTime, call_with_timeout
 from weft.pipeline.job import Job
 from weft.pipeline.problems import Problems, Task
@@ -184,8 +184,9 @@ def qualified_plans(
     again = partial(select_in_time, alternatives, problems, known, setting, lost, clock)
     of_verified = partial(plans_of_verified, alternatives, problems, known, setting, clock)
     has_baseline = job.framework.run is not None
+    judged_s = finish.judged_s(setting.options.budget_s, problems.run_us, finish.weight_bytes(alternatives.graph))
     found = job.stages.run(
-        "qualify", qualified, bench, plans, problems, known, again, of_verified, clock, has_baseline, lost
+        "qualify", qualified, bench, plans, problems, known, again, of_verified, clock, has_baseline, lost, judged_s
     )
     job.stages.note(f"{len(known.right)} calls verified without being timed, {len(known.refused)} refused")
     return [replace(p, checks=job.checks) for p in found]
@@ -201,10 +202,11 @@ def qualified(
     clock: Deadline,
     has_baseline: bool,
     lost: list[str],
+    judged_s: float = 0.0,
 ) -> list[Plan]:
-    """The plans whose steps a worker has verified, see `qualify`."""
+    """The plans whose steps a worker has verified, see `qualify`; `judged_s` of the time are left for the plans."""
     least_s = 0.0 if has_baseline else qualify.LEAST_S  # without one there is no other answer
-    until = max(clock.clock() + least_s, clock.within(qualify.SHARE))
+    until = max(clock.clock() + least_s, min(clock.within(qualify.SHARE), clock.end - judged_s))
 
     def verify(trials: Sequence[ProblemTrial]) -> Iterator[Measurement]:
         try:
@@ -213,7 +215,6 @@ def qualified(
             known.failed = str(error.details["problem"])
             lost.append(known.failed)
 
-    stands_unverified = partial(_stands_unverified, problems=problems, suspects=bench.tuner.suspects, device=bench.kind)
     return qualify.qualify(
         plans,
         problems,
@@ -224,18 +225,8 @@ def qualified(
         lambda: clock.passed(until),
         has_baseline=has_baseline,
         lost=lost,
-        covered=lambda step: clock.spent <= UNVERIFIED_BY and stands_unverified(step),
+        covered=lambda step: clock.spent <= UNVERIFIED_BY and bench.stands_unverified(step, problems),
     )
-
-
-def _stands_unverified(
-    step: Step, *, problems: Problems, suspects: Collection[tuple[str, Schedule]], device: str
-) -> bool:
-    """Whether a step may be taken as it may without a budget: not if a worker was lost with it."""
-    task, call = problems.tasks[step.problem_key], step.kernel
-    if not isinstance(call, LibraryCall) or (step.problem_key, call.schedule) in suspects:
-        return False
-    return _is_covered(task, call, device=device)
 
 
 def plans_of_verified(

@@ -4,23 +4,24 @@ What was measured has. Library calls that nobody measured may stand in a plan wh
 plan is linked, each is verified in the worker without being timed, or replaced by another call of its problem. Plans of
 which a step could not be verified in time, or was refused, are dropped; where none is left but the library plan, one
 more is made of nothing but what was verified. Without a budget there is no worker: then only calls in forms that a
-test of the tables covers may stand in a plan (`weft.generate.library.covered`). That also holds for the library plan
-where a budget was too short for a worker: a larger budget gives no less than none.
+test of the tables covers may stand in a plan (`weft.generate.library.covered`). That also holds where a budget was too
+short to verify them: a larger budget gives no less than none, and what was measured is not lost for such a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
 from weft.device.any import DeviceFacts
 from weft.errors import InvalidGraphError
+from weft.generate.library.covered import is_covered
 from weft.generate.registry import generators
 from weft.kernels.candidate import Problem
 from weft.kernels.measurement import Measurement, Verdict
 from weft.kernels.plan import Plan, Step
-from weft.kernels.source import Schedule
+from weft.kernels.source import LibraryCall, Schedule
 from weft.options import Options
 from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import choose
@@ -67,7 +68,8 @@ def qualify(
 ) -> list[Plan]:
     """The plans whose steps are all verified, here or before; `known` learns what was found.
 
-    Where there are none for want of time, the library plan, if what is not verified of it is `covered`.
+    Where there are none for want of time but the library plan, those of which what is not verified is `covered`; all of
+    it may be of the library plan alone, as others are chosen by what was measured.
 
     Args:
         plans: some of their steps may be library calls that nobody measured.
@@ -95,9 +97,26 @@ def qualify(
             refused = sum((s.problem_key, s.kernel.schedule) in known.refused for s in missing)
             said = f"{refused} were refused" if refused else "there was no time to verify them"
             lost.append(f"{len(missing)} of {len(plan.steps)} kernels of the plan {plan.name} are not verified: {said}")
-    if found := [p for p in left if is_verified(p, known)]:
+    found = [p for p in left if is_verified(p, known)]
+    if any(p.name != "library" for p in found):
         return found
-    return [p for p in left if p.name == "library" and all(_stands(s, known, covered) for s in p.steps)]
+    unverified = [p for p in left if p not in found and (p.name == "library" or _is_verified_in_part(p, known))]
+    standing = [p for p in unverified if all(_stands(s, known, covered) for s in p.steps)]
+    return [p for p in left if p in found or p in standing]
+
+
+def _is_verified_in_part(plan: Plan, known: Known) -> bool:
+    return any(known.is_right(s.problem_key, s.kernel.schedule) for s in plan.steps)
+
+
+def stands_unverified(
+    step: Step, *, problems: Problems, suspects: Collection[tuple[str, Schedule]], device: str
+) -> bool:
+    """Whether a step may be taken as it may without a budget: not if a worker was lost with it (`suspects`)."""
+    task, call = problems.tasks[step.problem_key], step.kernel
+    if not isinstance(call, LibraryCall) or (step.problem_key, call.schedule) in suspects:
+        return False
+    return is_covered(task.problem, call, device)
 
 
 def _stands(step: Step, known: Known, covered: Callable[[Step], bool]) -> bool:
@@ -147,8 +166,8 @@ def _settled(
 class CallsAhead:
     """Trials of a library plan's calls, the smallest first, for when the worker waits for kernels that are compiled.
 
-    So a whole plan that is right is there early, and all that is measured can only improve on it. What is left of it
-    when it would else come too late (`is_due`) comes before anything else is measured.
+    So a whole plan that is right is there early, and all that is measured can only improve on it. What may not stand in
+    a plan unverified comes before anything else is measured when it would else come too late (`is_due`, `due`).
     """
 
     def __init__(
@@ -159,10 +178,11 @@ class CallsAhead:
         facts: DeviceFacts,
         options: Options,
         worked_s: Callable[[], float] = lambda: 0.0,
+        covered: Callable[[Step], bool] = lambda step: False,
     ) -> None:
-        """`worked_s`: seconds that the worker has worked so far."""
+        """`worked_s`: seconds that the worker has worked so far. `covered`: see `qualify`."""
         self._alternatives, self._problems, self._known = alternatives, problems, known
-        self._facts, self._options = facts, options
+        self._facts, self._options, self._covered = facts, options, covered
         self._left: list[Step] | None = None
         """The smallest last; None: there is no plan yet."""
         self._asked: dict[tuple[str, Schedule], Step] = {}
@@ -172,10 +192,10 @@ class CallsAhead:
         """What was verified so far took, and was expected to take."""
 
     def is_due(self, left_s: float, window_s: float) -> bool:
-        """Whether what is left must begin now, of the seconds of measuring of which so many are left."""
+        """Whether `due` must begin now, of the seconds of measuring of which so many are left."""
         if self._left is None:
             self._left = self._plan()
-        open_ = {s.problem_key for s in self._left} - self._measured
+        open_ = {s.problem_key for s in self._left if not self._covered(s)} - self._measured
         needed_s = sum(self._expected_s(key) for key in open_) * (self._took_s + PRIOR_S) / (self._should_s + PRIOR_S)
         return bool(open_) and left_s <= MORE * needed_s + GROUP_SHARE * window_s
 
@@ -186,15 +206,31 @@ class CallsAhead:
         return self
 
     def __next__(self) -> ProblemTrial:
+        if (found := self._next()) is None:
+            raise StopIteration
+        return found
+
+    def due(self) -> Iterator[ProblemTrial]:
+        """Those that may not stand unverified."""
+        while (found := self._next(due=True)) is not None:
+            yield found
+
+    def _next(self, *, due: bool = False) -> ProblemTrial | None:
         if self._left is None:
             self._left = self._plan()
-        while self._left:
+        passed: list[Step] = []
+        found: ProblemTrial | None = None
+        while self._left and found is None:
             step = self._left.pop()
             if step.problem_key in self._measured or self._known.is_right(step.problem_key, step.kernel.schedule):
                 continue
+            if due and self._covered(step):
+                passed.append(step)
+                continue
             self._asked[step.problem_key, step.kernel.schedule] = step
-            return trial(step, self._problems, self._known)
-        raise StopIteration
+            found = trial(step, self._problems, self._known)
+        self._left += reversed(passed)
+        return found
 
     def leave(self, problem_key: str) -> None:
         """This problem's kernels are about to be measured."""

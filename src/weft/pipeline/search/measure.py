@@ -16,6 +16,7 @@ from typing import final
 from weft.errors import NoWorkerError
 from weft.generate.registry import generators
 from weft.kernels.measurement import Measurement
+from weft.kernels.plan import Step
 from weft.kernels.source import Kernel, Schedule
 from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import finish, qualify
@@ -46,6 +47,10 @@ class Bench:
     """When the tuner's worker, which was started, is not waited for any longer."""
     kind: str = "cpu"
     """Of the device that kernels are measured on, see `Platform.kind`."""
+
+    def stands_unverified(self, step: Step, problems: Problems) -> bool:
+        """See `qualify.stands_unverified`."""
+        return qualify.stands_unverified(step, problems=problems, suspects=self.tuner.suspects, device=self.kind)
 
 
 @contextlib.contextmanager
@@ -138,14 +143,14 @@ class Measuring:
             alternatives.graph, problems, alternatives, options, policy, self._window, self._solver, told
         )
         facts = setting.platform.facts
-        self._ahead = (
-            qualify.CallsAhead(
-                alternatives, problems, self._search.known, facts, options, lambda: bench.tuner.seconds["run"]
-            )
-            if policy.calls_in_time
-            else None
-        )
+        self._ahead: qualify.CallsAhead | None = None
         """Calls that are verified where the worker would wait; where it never does, there are none."""
+        if policy.calls_in_time:
+            self._ahead = qualify.CallsAhead(
+                alternatives, problems, self._search.known, facts, options,
+                worked_s=lambda: bench.tuner.seconds["run"],
+                covered=lambda step: bench.stands_unverified(step, self.problems),
+            )  # fmt: skip
 
     @property
     def problems(self) -> Problems:
@@ -194,7 +199,7 @@ class Measuring:
         task = order.task
         if kernels and self._ahead is not None:
             if self._ahead.is_due(self._clock.seconds_to(self._deadline), self._deadline - self._began):
-                yield from self._ahead
+                yield from self._ahead.due()
             self._ahead.leave(task.problem.key)
         for tables, same in self._search.problems.by_tables(task, [(s, k, None) for s, k in kernels]):
             yield ProblemTrial(task.problem, same, task.bound_us, tables=tables)
