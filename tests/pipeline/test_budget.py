@@ -615,12 +615,39 @@ def test_plans_that_would_not_be_linked_in_time_are_left_out(
 
 
 def test_what_comes_after_measuring_is_foreseen() -> None:
-    """Packing the weights of some plans, and a dozen runs, up to a share of the budget."""
+    """Packing the weights of some plans, and some thirty runs, up to a share of the budget."""
     assert finish.reserve_s(40.0) == 6.0
-    assert finish.reserve_s(40.0, run_us=1e6) == 12.0
-    assert finish.reserve_s(40.0, run_us=0.5e6, weight_bytes=2 * 10**9) == 12.0
-    assert finish.reserve_s(40.0, run_us=1e6, weight_bytes=10**9) == 15.0
+    assert finish.reserve_s(40.0, run_us=0.3e6) == finish.judged_s(40.0, 0.3e6, 0) == 9.0
+    assert finish.reserve_s(40.0, run_us=0.2e6, weight_bytes=2 * 10**9) == 12.0
+    assert finish.reserve_s(40.0, run_us=1e6) == finish.judged_s(40.0, 1e6, 0) == 16.0
     assert finish.reserve_s(5.0, weight_bytes=10**11) == 2.0
+    assert finish.reserve_s(40.0, run_us=1e4) == 6.0 and finish.judged_s(40.0, 1e4, 0) == pytest.approx(0.3)
+
+
+def test_no_plan_is_linked_that_would_take_the_time_to_decide_between_those_before(
+    x: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linking takes nothing here; runs of half a second do, and eight of each contender would."""
+    made = weft.compile(Net().eval(), x, options=Options(budget_s=0, cache_dir=tmp_path)).executable
+    now = [100.0]
+
+    class Slow:
+        check_indices, kernels = True, 1
+
+        def __call__(self, *_: torch.Tensor) -> list[torch.Tensor]:
+            now[0] += 0.5
+            return [x]
+
+    monkeypatch.setattr(linking, "link", lambda *_: Slow())
+    monkeypatch.setattr("weft.pipeline.link.time.perf_counter", lambda: now[0])
+    setting = survey(Options(budget_s=600.0, cache_dir=tmp_path))
+    plans = [replace(made.plan, name=f"solution-{k}", threads=k) for k in range(1, 6)]
+    for left_s, count in ((60.0, 5), (15.0, 2), (8.0, 1)):
+        clock = Deadline(now[0] + left_s - Deadline(0.0, 600.0).last, 600.0, lambda: now[0])
+        assert clock.last - now[0] == pytest.approx(left_s)
+        lost: list[str] = []
+        found = linking.link_all(made.graph, plans, setting, [x], lambda *_: [x], lost, clock=clock)
+        assert len(found) == count + 1 and len(lost) == len(plans) - count, left_s
 
 
 def test_with_nothing_to_judge_by_the_framework_answers() -> None:

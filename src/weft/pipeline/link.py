@@ -21,6 +21,8 @@ from weft.runtime.any import AnyExecutable
 Tensors = Sequence[torch.Tensor]
 LINK_SHARE = 0.5
 """Of the time that is left when plans are linked: what that may take."""
+DECIDED_RUNS = 8.0
+"""Runs that judging and timing a plan take about: no further plan is linked where those before would lack the time."""
 SAVED_S = 0.1
 """Without a budget a plan that cannot be judged in time is made all the same, to be saved, if its weights are packed in
 so many seconds."""
@@ -43,8 +45,9 @@ def link_all(
 ) -> list[finish.Contender]:
     """Every plan as something that can be run on the example inputs; equal plans once. `lost` is told of the others.
 
-    When its share of the time is up, or what the longest of those before took would pass it, only what an answer needs
-    still is: some plan, if it is the library's and there is no framework.
+    When its share of the time is up, or what the longest of those before took would pass it, or leave too little to
+    decide between them, only what an answer needs still is: some plan, if it is the library's and there is no
+    framework.
 
     Raises:
         DeviceError: a plan took the GPU's context with it, which nothing in this process can use any more [W301].
@@ -62,7 +65,10 @@ def link_all(
         if identity in seen:
             continue
         seen.add(identity)
-        if clock.clock() + longest_s >= end and (contenders or answers or plan.name != "library"):
+        # of those before, this one, and the framework's own
+        decided_s = DECIDED_RUNS * max((c.first_s for c in contenders), default=0.0) * (len(contenders) + 2)
+        late = clock.clock() + longest_s >= min(end, clock.last - decided_s)
+        if late and (contenders or answers or plan.name != "library"):
             lost.append(f"there was no time for the plan {plan.name}")
             continue
         began = clock.clock()
