@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -148,6 +149,24 @@ def test_channels_last_weights_are_updated_where_they_lie() -> None:
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
     for one, other in zip(everything(model, optimizers[0]), everything(twin, optimizers[1]), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-6)
+
+
+def test_gradients_stay_until_the_next_step_has_its_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a loop's do: else free memory at the heap's end goes back to the system, and is mapped anew each step."""
+    model = _net()
+    step = _by_framework(model, _groups(model, ADAMW))
+    grad, alive = torch.autograd.grad, list[weakref.ref[torch.Tensor]]()
+
+    def watched(*given: Any, **more: Any) -> Any:
+        assert not any(x() is not None for x in alive), "there is no room for two"
+        found = grad(*given, **more)
+        alive[:] = map(weakref.ref, found)
+        return found
+
+    monkeypatch.setattr(torch.autograd, "grad", watched)
+    for k in range(3):
+        step(*_batch(k))
+        assert len(alive) == len(list(model.parameters())) and all(x() is not None for x in alive)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a callback of the collector

@@ -75,6 +75,9 @@ class EagerStep:
         self._both = cast("Both", deep_copy(both, shared))
         self._alone = threading.Lock()
         """A call puts tensors into the module: one that nobody waits for any more may still be at it in its thread."""
+        self._last: Sequence[torch.Tensor] = ()
+        """On a CPU the gradients of the step before, as a loop keeps them, until there are activations behind them: at
+        its heap's end the C library gives free memory back, and has it mapped anew (112,000 pages of BERT-base's)."""
         self._form, self._program = form, program
         self._names = tuple(tensors.trained), tuple(tensors.fixed)
         self._spare = {k: x for k, x in enumerate(arguments) if k not in set(program.arguments)}
@@ -183,6 +186,8 @@ class EagerStep:
             else:
                 found = self._chosen([loss, *buffers, *parts.trained, *parts.states, *counted])
             _all([*updates, *copies((x, found[k]) for k, x in written if x.data_ptr() not in held)])
+        if self._device.type == "cpu":
+            self._last = gradients
         return found
 
     def _parts(self, tensors: Sequence[torch.Tensor]) -> _Parts:
@@ -220,6 +225,7 @@ class EagerStep:
             loss = called(self._both, state, inputs, form)
             given = loss / form.batches if form.batches > 1 else loss
             given = given * parts.scale[0].to(loss.dtype) if form.scaling else given
+            self._last = ()
             gradients = torch.autograd.grad(given, trained)
         return loss.detach(), [fixed[k] for k in self._buffers], list(gradients)
 
