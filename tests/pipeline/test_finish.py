@@ -380,6 +380,40 @@ def test_a_framework_that_computes_something_else_is_told_of(budget_s: float) ->
         finish.tell_difference(record_of(plans))
 
 
+@pytest.mark.parametrize(("plan_us", "answer"), [(2.0, "solution-1"), (8.0, "eager")])
+def test_a_framework_that_only_rounds_worse_is_not_replaced_by_a_slower_plan(plan_us: float, answer: str) -> None:
+    """As eager's batch norms in a training step: what it computes is what there is without a plan."""
+    contenders, expected = contenders_of(framework=np.ones((4, 40)) * 1.01, plan=np.ones((4, 40)))
+    plan = contenders[0]
+    chosen, records = finish.decide(
+        contenders, expected, DType.F32, seed=0, sample=lambda run, _calls: plan_us if run is plan.run else 4.0
+    )
+    assert chosen.name == answer and [r.verified for r in records] == [True, False]
+    assert "outside" in records[1].note and records[1].samples_us
+
+
+@pytest.mark.parametrize(("placed_us", "answer"), [(2.0, "solution-1"), (8.0, "eager")])
+def test_what_is_timed_is_the_run_as_callers_have_it(placed_us: float, answer: str) -> None:
+    (plan, own), expected = contenders_of(framework=np.ones((4, 40)), plan=np.ones((4, 40)))
+    runs = [lambda: [torch.ones(1)], lambda: [torch.ones(1)]]
+    us = dict(zip(map(id, runs), (placed_us, 4.0), strict=True))
+    contenders = [replace(plan, place=lambda: runs[0]), replace(own, place=lambda: runs[1])]
+    chosen, records = finish.decide(contenders, expected, DType.F32, seed=0, sample=lambda run, _calls: us[id(run)])
+    assert chosen.name == answer and [r.median_us for r in records] == [placed_us, 4.0]
+
+
+@pytest.mark.parametrize("how", ["fails", "late"])
+def test_a_plan_that_cannot_be_placed_is_not_taken_instead_of_the_framework(how: str) -> None:
+    def fails() -> Any:
+        raise MemoryError("none")
+
+    (plan, own), expected = contenders_of(framework=np.ones((4, 40)), plan=np.ones((4, 40)))
+    place = fails if how == "fails" else lambda: plan.run
+    slow = replace(plan, place=place, first_s=2.0 if how == "late" else 0.0)
+    chosen, records = finish.decide([slow, own], expected, DType.F32, seed=0, left_s=lambda: 9.0)
+    assert chosen is own and not records[0].samples_us and records[0].verified and records[1].samples_us
+
+
 @pytest.mark.parametrize(
     ("framework", "plan"),
     [(np.ones((4, 40)), np.ones((4, 40))), (np.ones((4, 40)) * 1.01, np.ones((4, 40))), (padded(), padded())],

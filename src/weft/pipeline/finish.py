@@ -39,6 +39,8 @@ ROUNDS = 15
 LEAST_ROUNDS = 2
 """Below which nothing is said about which of two contenders is faster."""
 MARGIN = 0.02
+PLACED_RUNS = 6.0
+"""As long as so many runs it takes about to place a contender, and to time it."""
 LEAST_TIMED = 0.5
 """Of the time for timing: what judging plans on other inputs leaves of it."""
 TIMED_S = 0.5
@@ -94,6 +96,8 @@ class Contender:
     """False: only compared with, because nothing is known of the memory it takes and there is a limit."""
     first_s: float = 0.0
     """Seconds that its first run took; 0: not known."""
+    place: Callable[[], Run] | None = None
+    """Makes what is timed, where that is another run; None: it is not."""
 
     @property
     def is_framework(self) -> bool:
@@ -458,6 +462,23 @@ def _checked(contender: Contender, expected: Expected, dtype: DType, lives: Call
         return Check(ok=False, worst=math.inf, note=said, ran=False)
 
 
+def _rounds(check: Check) -> bool:
+    """Whether nothing but rounding speaks against a contender, as far as was looked."""
+    return check.note == NOT_JUDGED or (check.ran and not check.far)
+
+
+def _timed_runs(contenders: Sequence[Contender], left_s: Callable[[], float]) -> dict[str, Run]:
+    """What is timed of each; nothing of those that there is no time to place, or that cannot be."""
+    found: dict[str, Run] = {}
+    for c in contenders:
+        if c.place is None:
+            found[c.name] = c.run
+        elif left_s() > PLACED_RUNS * c.first_s:
+            with contextlib.suppress(*FAULTS):
+                found[c.name] = c.place()
+    return found
+
+
 def decide(
     contenders: Sequence[Contender],
     expected: Expected | None,
@@ -495,13 +516,14 @@ def decide(
         checked = _judged_again(contenders, checked, other, dtype, lives, left_s)
         budget_s = max(budget_s - (time.perf_counter() - began), LEAST_TIMED * budget_s)
     sound = [c for c in contenders if checked[c.name].ok]
-    # the framework's own execution is right by definition: who had no time to compare it with the reference may time it
-    unjudged = [c for c in contenders if sound and c.is_framework and checked[c.name].note == NOT_JUDGED]
+    # the framework's own execution is what there is without a plan: where it was not compared with the reference, or
+    # only its rounding is worse than a plan's, nobody is to have a slower one instead
+    unjudged = [c for c in contenders if sound and c.is_framework and c not in sound and _rounds(checked[c.name])]
     rivals = [c for c in contenders if c in sound or c in unjudged]
     first = sorted(rivals, key=lambda c: c is not sound[0] and not c.baseline)  # stable
     timed_by = time.perf_counter() + TIMED_S
     samples = interleave(
-        {c.name: c.run for c in (first if budget_s > 0 else ())},
+        _timed_runs(first if budget_s > 0 else (), left_s),
         rounds=ROUNDS,
         seed=seed,
         budget_s=budget_s,
@@ -523,7 +545,7 @@ def decide(
     else:
         # the framework's own execution, which is right by definition, is not replaced by what was not timed beside it
         untimed = (c for c in contenders if c.is_framework and c.eligible and not samples.get(c.name))
-        bases = [c for c in untimed if c in sound or c not in judged] or bases
+        bases = [c for c in untimed if c in rivals or c not in judged] or bases
         best = plans[0] if plans and (not bases or _beats(samples, plans[0], bases[0])) else None
     left = [c for c in contenders if c.eligible and (checked[c.name].ran or c.executable is None)] or contenders
     chosen = best or (bases[0] if bases else left[-1])
