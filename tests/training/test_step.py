@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import io
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +20,47 @@ from torch._subclasses.fake_tensor import log as fake_tensor_log
 import weft
 from weft.errors import ExampleInputsError, ModelRaisesError, OptionError, StepError, UnsupportedError
 from weft.options import Options
+from weft.pipeline import answer, finish
+from weft.pipeline.compile import compile_imported
 from weft.training import Step, compile_step
 
 UNTUNED = Options(budget_s=0)
+
+
+def test_a_plan_is_timed_where_it_writes_as_callers_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of the weights and of the optimizer's state, which each run reads and writes; nothing of the model's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    asked: dict[str, Any] = {}
+
+    def watched(imported: Any, options: Options, **given: Any) -> Any:
+        asked.update(given, imported=imported)
+        return compile_imported(imported, options, **given)
+
+    monkeypatch.setattr("weft.training.step.compile_imported", watched)
+    x, t = torch.randn(5, 6), torch.randint(0, 3, (5,))
+    made = compile_step(model, nn.CrossEntropyLoss(), optimizer, x, t, options=UNTUNED).compilation.executable
+    weights = [p for g in optimizer.param_groups for p in g["params"]]
+    assert len(asked["replaces"]) >= 3 * len(weights), "weights and both moments"
+    inputs = list(asked["example_inputs"])
+    eager, replaces = asked["eager"], asked["replaces"]
+    job: Any = SimpleNamespace(framework=SimpleNamespace(run=eager), imported=asked["imported"], replaces=replaces)
+    before = [x.clone() for x in inputs]
+    for run, executable in ((made, made), (eager, None)):
+        contender = finish.Contender("any", partial(run, *inputs), 1, 0.0, executable is None, executable)
+        apart = [x.clone() for x in contender.run()]
+        placed = answer.placed(job, contender, inputs)
+        first, second = ([x.clone() for x in placed()] for _ in range(2))
+        for one, other in zip(first, apart, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+        assert not torch.equal(first[0], second[0]), "of the weights that the first left"
+        assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
+    contender = finish.Contender("any", lambda: [x], 1, 0.0, True, None)
+    job.framework.run = lambda *given: given
+    assert answer.placed(job, contender, inputs) is contender.run, "it writes nothing in place"
+
+
 Make = Callable[[Any], torch.optim.Optimizer]
 
 

@@ -16,13 +16,14 @@ from weft.kernels.dataclass_json import to_json
 from weft.kernels.record import CompileRecord, PlanRecord
 from weft.orchestrate.alternatives import Alternatives
 from weft.pipeline import finish, reference, warm
-from weft.pipeline.finish import Contender, Expected, Other
+from weft.pipeline.finish import Contender, Expected, Other, Run
 from weft.pipeline.framework import NO_PLAN, UNTUNED_LATE, LeftToFramework, captured, in_time, started_late, why
 from weft.pipeline.job import Decision, Job, Searched
 from weft.pipeline.link import judged_in_time, link_all
 from weft.pipeline.plans import over_budget
 from weft.pipeline.reference import working_dtype
 from weft.runtime.any import AnyExecutable
+from weft.runtime.in_place import InPlace
 
 Tensors = Sequence[torch.Tensor]
 OTHER_SHARE = 0.25
@@ -154,9 +155,28 @@ def linked(
     )
     if not job.tunes:  # nothing was run: what its primitives took, a plan does about
         contenders = [replace(c, first_s=job.stages.seconds("reference")) for c in contenders]
+    if job.replaces and not job.setting.platform.asynchronous:  # there runs are recorded, with memory of their own
+        contenders = [replace(c, place=partial(placed, job, c, inputs)) for c in contenders]
     if not any(c.eligible for c in contenders):  # with a limit on memory, the framework's own is only compared with
         raise NoPlanError(reason=why(lost))
     return contenders
+
+
+def placed(job: Job, contender: Contender, inputs: Tensors) -> Run:
+    """A contender's run as callers have it: its results replace copies of the inputs, see `Job.replaces`.
+
+    Whoever writes results elsewhere pays for memory that callers never see, of the size of a training step's weights
+    and state.
+    """
+    runs = contender.executable if contender.executable is not None else job.framework.run
+    make: InPlace | None = getattr(runs, "in_place", None)
+    if make is None:
+        return contender.run
+    own = {k: inputs[k].clone() for k in job.replaces.values()}
+    given = [own.get(k, x) for k, x in enumerate(inputs)]
+    bound = {k: given[k] for k in (*job.imported.held, *own)}
+    run = make(bound, [(output, own[k]) for output, k in job.replaces.items()])
+    return lambda: run(*given)
 
 
 def decided(

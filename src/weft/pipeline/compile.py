@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 
@@ -52,6 +53,7 @@ def compile_imported(
     say: Say = silent,
     stages: Stages | None = None,
     clock: Deadline | None = None,
+    replaces: Mapping[int, int] = MappingProxyType({}),
 ) -> Compilation:
     """Primitives -> the fastest verified executable: one line per stage.
 
@@ -65,6 +67,9 @@ def compile_imported(
     `start` makes `eager` where that takes time, and is asked only where no plan is remembered, or where it had won.
     `framework` names it in the record; `has_run`: it ran before, in this process.
 
+    `replaces`: by position, outputs that callers have written into the memory of an input (`in_place` of what runs). On
+    a CPU they are when plans and the framework are timed, too.
+
     Raises:
         OptionError: no plan keeps to a limit on memory or to a budget of an SM [W001].
     """
@@ -72,7 +77,7 @@ def compile_imported(
     stages.run("preflight", preflight.check, imported.graph, options, platform_of(options.device).room_bytes(options))
     setting = stages.run("survey", survey, options)
     own = Framework(framework, eager, settle, start, has_run)
-    job = Job.of(imported, example_inputs, own, model, setting, stages, clock)
+    job = Job.of(imported, example_inputs, own, model, setting, stages, clock, replaces)
     try:
         check_budget(job, clean_up_s(job.graph, stages.seconds("import")))
         with collector.put_off():

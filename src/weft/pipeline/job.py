@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import torch
 
@@ -102,6 +103,8 @@ class Job:
     setting: Setting
     stages: Stages
     clock: Deadline
+    replaces: Mapping[int, int] = field(default_factory=dict)
+    """Outputs that callers have written into an input's memory, as a training step's weights are: the positions."""
 
     @classmethod
     def of(
@@ -113,6 +116,7 @@ class Job:
         setting: Setting,
         stages: Stages,
         clock: Deadline,
+        replaces: Mapping[int, int] = MappingProxyType({}),
     ) -> Job:
         """The job as it is given, nothing done yet; its plans share what a platform lends."""
         setting = replace(setting, platform=setting.platform.lending())
@@ -120,7 +124,7 @@ class Job:
         if checks:  # the framework gives no indices out, and on a GPU dies of one outside
             framework = Framework(framework.name, None, None, None)
         graph = given.graph
-        return cls(imported, checks, graph, graph, example_inputs, framework, model, setting, stages, clock)
+        return cls(imported, checks, graph, graph, example_inputs, framework, model, setting, stages, clock, replaces)
 
     def inputs(self) -> list[torch.Tensor]:
         """What plans are judged and timed on, on the device: the example inputs, or else drawn ones."""

@@ -436,6 +436,7 @@ class Step:
                 example_inputs=examples,
                 eager=eager,
                 model="training step",
+                replaces=_replaces(traced, program),
             )
         return replace(held, compilation=compilation)
 
@@ -584,6 +585,13 @@ class _Examples(Sequence[torch.Tensor]):
 
     def __getitem__(self, k: int | slice) -> torch.Tensor | list[torch.Tensor]:
         return [make() for make in self._make[k]] if isinstance(k, slice) else self._make[k]()
+
+
+def _replaces(traced: Traced, program: Program) -> dict[int, int]:
+    """Results that are written where an argument lies, and these, by their positions in the program's graph."""
+    place = {position: n for n, position in enumerate(program.arguments)}
+    pairs = zip(traced.written, program.results[1:], strict=True)
+    return {result.value: place[at] for at, result in pairs if result.value >= 0 and at in place}
 
 
 def _viewed(plan: _Plan, position: int, x: torch.Tensor, order: Order) -> torch.Tensor:
