@@ -97,7 +97,7 @@ class Contender:
     first_s: float = 0.0
     """Seconds that its first run took; 0: not known."""
     place: Callable[[], Run] | None = None
-    """Makes what is timed, where that is another run; None: it is not."""
+    """Makes the run that is timed, where that is another one than is judged."""
 
     @property
     def is_framework(self) -> bool:
@@ -468,7 +468,7 @@ def _rounds(check: Check) -> bool:
 
 
 def _timed_runs(contenders: Sequence[Contender], left_s: Callable[[], float]) -> dict[str, Run]:
-    """What is timed of each; nothing of those that there is no time to place, or that cannot be."""
+    """What is timed of each, by name; nothing of those that there is no time to place, or that cannot be."""
     found: dict[str, Run] = {}
     for c in contenders:
         if c.place is None:
@@ -522,15 +522,19 @@ def decide(
     rivals = [c for c in contenders if c in sound or c in unjudged]
     first = sorted(rivals, key=lambda c: c is not sound[0] and not c.baseline)  # stable
     timed_by = time.perf_counter() + TIMED_S
+
+    def timed_s() -> float:
+        return max(left_s(), timed_by - time.perf_counter())
+
     samples = interleave(
-        _timed_runs(first if budget_s > 0 else (), left_s),
+        _timed_runs(first if budget_s > 0 else (), timed_s),
         rounds=ROUNDS,
         seed=seed,
         budget_s=budget_s,
         sample=sample,
         drop=True,
         keep=[c.name for c in rivals if c.baseline],
-        left_s=lambda: max(left_s(), timed_by - time.perf_counter()),
+        left_s=timed_s,
         longest_s=max((c.first_s for c in rivals), default=0.0),
     )
     median = {name: statistics.median(s) for name, s in samples.items() if s}
