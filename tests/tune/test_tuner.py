@@ -278,8 +278,45 @@ def test_on_finite_inputs_alone() -> None:
     assert (plain, len(transport._values) - plain) == (2, 3), "sets of inputs"
 
 
+@pytest.mark.parametrize(
+    ("max_bytes", "taken", "trims"),
+    [(0, 1 << 40, 0), (1 << 30, 0, 0), (8 << 30, 0, 0), (8 << 30, (4 << 30) - 1, 0), (8 << 30, (4 << 30) + 1, 2)],
+)
+def test_a_worker_gives_back_what_it_keeps_where_room_is_short(
+    max_bytes: int, taken: int, trims: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind each trial, with the references of others; with little to begin with it keeps nothing."""
+    now = [1 << 32]
+    done: dict[str, int] = {"kept": 0, "trims": 0, "made": 0}
+
+    def counted(what: str) -> Any:
+        def call(*_: object) -> bool:
+            done[what] += 1
+            return True
+
+        return call
+
+    def trial(*_: object) -> None:
+        now[0] = (1 << 32) + taken
+
+    monkeypatch.setattr(worker, "_limit", lambda most: None)
+    monkeypatch.setattr(worker, "_address_space", lambda: now[0])
+    monkeypatch.setattr(worker, "keep_freed_memory", counted("kept"))
+    monkeypatch.setattr(worker, "trim_heap", counted("trims"))
+    monkeypatch.setattr(worker, "run_trial", trial)
+    monkeypatch.setattr(worker, "References", counted("made"))
+    monkeypatch.setattr(worker.TrialRequest, "from_message", lambda message: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    hello = encode({"op": "hello", "threads": torch.get_num_threads(), "max_bytes": max_bytes})
+    asked = hello + 2 * encode({"op": "trial"}) + encode({"op": "bye"})
+    with mmap.mmap(-1, BOARD_BYTES) as board:
+        worker.serve(worker.PipeChannel(io.BytesIO(asked), io.BytesIO(), board))
+    assert done == {"kept": int(max_bytes != 1 << 30), "trims": trims, "made": 1 + trims}
+
+
 def test_a_worker_does_not_walk_what_it_has_loaded_after_every_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_limit", lambda most: None)
+    monkeypatch.setattr(worker, "keep_freed_memory", lambda: True)
     said = io.BytesIO()
     hello = encode({"op": "hello", "threads": torch.get_num_threads(), "max_bytes": 0})
     frozen = gc.get_freeze_count() > 0

@@ -60,6 +60,8 @@ from weft.tune.wire import arrays_from_json, problem_from_json
 
 SHARED_BYTES = 1 << 30
 """References of the last graphs that are kept: problems that differ in formats alone share one."""
+KEPT_FROM = 4 << 30
+"""Bytes that this process may add from which on it keeps what it frees, see `device.heap`."""
 SLOW_FACTOR, SLOW_FLOOR_S = 3.0, 30e-6
 """A verified kernel whose shortest call is so many times that of the fastest so far is not timed."""
 FENCED_S = 0.1
@@ -402,19 +404,34 @@ def _limit(max_bytes: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
     if max_bytes > 0:
-        with Path("/proc/self/statm").open() as stream:
-            now = int(stream.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (now + max_bytes, now + max_bytes))
+        most = _address_space() + max_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _address_space() -> int:
+    """Bytes of this process's."""
+    with Path("/proc/self/statm").open() as stream:
+        return int(stream.read().split()[0]) * resource.getpagesize()
+
+
+def kept_within(max_bytes: int) -> int:
+    """Keep what is freed, where this process may add enough; the address space above which it is given back.
+
+    Free pieces may fit nothing that comes. 0, of `max_bytes` and of the result: there is no limit.
+    """
+    if not max_bytes or max_bytes >= KEPT_FROM:
+        keep_freed_memory()
+    return _address_space() + max_bytes // 2 if max_bytes else 0
 
 
 def serve(channel: PipeChannel) -> None:
     """Answer requests until the parent says `bye` or goes away."""
-    references = References()
+    references, most = References(), 0
     while (message := channel.read()) is not None:
         match message.get("op"):
             case "hello":
                 torch.set_num_threads(int(cast("int", message["threads"])))
-                keep_freed_memory()
+                most = kept_within(int(cast("int", message["max_bytes"])))
                 _limit(int(cast("int", message["max_bytes"])))
                 gc.freeze()  # what is loaded stays: walking it after every trial took longer than most trials
                 channel.say(event="ready", pid=os.getpid(), torch=torch.__version__)
@@ -423,6 +440,9 @@ def serve(channel: PipeChannel) -> None:
             case "trial":
                 run_trial(TrialRequest.from_message(message), channel, REAL, references)
                 gc.collect()
+                if 0 < most < _address_space():
+                    references = References()
+                    trim_heap()
             case "rest":
                 references = References()
                 trim_heap()
