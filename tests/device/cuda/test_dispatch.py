@@ -147,18 +147,28 @@ def test_a_failure_is_raised_and_nothing_follows_it(
 
 def test_arrivals_come_by_themselves(opened: Opened) -> None:
     queue = opened.queue
-    begin = time.perf_counter_ns() + 5 * MS
+    begin = time.perf_counter_ns() + 100 * MS
     times = [0, 1, 2 * MS, 2 * MS, 9 * MS]
     queue.send(times, begin)
-    assert queue.sent() == 0
+    early = queue.sent()
+    assert early == 0 or time.perf_counter_ns() >= begin, "a busy machine may be late to look"
     time.sleep(0.3)  # nobody looks meanwhile
-    assert queue.sent() == 5
+    _until_sent(queue, 5)
+    time.sleep(0.02)
     sent = [queue.sent_ns(i) for i in range(5)]
     assert sent == sorted(sent) and all(s >= begin + t for s, t in zip(sent, times, strict=True))
     assert sent[-1] <= time.perf_counter_ns() - 10 * MS
     queue.send([0, 3_600_000 * MS], time.perf_counter_ns())
-    time.sleep(0.2)
+    _until_sent(queue, 1)
+    time.sleep(0.1)
     assert queue.sent() == 1, "those of before are forgotten"
+
+
+def _until_sent(queue: Dispatcher, count: int) -> None:
+    end = time.monotonic() + 20
+    while queue.sent() < count and time.monotonic() < end:
+        time.sleep(1e-3)
+    assert queue.sent() == count
 
 
 def test_the_end_does_not_wait_for_arrivals_and_gives_events_back(libraries: tuple[Path, Path], tmp_path: Path) -> None:
