@@ -397,7 +397,7 @@ def test_what_is_timed_is_the_run_as_callers_have_it(placed_us: float, answer: s
     (plan, own), expected = contenders_of(framework=np.ones((4, 40)), plan=np.ones((4, 40)))
     runs = [lambda: [torch.ones(1)], lambda: [torch.ones(1)]]
     us = dict(zip(map(id, runs), (placed_us, 4.0), strict=True))
-    contenders = [replace(plan, place=lambda: runs[0]), replace(own, place=lambda: runs[1])]
+    contenders = [replace(plan, in_place=lambda: runs[0]), replace(own, in_place=lambda: runs[1])]
     chosen, records = finish.decide(contenders, expected, DType.F32, seed=0, sample=lambda run, _calls: us[id(run)])
     assert chosen.name == answer and [r.median_us for r in records] == [placed_us, 4.0]
 
@@ -409,7 +409,7 @@ def test_a_plan_that_cannot_be_placed_is_not_taken_instead_of_the_framework(how:
 
     (plan, own), expected = contenders_of(framework=np.ones((4, 40)), plan=np.ones((4, 40)))
     place = fails if how == "fails" else lambda: plan.run
-    slow = replace(plan, place=place, first_s=2.0 if how == "late" else 0.0)
+    slow = replace(plan, in_place=place, first_s=2.0 if how == "late" else 0.0)
     chosen, records = finish.decide([slow, own], expected, DType.F32, seed=0, left_s=lambda: 9.0)
     assert chosen is own and not records[0].samples_us and records[0].verified and records[1].samples_us
 

@@ -156,7 +156,7 @@ def linked(
     if not job.tunes:  # nothing was run: what its primitives took, a plan does about
         contenders = [replace(c, first_s=job.stages.seconds("reference")) for c in contenders]
     if job.replaces and not job.setting.platform.asynchronous:  # there runs are recorded, with memory of their own
-        contenders = [replace(c, place=partial(placed, job, c, inputs)) for c in contenders]
+        contenders = [replace(c, in_place=partial(placed, job, c, inputs)) for c in contenders]
     if not any(c.eligible for c in contenders):  # with a limit on memory, the framework's own is only compared with
         raise NoPlanError(reason=why(lost))
     return contenders

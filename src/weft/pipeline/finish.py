@@ -96,7 +96,7 @@ class Contender:
     """False: only compared with, because nothing is known of the memory it takes and there is a limit."""
     first_s: float = 0.0
     """Seconds that its first run took; 0: not known."""
-    place: Callable[[], Run] | None = None
+    in_place: Callable[[], Run] | None = None
     """Makes the run that is timed, where that is another one than is judged."""
 
     @property
@@ -471,11 +471,11 @@ def _timed_runs(contenders: Sequence[Contender], left_s: Callable[[], float]) ->
     """What is timed of each, by name; nothing of those that there is no time to place, or that cannot be."""
     found: dict[str, Run] = {}
     for c in contenders:
-        if c.place is None:
+        if c.in_place is None:
             found[c.name] = c.run
         elif left_s() > PLACED_RUNS * c.first_s:
             with contextlib.suppress(*FAULTS):
-                found[c.name] = c.place()
+                found[c.name] = c.in_place()
     return found
 
 
