@@ -280,7 +280,14 @@ def test_on_finite_inputs_alone() -> None:
 
 @pytest.mark.parametrize(
     ("max_bytes", "taken", "trims"),
-    [(0, 1 << 40, 0), (1 << 30, 0, 0), (8 << 30, 0, 0), (8 << 30, (4 << 30) - 1, 0), (8 << 30, (4 << 30) + 1, 2)],
+    [
+        (0, 1 << 40, 0),
+        (1 << 30, 0, 0),
+        (1 << 30, 1 << 40, 0),
+        (8 << 30, 0, 0),
+        (8 << 30, (4 << 30) - 1, 0),
+        (8 << 30, (4 << 30) + 1, 2),
+    ],
 )
 def test_a_worker_gives_back_what_it_keeps_where_room_is_short(
     max_bytes: int, taken: int, trims: int, monkeypatch: pytest.MonkeyPatch

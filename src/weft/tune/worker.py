@@ -417,10 +417,11 @@ def _address_space() -> int:
 def kept_within(max_bytes: int) -> int:
     """Keep what is freed, where this process may add enough; the address space above which it is given back.
 
-    Free pieces may fit nothing that comes. 0, of `max_bytes` and of the result: there is no limit.
+    Free pieces may fit nothing that comes. 0, of `max_bytes`: there is no limit; of the result: nothing is given back.
     """
-    if not max_bytes or max_bytes >= KEPT_FROM:
-        keep_freed_memory()
+    if 0 < max_bytes < KEPT_FROM:
+        return 0
+    keep_freed_memory()
     return _address_space() + max_bytes // 2 if max_bytes else 0
 
 
