@@ -185,6 +185,8 @@ class CallsAhead:
         self._facts, self._options, self._covered = facts, options, covered
         self._left: list[Step] | None = None
         """The smallest last; None: there is no plan yet."""
+        self._uncovered: frozenset[str] = frozenset()
+        """Problems of its steps that may not stand unverified."""
         self._asked: dict[tuple[str, Schedule], Step] = {}
         self._measured: set[str] = set()
         self._worked_s, self._heard_s = worked_s, 0.0
@@ -193,9 +195,7 @@ class CallsAhead:
 
     def is_due(self, left_s: float, window_s: float) -> bool:
         """Whether `due` must begin now, of the seconds of measuring of which so many are left."""
-        if self._left is None:
-            self._left = self._plan()
-        open_ = {s.problem_key for s in self._left if not self._covered(s)} - self._measured
+        open_ = ({s.problem_key for s in self._planned()} & self._uncovered) - self._measured
         needed_s = sum(self._expected_s(key) for key in open_) * (self._took_s + PRIOR_S) / (self._should_s + PRIOR_S)
         return bool(open_) and left_s <= MORE * needed_s + GROUP_SHARE * window_s
 
@@ -216,21 +216,27 @@ class CallsAhead:
             yield found
 
     def _next(self, *, due: bool = False) -> ProblemTrial | None:
-        if self._left is None:
-            self._left = self._plan()
+        left = self._planned()
         passed: list[Step] = []
         found: ProblemTrial | None = None
-        while self._left and found is None:
-            step = self._left.pop()
+        while left and found is None:
+            step = left.pop()
             if step.problem_key in self._measured or self._known.is_right(step.problem_key, step.kernel.schedule):
                 continue
-            if due and self._covered(step):
+            if due and step.problem_key not in self._uncovered:
                 passed.append(step)
                 continue
             self._asked[step.problem_key, step.kernel.schedule] = step
             found = trial(step, self._problems, self._known)
-        self._left += reversed(passed)
+        left += reversed(passed)
         return found
+
+    def _planned(self) -> list[Step]:
+        if self._left is None:
+            self._left = self._plan()
+            # once: this is asked for each problem that is measured
+            self._uncovered = frozenset(s.problem_key for s in self._left if not self._covered(s))
+        return self._left
 
     def leave(self, problem_key: str) -> None:
         """This problem's kernels are about to be measured."""
