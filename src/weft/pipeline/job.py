@@ -103,7 +103,7 @@ class Job:
     setting: Setting
     stages: Stages
     clock: Deadline
-    replaces: Mapping[int, int] = field(default_factory=dict)
+    replaces: Mapping[int, int]
     """Outputs that callers have written into an input's memory, as a training step's weights are: the positions."""
 
     @classmethod

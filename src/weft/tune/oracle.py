@@ -718,17 +718,19 @@ def _product_in_parts(x: T, y: T) -> T:
     Columns at a time where there are more of them than rows: with rows the whole product would be added to for each
     part.
     """
-    (k, n), wide = y.shape, y.shape[1] > y.shape[0]
-    step = max(1, (LATE >> 2) // k if wide else (LATE >> 4) // n)
-    make = torch.empty if wide else torch.zeros
-    out = make((*x.shape[:-1], n), dtype=x.dtype)
-    held = torch.empty(k * min(step, n) if wide else n * min(step, k), dtype=x.dtype)
-    for at in range(0, n if wide else k, step):
-        if wide:
+    k, n = y.shape
+    if n > k:
+        step = max(1, (LATE >> 2) // k)
+        out = torch.empty((*x.shape[:-1], n), dtype=x.dtype)
+        held = torch.empty(k * min(step, n), dtype=x.dtype)
+        for at in range(0, n, step):
             out[..., at : at + step] = torch.matmul(x, _widened(y[:, at : at + step], held))
-        else:
-            part = y[at : at + step]
-            out += torch.matmul(x[..., at : at + len(part)], _widened(part, held))
+        return out
+    step = max(1, (LATE >> 4) // n)
+    out = torch.zeros((*x.shape[:-1], n), dtype=x.dtype)
+    held = torch.empty(n * min(step, k), dtype=x.dtype)
+    for at in range(0, k, step):
+        out += torch.matmul(x[..., at : at + step], _widened(y[at : at + step], held))
     return out
 
 
